@@ -1,0 +1,1 @@
+"""The stage runners: programs that jobs run; they import nothing of the dispatcher."""

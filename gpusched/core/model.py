@@ -1,0 +1,193 @@
+"""The nouns of gpusched as frozen values. Computes nothing and touches nothing.
+
+Units: durations end in `_s` (seconds), sizes in `_bytes`, moments in `_at` (epoch seconds, UTC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+MIB = 1 << 20
+
+
+# ---- devices ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU or one MIG instance, known by UUID. `index` is a label that can change."""
+
+    uuid: str
+    index: int  # NVML index (PCI order) of the GPU; of the parent GPU for a MIG instance
+    name: str
+    total_bytes: int | None = None
+    bus_id: str = ""
+    parent_uuid: str | None = None  # of a MIG instance
+    mig_parent: bool = False  # a GPU in MIG mode: never handed out itself
+    compute_mode: str = "default"  # default | exclusive_process | prohibited
+    unified_memory: bool = False  # a board known to share the host's memory
+
+    @property
+    def is_mig(self) -> bool:
+        return self.parent_uuid is not None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that a device reports. `used_bytes` is None where the driver does not tell."""
+
+    pid: int
+    used_bytes: int | None
+    kind: str = "C"  # C compute | G graphics | M MPS client
+    user: str = "?"
+    program: str = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of one device. A field that could not be read is None, never zero.
+
+    `processes` is None where processes cannot be told apart (container, WSL). `error` is set when the
+    device could not be read at all: "lost" or the driver's text.
+    """
+
+    uuid: str
+    at: float
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    processes: tuple[DeviceProcess, ...] | None = ()
+    utilisation: float | None = None  # 0 to 1
+    temperature_c: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None  # the board's running total
+    memory_includes_reserve: bool = False  # read by NVML memory v1
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one question to a GPU source brought.
+
+    `complete` is True when every device was asked for; `devices` then lists the whole box. `asked_at` is
+    when the question was put (a look must be newer than the claim that it confirms). `error` is set when
+    the source as a whole does not answer; devices and samples are then empty.
+    """
+
+    asked_at: float
+    at: float
+    devices: tuple[Device, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    complete: bool = True
+    error: str | None = None
+
+
+# ---- jobs ------------------------------------------------------------------------------------------
+
+
+class JobState(str, Enum):
+    QUEUED = "queued"
+    HELD = "held"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One job as its source states it. Identity is the text and which occurrence of it."""
+
+    command: bytes  # what the shell gets
+    text: bytes  # what the file says: the identity (differs from `command` after --strip-gpu-env)
+    line: int  # first physical line in the file, from 1
+    occurrence: int = 1  # 1 for the first job with this text, 2 for the next …
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What each job of a submission needs; applies to all of its waiting jobs."""
+
+    gpus: int = 1
+    time_limit_s: float | None = None
+    retries: int = 0
+    cwd: bytes = b"/"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A waiting job as the plan sees it."""
+
+    id: int
+    gpus: int = 1
+    not_before: float = 0.0
+    tries: int = 0
+    avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
+    above_bytes: int = 0  # after an out-of-memory: wants a device with more free memory than this
+
+
+class OutcomeKind(str, Enum):
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: a fact, not a judgement."""
+
+    kind: OutcomeKind
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""  # gpu_oom | host_oom | gpu_busy | gpu_lost | removed | unkillable | …
+    note: str = ""  # for people, e.g. "background"
+
+    @property
+    def ok(self) -> bool:
+        return self.kind is OutcomeKind.EXITED and self.exit_code == 0
+
+
+class AttemptFact(str, Enum):
+    """What the reaper saw of an open attempt."""
+
+    ALIVE = "alive"
+    EXITED = "exited"
+    LOST = "lost"  # began, has no record, and nothing of it is left
+    LINGERING = "lingering"  # its shepherd is gone, processes of it are not
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An open attempt as the plan sees it."""
+
+    job_id: int
+    number: int
+    devices: tuple[str, ...]
+    fact: AttemptFact = AttemptFact.ALIVE
+    outcome: Outcome | None = None  # set when fact is not ALIVE or LINGERING
+    cancel_requested: bool = False
+    stop_sent: bool = False
+    tries: int = 0  # tries that the job had spent before this attempt
+    retries: int = 0
+    losses: int = 0
+
+
+# ---- what is told ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, for the log, the event lines and the live view."""
+
+    at: float
+    kind: str  # started | ended | retried | requeued | cancelled | device | queue | warning | error
+    text: str
+    job_id: int | None = None

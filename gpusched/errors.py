@@ -1,0 +1,31 @@
+"""The one exception that a user is meant to see, and the exit codes. Raises nothing by itself."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_SOME_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_WORK = 3
+EXIT_DISPATCHED_ELSEWHERE = 75
+EXIT_INTERRUPTED = 130
+EXIT_QUIT = 131
+EXIT_TERMINATED = 143
+
+
+class GpuschedError(Exception):
+    """A "no" for people: what went wrong, where, and what to do next.
+
+    `what` is one sentence without a final full stop; `where` names a file, line, device or option
+    (may be empty); `hint` says what to do next (may be empty); `exit_code` is one of the codes above.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", exit_code: int = EXIT_USAGE) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n  {self.hint}" if self.hint else head

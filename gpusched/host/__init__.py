@@ -1,0 +1,1 @@
+"""What gpusched does to the machine: one resource a file, no policy."""

@@ -1,0 +1,1 @@
+"""What gpusched shows: reads values, writes text."""
