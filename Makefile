@@ -1,0 +1,66 @@
+# One entry for everything that a person or the CI does here. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+GPUS   ?= simulated
+ARGS   ?=
+PYTEST := $(BIN)/python -m pytest
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# The simulated demo polls fast, so that nobody waits; real GPUs get the careful defaults.
+DEMO_simulated := --simulate 4 --max-checks 2 --poll-interval 0.5
+DEMO_real      :=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run check fix test test-slow test-gpu bless bench
+
+help: ## list the targets
+	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=...]"; echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: $(VENV)/.base ## run examples/commands.txt on 4 simulated GPUs (GPUS=real: on this box's own)
+	@mkdir -p gpusched-runs
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/gpusched run examples/commands.txt $(DEMO_$(GPUS)) \
+	  --log-dir "gpusched-runs/demo-$$(date +%Y%m%d-%H%M%S)" $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(PYTEST) -q -m "not gpu and not soak" $(ARGS)
+
+fix: $(VENV)/.dev ## format the code and repair what lint can repair
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(VENV)/.dev ## the fast tests
+	$(PYTEST) -q -m "not slow and not soak and not gpu" $(ARGS)
+
+test-slow: $(VENV)/.dev ## the slow tests, the ones that take minutes included
+	$(PYTEST) -m "(slow or soak) and not gpu" $(ARGS)
+
+test-gpu: $(VENV)/.dev ## the tests that need a real GPU
+	$(PYTEST) -m gpu $(ARGS)
+
+bless: $(VENV)/.dev ## rewrite the golden files and the generated part of the docs
+	GPUSCHED_BLESS=1 $(PYTEST) -q -m "not soak and not gpu" $(ARGS)
+
+bench: $(VENV)/.base ## measure, as ratios within one run
+	$(BIN)/python bench/run.py $(ARGS)
+
+# Two stamps: running needs only the base dependencies. A .venv whose Python is gone is made anew.
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: $(PYTHON) is not Python 3.10 or newer; name one, e.g. make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "make: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)" >&2; \
+	  exit 1; }
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The front door: click verbs, one file a family. Nothing imports it."""
