@@ -1,0 +1,103 @@
+"""The states of a job, the one transition table, and the judgement of an ended attempt. Changes nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from gpusched.core.model import JobState, Outcome, OutcomeKind
+
+
+class JobEvent(str, Enum):
+    SUBMITTED = "submitted"
+    HELD = "held"
+    RELEASED = "released"
+    STARTED = "started"
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REQUEUED = "requeued"
+
+
+TRANSITIONS = MappingProxyType(
+    {
+        (None, JobEvent.SUBMITTED): JobState.QUEUED,
+        (JobState.QUEUED, JobEvent.HELD): JobState.HELD,
+        (JobState.HELD, JobEvent.RELEASED): JobState.QUEUED,
+        (JobState.QUEUED, JobEvent.CANCELLED): JobState.CANCELLED,
+        (JobState.HELD, JobEvent.CANCELLED): JobState.CANCELLED,
+        (JobState.QUEUED, JobEvent.STARTED): JobState.RUNNING,
+        (JobState.RUNNING, JobEvent.SUCCEEDED): JobState.SUCCEEDED,
+        (JobState.RUNNING, JobEvent.RETRIED): JobState.QUEUED,
+        (JobState.RUNNING, JobEvent.INTERRUPTED): JobState.QUEUED,
+        (JobState.RUNNING, JobEvent.FAILED): JobState.FAILED,
+        (JobState.RUNNING, JobEvent.CANCELLED): JobState.CANCELLED,
+        (JobState.FAILED, JobEvent.REQUEUED): JobState.QUEUED,
+        (JobState.CANCELLED, JobEvent.REQUEUED): JobState.QUEUED,
+    }
+)
+
+
+class InvalidTransition(Exception):
+    """An event that the table does not know for a state; the job is left as it was."""
+
+    def __init__(self, state: JobState | None, event: JobEvent, story: str = "") -> None:
+        at = state.value if state else "new"
+        super().__init__(f"a job that is {at} cannot be {event.value}" + (f" ({story})" if story else ""))
+        self.state = state
+        self.event = event
+
+
+def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobState:
+    """The state after `event`. Raises InvalidTransition with the job's story otherwise."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise InvalidTransition(state, event, story) from None
+
+
+# ---- judgement -------------------------------------------------------------------------------------
+
+LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started
+BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss; doubles
+BACKOFF_MAX_S = 60.0
+FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the end of an attempt does to its job."""
+
+    event: JobEvent
+    tries: int  # tries spent, this attempt included
+    losses: int
+    delay_s: float = 0.0  # before the job may start again
+    note: str = ""
+
+
+def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_asked: bool) -> Verdict:
+    """What becomes of the job whose attempt ended with `outcome`.
+
+    `tries` and `losses` are those spent before this attempt; `retries` is how many tries may follow the first.
+    """
+    if outcome.ok:
+        return Verdict(JobEvent.SUCCEEDED, tries + 1, losses)
+    if outcome.kind is OutcomeKind.CANCELLED or cancel_asked:
+        return Verdict(JobEvent.CANCELLED, tries, losses)
+    if outcome.kind is OutcomeKind.INTERRUPTED:
+        return Verdict(JobEvent.INTERRUPTED, tries, losses)
+    unmarked = outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
+    if unmarked or outcome.cause in FREE_CAUSES:
+        losses += 1
+        if losses <= LOSS_LIMIT:
+            delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (losses - 1))
+            return Verdict(JobEvent.INTERRUPTED, tries, losses, delay)
+        why = outcome.cause or outcome.kind.value
+        return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {why}")
+    tries += 1
+    if tries <= retries:
+        return Verdict(JobEvent.RETRIED, tries, losses)
+    return Verdict(JobEvent.FAILED, tries, losses)
