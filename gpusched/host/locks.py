@@ -1,0 +1,120 @@
+"""Hold a file lock, hand it on, ask who holds it. Decides nothing; the only user of fcntl.
+
+Locks are `flock`s: they belong to an open file description, so every process that holds a duplicate of the
+descriptor shares the lock, and the kernel drops it when the last of them closes or dies. A lock is let go by
+closing, never by LOCK_UN, which would free it under every sharer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+
+_RETRY_FOR_S = 0.05  # a refused taker tries again this long: an asker may hold the lock for an instant
+_RETRY_STEP_S = 0.005
+
+
+def try_lock(fd: int, *, retry_for_s: float = 0.0) -> bool:
+    """Take the exclusive lock on `fd` without waiting (or within `retry_for_s`). True if it is ours."""
+    deadline = time.monotonic() + retry_for_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_RETRY_STEP_S)
+
+
+def take_file(path: str, mode: int = 0o644) -> int | None:
+    """Lock the file at `path`, made if it is not there; the descriptor, or None if somebody else has it.
+
+    Never follows a link, never opens somebody else's file with O_CREAT (the kernel refuses that in sticky
+    directories), and looks again whether the path still names the locked file, since cleaners unlink.
+    """
+    while True:
+        fd = _open_or_make(path, mode)
+        if not try_lock(fd, retry_for_s=_RETRY_FOR_S):
+            os.close(fd)
+            return None
+        if _still_named(fd, path):
+            return fd
+        os.close(fd)
+
+
+def _open_or_make(path: str, mode: int) -> int:
+    while True:
+        try:
+            return _open_lock_file(path)
+        except FileNotFoundError:
+            pass
+        private = f"{path}.{os.getpid()}.{time.monotonic_ns():x}"
+        fd = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, mode)
+            os.link(private, path, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(fd)
+            os.unlink(private)
+
+
+def _open_lock_file(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
+
+
+def _still_named(fd: int, path: str) -> bool:
+    try:
+        named = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+
+def holders(path: str) -> list[int] | None:
+    """Pids that /proc/locks names for a lock on the file, without touching the lock; [] when it is free.
+
+    None when /proc cannot tell. A pid is the one that took the lock; it may be dead while a sharer lives.
+    """
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        with open("/proc/locks", encoding="ascii") as table:
+            lines = table.readlines()
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
+    name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    # 3: FLOCK  ADVISORY  WRITE 1234 08:02:131 0 EOF   (waiters have "->" as the second word)
+    rows = [line.split() for line in lines]
+    return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name]
+
+
+def is_held(path: str) -> bool:
+    """Whether anybody holds the lock on the file. Falls back to a shared try where /proc does not tell."""
+    found = holders(path)
+    if found:
+        return True
+    try:
+        fd = _open_lock_file(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
