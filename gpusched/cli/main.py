@@ -1,0 +1,148 @@
+"""The entry of the command line: finds the verb, and turns every known "no" into one line and a code.
+
+Imports only click: a verb's module is imported when the verb is used, and the help is made from the table.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TextIO
+
+import click
+
+from gpusched import __version__
+from gpusched.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, GpuschedError
+
+EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
+
+# verb -> (module, attribute, short help), in the order of a day's work
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "run": ("gpusched.cli.run_cmd", "run", "Run a file of commands on the GPUs that are free"),
+    "status": ("gpusched.cli.show_cmd", "status", "Show the queues and their jobs"),
+    "logs": ("gpusched.cli.show_cmd", "logs", "Print what a job wrote"),
+    "explain": ("gpusched.cli.show_cmd", "explain", "Say why a job waits, or how it ended"),
+    "cancel": ("gpusched.cli.change_cmd", "cancel", "Cancel jobs, running ones too"),
+    "requeue": ("gpusched.cli.change_cmd", "requeue", "Queue failed or cancelled jobs again"),
+    "stop": ("gpusched.cli.change_cmd", "stop", "Ask a dispatcher to leave"),
+    "devices": ("gpusched.cli.devices_cmd", "devices", "Show the GPUs: who is on each, free or not, and why"),
+    "config": ("gpusched.cli.config_cmd", "config", "Show each setting, its value and its origin"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, _, short) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            raise GpuschedError(f"there is no command {word!r}", hint=_hint_for(word))
+        return super().resolve_command(ctx, args)
+
+
+def _hint_for(word: str) -> str:
+    import difflib
+
+    if os.path.isfile(word):
+        return f"to run the commands in that file: gpusched run {word}"
+    nearest = difflib.get_close_matches(word, list(COMMANDS), n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else "'gpusched --help' lists the commands"
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExample:\n  gpusched run commands.txt --max-gpus 2",
+)
+@click.version_option(__version__, prog_name="gpusched", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> int | None:
+    """Run a file of commands on the GPUs of a shared box that are really free.
+
+    Kill it, lose the terminal, reboot: the same command goes on where it stopped.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    click.echo(ctx.get_help(), err=True)
+    return EXIT_USAGE
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command line and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
+            stream.reconfigure(errors="replace")
+    if "_GPUSCHED_COMPLETE" in os.environ:  # click's shell completion
+        cli.main(prog_name="gpusched")
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """One command line -> its exit code. A command returns its code, or None for 0."""
+    try:
+        with cli.make_context("gpusched", list(argv)) as ctx:
+            result = cli.invoke(ctx)
+        code = result if isinstance(result, int) else EXIT_OK
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except GpuschedError as e:
+        return _fail(str(e), e.exit_code)
+    except click.UsageError as e:
+        path = e.ctx.command_path if e.ctx is not None else "gpusched"
+        return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
+    except click.ClickException as e:
+        return _fail(e.format_message(), EXIT_USAGE)
+    except (KeyboardInterrupt, EOFError, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop(sys.stdout)
+        return EXIT_BROKEN_PIPE
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop(sys.stdout)
+        name = f" (while writing {e.filename})" if e.filename else ""
+        return _fail(f"{e.strerror}{name}", EXIT_CANNOT_WORK)
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(f"gpusched: error: {text}", err=True)
+    return code
+
+
+def _drop(stream: TextIO) -> None:
+    """What is still buffered goes nowhere, so that leaving Python does not fail over it again."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        pass
+
+
+if __name__ == "__main__":
+    main()
