@@ -191,3 +191,75 @@ class Event:
     kind: str  # started | ended | retried | requeued | cancelled | device | queue | warning | error
     text: str
     job_id: int | None = None
+
+
+# ---- rows of a queue -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A device as an attempt got it: the UUID, and the labels of that moment."""
+
+    uuid: str
+    index: int
+    name: str = ""
+    free_bytes: int | None = None  # when the attempt was launched
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an attempt used, folded from samples. None: was not told."""
+
+    samples: int = 0
+    peak_memory_bytes: int | None = None  # over its devices together
+    mean_memory_bytes: float | None = None
+    mean_utilisation: float | None = None  # 0 to 1
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt as the queue remembers it."""
+
+    job_id: int
+    number: int
+    started_at: float
+    ended_at: float | None
+    outcome: Outcome | None
+    log: str
+    error_log: str
+    devices: tuple[DeviceUse, ...] = ()
+    usage: Usage = Usage()
+    max_rss_bytes: int | None = None
+    cpu_s: float | None = None
+    progress: str = ""  # JSON text of the job's last progress file
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the queue remembers it."""
+
+    id: int
+    command: bytes
+    line: int
+    cwd: bytes
+    state: JobState
+    cause: str
+    gpus: int
+    time_limit_s: float | None
+    retries: int
+    tries: int
+    losses: int
+    attempts: int  # opened so far
+    not_before: float
+    submitted_at: float
+    first_started_at: float | None
+    ended_at: float | None
+    cancel_requested_at: float | None
+    avoid: frozenset[str] = frozenset()
+    above_bytes: int = 0
+
+    @property
+    def waiting(self) -> Job:
+        """The job as the plan sees it."""
+        return Job(self.id, self.gpus, self.not_before, self.tries, self.avoid, self.above_bytes)

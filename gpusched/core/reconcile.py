@@ -1,0 +1,71 @@
+"""Job specs of a file + what the queue already holds -> what to add, keep, cancel and take back. Changes nothing.
+
+Identity is the text of the command and which occurrence of it, never the line number: lists are edited between runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpusched.core.model import JobSpec, JobState
+
+CAUSE_REMOVED = "removed"  # cancelled because its line left the file
+_WAITING = (JobState.QUEUED, JobState.HELD)
+
+
+def identity(text: bytes) -> bytes:
+    """Sixteen bytes that stand for the text of a command."""
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job that the queue already holds."""
+
+    id: int
+    identity: bytes
+    occurrence: int
+    state: JobState
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`position` is the place in the order of the file; it and the line number follow the file as it is now."""
+
+    add: tuple[tuple[JobSpec, int], ...]  # with position
+    keep: tuple[tuple[int, JobSpec, int], ...]  # job id, spec as it is now, position
+    requeue: tuple[int, ...]  # were cancelled because their line was gone; or failed and asked for again
+    cancel: tuple[int, ...]  # wait, and their line is gone
+
+
+def reconcile(
+    specs: Sequence[JobSpec],
+    held: Iterable[Held],
+    *,
+    complete: bool = True,
+    retry_failed: bool = False,
+    first_position: int = 0,
+) -> Change:
+    """What a submission of `specs` does to a queue that holds `held`.
+
+    `complete` says that `specs` is the whole list, so that what is missing is gone; a stream that has not ended
+    cleanly is not. `retry_failed` asks for the failed ones again.
+    """
+    known = {(job.identity, job.occurrence): job for job in held}
+    add: list[tuple[JobSpec, int]] = []
+    keep: list[tuple[int, JobSpec, int]] = []
+    requeue: list[int] = []
+    for position, spec in enumerate(specs, first_position):
+        job = known.pop((identity(spec.text), spec.occurrence), None)
+        if job is None:
+            add.append((spec, position))
+            continue
+        keep.append((job.id, spec, position))
+        returned = job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED
+        if returned or (retry_failed and job.state is JobState.FAILED):
+            requeue.append(job.id)
+    gone = [job.id for job in known.values() if job.state in _WAITING] if complete else []
+    return Change(tuple(add), tuple(keep), tuple(requeue), tuple(gone))

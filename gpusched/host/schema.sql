@@ -1,0 +1,91 @@
+-- The truth of one queue. Times are epoch seconds (UTC), sizes bytes, commands the bytes of the file.
+
+CREATE TABLE meta (
+    key   TEXT PRIMARY KEY,
+    value ANY
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE jobs (
+    id                  INTEGER PRIMARY KEY,
+    command             BLOB    NOT NULL,
+    identity            BLOB    NOT NULL,
+    occurrence          INTEGER NOT NULL CHECK (occurrence >= 1),
+    line                INTEGER NOT NULL,
+    position            INTEGER NOT NULL,
+    cwd                 BLOB    NOT NULL,
+    gpus                INTEGER NOT NULL CHECK (gpus >= 0),
+    time_limit_s        REAL,
+    retries             INTEGER NOT NULL DEFAULT 0,
+    state               TEXT    NOT NULL CHECK (state IN ('queued', 'held', 'running', 'succeeded', 'failed', 'cancelled')),
+    cause               TEXT    NOT NULL DEFAULT '',
+    tries               INTEGER NOT NULL DEFAULT 0,
+    losses              INTEGER NOT NULL DEFAULT 0,
+    attempts            INTEGER NOT NULL DEFAULT 0,
+    not_before          REAL    NOT NULL DEFAULT 0,
+    avoid               TEXT    NOT NULL DEFAULT '',
+    above_bytes         INTEGER NOT NULL DEFAULT 0,
+    submitted_at        REAL    NOT NULL,
+    first_started_at    REAL,
+    ended_at            REAL,
+    cancel_requested_at REAL,
+    UNIQUE (identity, occurrence)
+) STRICT;
+
+-- The head of the queue, GPU jobs and CPU jobs apart, at the same cost for a hundred waiting jobs and for a million.
+CREATE INDEX jobs_waiting ON jobs ((gpus = 0), position) WHERE state = 'queued';
+CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+
+CREATE TABLE counts (
+    state TEXT PRIMARY KEY,
+    n     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO counts VALUES ('queued', 0), ('held', 0), ('running', 0), ('succeeded', 0), ('failed', 0), ('cancelled', 0);
+CREATE TRIGGER count_new AFTER INSERT ON jobs BEGIN
+    UPDATE counts SET n = n + 1 WHERE state = NEW.state;
+END;
+CREATE TRIGGER count_moved AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.state BEGIN
+    UPDATE counts SET n = n - 1 WHERE state = OLD.state;
+    UPDATE counts SET n = n + 1 WHERE state = NEW.state;
+END;
+
+CREATE TABLE attempts (
+    job_id            INTEGER NOT NULL REFERENCES jobs (id),
+    number            INTEGER NOT NULL CHECK (number >= 1),
+    started_at        REAL    NOT NULL,
+    ended_at          REAL,
+    outcome           TEXT CHECK (outcome IN ('exited', 'signalled', 'timed_out', 'cancelled', 'interrupted', 'lost', 'not_started')),
+    exit_code         INTEGER,
+    signal            INTEGER,
+    cause             TEXT    NOT NULL DEFAULT '',
+    note              TEXT    NOT NULL DEFAULT '',
+    log               TEXT    NOT NULL,
+    error_log         TEXT    NOT NULL DEFAULT '',
+    devices           TEXT    NOT NULL DEFAULT '[]',
+    samples           INTEGER NOT NULL DEFAULT 0,
+    peak_memory_bytes INTEGER,
+    mean_memory_bytes REAL,
+    mean_utilisation  REAL,
+    energy_j          REAL,
+    max_rss_bytes     INTEGER,
+    cpu_s             REAL,
+    progress          TEXT    NOT NULL DEFAULT '',
+    PRIMARY KEY (job_id, number),
+    CHECK ((ended_at IS NULL) = (outcome IS NULL))
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX attempts_open ON attempts (job_id) WHERE ended_at IS NULL;
+
+-- What other gpusched commands ask of the dispatcher; it answers by acked_at.
+CREATE TABLE requests (
+    id         INTEGER PRIMARY KEY,
+    kind       TEXT NOT NULL CHECK (kind IN ('submitted', 'changed', 'stop', 'stop_now')),
+    created_at REAL NOT NULL,
+    acked_at   REAL
+) STRICT;
+CREATE INDEX requests_open ON requests (id) WHERE acked_at IS NULL;
+
+-- Each time a dispatcher worked on the queue.
+CREATE TABLE dispatches (
+    id           INTEGER PRIMARY KEY,
+    started_at   REAL NOT NULL,
+    last_seen_at REAL NOT NULL
+) STRICT;
