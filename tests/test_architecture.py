@@ -1,0 +1,234 @@
+"""Which module may import what: design section 3 as data, compared with the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ANYTHING = ("*",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the modules that match may import: inside gpusched, and beyond the standard library."""
+
+    module: str
+    inside: tuple[str, ...]
+    beyond: tuple[str, ...] = ()
+
+
+# The first row that matches counts. Names are without the leading "gpusched.".
+TABLE = (
+    Row("", ()),
+    Row("__main__", ("cli.main",)),
+    Row("errors", ()),
+    Row("config", ("errors",), ("yaml", "platformdirs")),
+    Row("core.*", ("core.*", "errors")),
+    Row("experiments.*", ("experiments.*", "core.*", "config", "errors"), ("yaml",)),
+    Row("host.store", ("core.*", "errors")),
+    Row("host.nvml", ("core.*", "errors"), ("pynvml", "psutil")),
+    Row("host.devices", ("core.*", "errors", "host.nvml", "host.simulated")),
+    Row("host.locks", ("errors",)),
+    Row("host.shepherd", ("host.attemptdir", "host.locks")),
+    Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
+    Row("host.simulated", ("core.*", "errors", "host.locks", "host.simfiles")),
+    Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir"), ("psutil",)),
+    Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
+    Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
+    Row("submit", ("core.*", "host.*", "config", "errors")),
+    Row("dispatcher", ("core.*", "host.*", "config", "errors")),
+    Row(
+        "api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher", "experiments.*")
+    ),
+    Row("cli.*", ANYTHING, ("click",)),
+    Row("commands.simjob*", ("commands.simjob*", "host.simfiles"), ANYTHING),
+)  # fmt: skip
+
+# Modules of the standard library that have one owner each.
+OWNERS = {"sqlite3": ("host.store",), "fcntl": ("host.locks",)}
+
+# core/* gets a list of what it may use, since a list of what does I/O is never complete.
+PURE = frozenset(
+    {"__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum"}
+    | {"fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re"}
+    | {"shlex", "statistics", "string", "textwrap", "types", "typing", "unicodedata"}
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
+
+# Not to be loaded by importing a module of the command line, only by running its command.
+HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "platformdirs", "asyncio", "unittest")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the distribution by its name without "gpusched."; the package itself is ""."""
+    found: dict[str, Path] = {}
+    for top, prefix in (("gpusched", ()), ("commands", ("commands",))):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = (*prefix, *path.relative_to(ROOT / top).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+TREES = {name: ast.parse(path.read_bytes(), str(path)) for name, path in MODULES.items()}
+
+
+def imports(name: str, tree: ast.AST, *, is_package: bool = False) -> Iterator[str]:
+    """Absolute dotted names of all that a module imports, in functions too."""
+    package = ("gpusched." + name).rstrip(".").split(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package[: len(package) - node.level + (1 if is_package else 0)]
+                base = ".".join([*up, base] if base else up)
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if is_module(base, alias.name) else base
+
+
+def is_module(base: str, name: str) -> bool:
+    """Whether `from base import name` means a module: base is a package and does not define the name."""
+    room = base.removeprefix("gpusched").removeprefix(".")
+    if base.split(".")[0] != "gpusched" or room not in MODULES or MODULES[room].name != "__init__.py":
+        return False
+    targets = (t for node in TREES[room].body if isinstance(node, ast.Assign) for t in node.targets)
+    return name not in {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def row_for(name: str) -> Row | None:
+    stage = re.match(r"commands\.\w+", name)
+    for row in TABLE:
+        if fnmatchcase(name, row.module) or row.module == f"{name}.*":
+            return row
+    if stage:  # each stage keeps to its own folder, and may use any library that it needs
+        return Row(name, (f"{stage[0]}*",), ANYTHING)
+    return Row(name, ()) if name == "commands" else None
+
+
+def allows(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatchcase(name, p) or p == f"{name}.*" for p in patterns)
+
+
+def faults(name: str, tree: ast.AST, *, is_package: bool = False) -> list[str]:
+    """What a module imports against the table."""
+    row = row_for(name)
+    if row is None:
+        return [f"gpusched.{name} is in no row of the table"]
+    found = []
+    for target in imports(name, tree, is_package=is_package):
+        top = target.split(".")[0]
+        inside = target.removeprefix("gpusched").removeprefix(".")
+        if top == "gpusched":
+            if inside and not allows(row.inside, inside):
+                found.append(f"gpusched.{name} imports {target}")
+            if inside.startswith("cli") and not name.startswith("cli") and name != "__main__":
+                found.append(f"gpusched.{name} imports {target}, but nothing imports cli")
+        elif top in OWNERS:
+            if name not in OWNERS[top]:
+                found.append(f"gpusched.{name} imports {target}, which is for {OWNERS[top]} alone")
+        elif top in sys.stdlib_module_names:
+            if name.split(".")[0] == "core" and top not in PURE:
+                found.append(f"gpusched.{name} imports {target}, but core decides and touches nothing")
+        elif not allows(row.beyond, top):
+            found.append(f"gpusched.{name} imports {target}")
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_row_allows(name: str) -> None:
+    assert faults(name, TREES[name], is_package=MODULES[name].name == "__init__.py") == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is_for(name: str) -> None:
+    assert (ast.get_docstring(TREES[name]) or "").strip(), f"{MODULES[name]} has no docstring"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[0] == "core"])
+def test_core_calls_nothing_that_does_io(name: str) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & IMPURE_CALLS
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.plan", "import time"),
+        ("core.plan", "from os import path"),
+        ("core.plan", "from gpusched.host import store"),
+        ("core.plan", "from ..host.store import Store"),
+        ("host.store", "import gpusched.dispatcher"),
+        ("host.claims", "import sqlite3"),
+        ("host.claims", "def f():\n    import fcntl"),
+        ("views.live", "from gpusched.host.store import Store"),
+        ("dispatcher", "import rich.live"),
+        ("dispatcher", "import torch"),
+        ("dispatcher", "from gpusched.cli.options import load"),
+        ("config", "import click"),
+        ("commands.esd.main", "from gpusched import dispatcher"),
+        ("commands.esd.main", "import gpusched.commands.merge"),
+        ("nowhere", "import json"),
+    ],
+)
+def test_the_check_sees_a_wrong_import(name: str, source: str) -> None:
+    assert faults(name, ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.plan", "from gpusched.core.model import Job\nfrom . import model\nimport dataclasses"),
+        ("host.store", "import sqlite3, os, time"),
+        ("cli.run_cmd", "import click\nfrom gpusched import dispatcher\nfrom gpusched.views import live"),
+        ("commands.esd.main", "import torch\nfrom . import spectrum"),
+        ("commands.simjob.main", "from gpusched.host import simfiles"),
+    ],
+)
+def test_the_check_lets_a_right_import_be(name: str, source: str) -> None:
+    assert faults(name, ast.parse(source)) == []
+
+
+def test_the_state_of_a_job_is_set_in_one_place() -> None:
+    places = [
+        name
+        for name, path in MODULES.items()
+        for _ in re.finditer(r"UPDATE\s+jobs\s+SET\s+state\b", path.read_text("utf-8"), re.IGNORECASE)
+    ]
+    assert places in ([], ["host.store"])
+
+
+def test_the_front_door_imports_only_click_and_the_errors() -> None:
+    tops = {name for node in TREES["cli.main"].body for name in imports("cli.main", ast.Module([node], []))}
+    beyond = {name for name in tops if name.split(".")[0] not in sys.stdlib_module_names}
+    assert beyond == {"click", "gpusched", "gpusched.errors"}
+
+
+def test_importing_the_command_line_loads_no_heavy_library() -> None:
+    names = [f"gpusched.{name}" for name in MODULES if name.split(".")[0] == "cli"]
+    code = f"import sys, {', '.join(names)}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_package_is_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    block = re.search(r"^packages = (\[.*?\])", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    listed = ast.literal_eval(block[1])
+    on_disk = ["gpusched." + n if n else "gpusched" for n, p in MODULES.items() if p.name == "__init__.py"]
+    assert sorted(listed) == sorted(on_disk)
