@@ -487,11 +487,9 @@ def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> 
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         if variable not in known:
-            nearest = _nearest(variable, known)
-            warnings.append(
-                f"the variable {variable} is no setting and is ignored"
-                + (f"; did you mean {nearest}?" if nearest else "")
-            )
+            nearest = _nearest(variable.removeprefix(ENV_PREFIX).lower(), SETTINGS)
+            advice = f"; did you mean {SETTINGS[nearest].env}?" if nearest else ""
+            warnings.append(f"the variable {variable} is no setting and is ignored{advice}")
         elif environ[variable]:
             setting = known[variable]
             yield _Given(setting.name, environ[variable], f"env {variable}", variable, cwd)

@@ -36,7 +36,7 @@ TABLE = (
     Row("experiments.*", ("experiments.*", "core.*", "config", "errors"), ("yaml",)),
     Row("host.store", ("core.*", "errors")),
     Row("host.nvml", ("core.*", "errors"), ("pynvml", "psutil")),
-    Row("host.devices", ("core.*", "errors", "host.nvml", "host.simulated")),
+    Row("host.devices", ("core.*", "errors", "host.nvml", "host.simulated", "host.simfiles")),
     Row("host.locks", ("errors",)),
     Row("host.shepherd", ("host.attemptdir", "host.locks")),
     Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
