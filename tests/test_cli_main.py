@@ -175,7 +175,7 @@ def test_no_locale_makes_printing_fail(locale: str) -> None:
 
 
 def test_help_costs_little_more_than_click() -> None:
-    """Counted in modules, since a time would not be steady while other tests run; `make bench` has the time."""
+    """Counted in modules, since a time is not steady while other tests run; `make bench` has the time."""
 
     def loaded(code: str) -> set[str]:
         code += "\nimport sys; print('\\n'.join(sys.modules), file=sys.stderr)"
