@@ -1,0 +1,285 @@
+"""Play a CUDA job on the simulated GPUs that CUDA_VISIBLE_DEVICES names. Touches only the simulation.
+
+Takes memory as a training would, prints what one would print, and fails in the ways that trainings fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pwd
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from gpusched.host import simfiles
+
+from .audit import print_audit
+
+LOOK_S = 0.1  # how often a running job looks whether its GPU is still there
+
+
+class CudaError(Exception):
+    """What PyTorch would raise, in its words."""
+
+
+def visible_devices(directory: str, environment: Mapping[str, str]) -> list[int]:
+    """The GPUs that CUDA would show, as numbers of the simulation, in PCI order."""
+    states = {n: simfiles.read_keys(_state_path(directory, n)) for n in simfiles.gpu_numbers(directory)}
+    present = [n for n, state in states.items() if state.get("present") != "0"]
+    mask = environment.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return present
+    chosen: list[int] = []
+    for item in (word.strip() for word in mask.split(",")):
+        if item.isdigit():
+            hits = present[int(item) : int(item) + 1]
+        else:
+            hits = [n for n in present if item and states[n].get("uuid", "").startswith(item)]
+        if len(hits) != 1:  # CUDA stops at the first one that it does not know
+            break
+        chosen += hits
+    return chosen if len(set(chosen)) == len(chosen) else []  # one that is named twice empties the list
+
+
+class Job:
+    """The memory of this process on its GPUs."""
+
+    def __init__(self, directory: str, gpus: Sequence[int], args: argparse.Namespace, holder: str) -> None:
+        self.directory = directory
+        self.gpus = gpus
+        self.args = args
+        self.holder = holder
+        self.name = simfiles.own_name()
+        self.mib = 0
+
+    def record_path(self, n: int) -> str:
+        return os.path.join(simfiles.gpu_path(self.directory, n), "p", self.name)
+
+    def grow(self, mib: int) -> None:
+        """Hold so much on each GPU, or raise what CUDA would."""
+        for ordinal, n in enumerate(self.gpus):
+            with simfiles.locked(self.directory):
+                self._grow_on(ordinal, n, mib)
+        self.mib = mib
+
+    def _grow_on(self, ordinal: int, n: int, mib: int) -> None:
+        state = simfiles.read_keys(_state_path(self.directory, n))
+        _check_health(state, started=self.mib > 0)
+        holders = simfiles.holders(self.directory, n, self._release_ms())
+        rivals = [record for record in holders if record.name != self.name]
+        new = len(rivals) == len(holders)
+        mode, args = state.get("compute_mode", "default"), self.args
+        strangers = [r for r in rivals if r.alive and r.holder != self.holder]
+        if new and (mode == "prohibited" or (mode == "exclusive_process" and strangers)):
+            raise CudaError(
+                "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+            )
+        total = simfiles.number(state["total"])
+        free = total - simfiles.number(state.get("foreign")) - sum(record.mib for record in rivals)
+        if mib > free:
+            simfiles.log(self.directory, "oom", gpu=n, name=self.name, job=self.holder, mib=mib)
+            raise CudaError(_out_of_memory(ordinal, mib - self.mib, total, free - self.mib, self.mib))
+        keys: dict[str, object] = {
+            "mib": mib,
+            "user": args.user,
+            "program": "simjob",
+            "kind": "C",
+            "util": args.util,
+            "job": self.holder,
+            "foreign": int(args.device is not None),
+            "leak_ms": int(args.leak * 1000),
+        }
+        simfiles.write_keys(self.record_path(n), keys)
+        if new:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            early = any(not record.alive for record in rivals)
+            told = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
+            simfiles.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **told)
+
+    def release(self) -> None:
+        """An orderly end: the memory is due back from now on, after the driver's delay or the leak."""
+        delay_ms = max(self._release_ms(), int(self.args.leak * 1000))
+        for n in self.gpus:
+            path = self.record_path(n)
+            if not os.path.exists(path):
+                continue
+            simfiles.log(self.directory, "exit", gpu=n, name=self.name)
+            if delay_ms:
+                with open(f"{path}.dead", "a"):
+                    pass
+            else:
+                os.unlink(path)
+
+    def stay(self, seconds: float) -> None:
+        """Compute for a while; die as CUDA programs do when a GPU is lost."""
+        end = time.monotonic() + seconds
+        while True:
+            if self.args.device is None:
+                for n in self.gpus:
+                    _check_health(simfiles.read_keys(_state_path(self.directory, n)), started=True)
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, LOOK_S))
+
+    def _release_ms(self) -> int:
+        if not self.gpus:
+            return 0
+        return simfiles.number(simfiles.read_keys(os.path.join(self.directory, "box")).get("release_ms"))
+
+
+def _identity(colleague: bool) -> str:
+    """One attempt is one holder; without a scheduler, each process with its children is."""
+    words = [os.environ.get(f"GPUSCHED_{word}", "") for word in ("QUEUE", "JOB_ID", "ATTEMPT")]
+    return "/".join(words) if words[1] and not colleague else simfiles.own_name()
+
+
+def _state_path(directory: str, n: int) -> str:
+    return os.path.join(simfiles.gpu_path(directory, n), "state")
+
+
+def _check_health(state: Mapping[str, str], started: bool) -> None:
+    if state.get("present") == "0" or state.get("fail", "ok") != "ok":
+        error = "unspecified launch failure" if started else "unknown error"
+        raise CudaError(f"torch.AcceleratorError: CUDA error: {error}")
+
+
+def _out_of_memory(ordinal: int, want: int, total: int, free: int, mine: int) -> str:
+    def gib(mib: int) -> str:
+        return f"{max(0, mib) / 1024:.2f} GiB"
+
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(want)}. "
+        f"GPU {ordinal} has a total capacity of {gib(total)} of which {gib(free)} is free. "
+        f"Including non-PyTorch memory, this process has {gib(mine)} memory in use."
+    )
+
+
+def play(job: Job, args: argparse.Namespace) -> None:
+    """The whole life of the job, in the order of a training."""
+    steps = max(1, int(args.ramp / LOOK_S)) if args.ramp else 1
+    share = args.mem // (args.children + 1)
+    for step in range(1, steps + 1):
+        job.grow(share * step // steps)
+        if step == 1:
+            where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
+            print(f"simjob: pid {os.getpid()} on {where}, {share} MiB", flush=True)
+        job.stay(args.ramp / steps)
+    if not args.steps:
+        job.stay(args.hold)
+    for step in range(1, args.steps + 1):
+        job.stay(args.hold / args.steps)
+        print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
+        _tell_progress(step, args.steps)
+    if args.oom:
+        total = max((simfiles.number(_total(job, n)) for n in job.gpus), default=0)
+        raise CudaError(_out_of_memory(0, 2048, total, 1024, job.mib))
+    if args.lose:
+        for n in job.gpus:
+            simfiles.change_keys(_state_path(job.directory, n), fail="lost")
+            simfiles.log(job.directory, "lost", gpu=n, name=job.name)
+        job.stay(0)
+
+
+def _total(job: Job, n: int) -> str | None:
+    return simfiles.read_keys(_state_path(job.directory, n)).get("total")
+
+
+def _tell_progress(done: int, total: int) -> None:
+    path = os.environ.get("GPUSCHED_PROGRESS")
+    if path:
+        told = {"done": done, "total": total, "unit": "steps", "message": f"step {done} of {total}"}
+        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+            json.dump(told, file)
+        os.replace(f"{path}.{os.getpid()}", path)
+
+
+def run(directory: str, gpus: Sequence[int], args: argparse.Namespace) -> int:
+    """Be the job, and its children; the exit status."""
+    holder = _identity(colleague=args.device is not None)
+    sys.stdout.flush()
+    children: list[int] = []
+    for _ in range(args.children):
+        child = os.fork()
+        if child == 0:
+            args.steps = 0
+            os._exit(_run_one(Job(directory, gpus, args, holder)))
+        children.append(child)
+    status = _run_one(Job(directory, gpus, args, holder))
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM if status else 0)
+        os.waitpid(child, 0)
+    return status
+
+
+def _run_one(job: Job) -> int:
+    try:
+        play(job, job.args)
+    except CudaError as error:
+        print("Traceback (most recent call last):", file=sys.stderr)
+        print(f'  File "train.py", line 1, in <module>\n{error}', file=sys.stderr, flush=True)
+        return 1
+    finally:
+        job.release()
+    status: int = job.args.exit
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.audit:
+        return print_audit(args.audit)
+    if args.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.mem == 0:
+        return run("", [], args)
+    try:
+        directory = simfiles.locate(args.simulation or os.environ.get("GPUSCHED_SIMULATE"), os.environ)
+    except ValueError as error:
+        print(f"simjob: {error}; name a simulation with --simulation", file=sys.stderr)
+        return 2
+    if args.device is not None:
+        gpus = [args.device] if args.device in simfiles.gpu_numbers(directory) else []
+    else:
+        gpus = visible_devices(directory, os.environ)
+        gpus = gpus if "CUDA_VISIBLE_DEVICES" in os.environ else gpus[:1]
+    if not gpus:
+        print("RuntimeError: No CUDA GPUs are available", file=sys.stderr)
+        return 1
+    return run(directory, gpus, args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gpusched.commands.simjob", description=__doc__)
+    add = parser.add_argument
+    add("--mem", type=int, default=1000, metavar="MIB", help="memory on each GPU (0: a CPU job)")
+    add("--hold", type=float, default=1.0, metavar="S", help="then keep it so long")
+    add("--ramp", type=float, default=0.0, metavar="S", help="reach it over so long")
+    add("--exit", type=int, default=0, metavar="CODE", help="exit status")
+    add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
+    add("--steps", type=int, default=0, metavar="N", help="print N steps and tell progress")
+    add("--children", type=int, default=0, metavar="N", help="share the memory with N child processes")
+    add("--ignore-term", action="store_true", help="ignore SIGTERM")
+    add("--oom", action="store_true", help="fail for want of memory at the end")
+    add("--lose", action="store_true", help="lose the GPU at the end")
+    add("--leak", type=float, default=0.0, metavar="S", help="the memory stays so long after the end")
+    add("--device", type=int, metavar="N", help="be a colleague's process on GPU N, whatever the mask says")
+    add("--user", default=_own_user(), metavar="NAME", help="whose process it is")
+    add("--simulation", metavar="DIR|SPEC", help="where (default: GPUSCHED_SIMULATION, as jobs get it)")
+    add("--audit", metavar="DIR", help="only tell whether two jobs met on a GPU; exit 1 if so")
+    return parser
+
+
+def _own_user() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

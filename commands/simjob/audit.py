@@ -1,0 +1,77 @@
+"""Replay a simulation's log: did two jobs ever meet on one GPU? Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Clash(NamedTuple):
+    """A job started on a GPU while somebody else held it."""
+
+    at: float
+    gpu: int
+    job: str
+    holder: str
+    colleague: bool  # the holder was no job of a scheduler
+
+    def __str__(self) -> str:
+        whose = "a colleague's process" if self.colleague else "job"
+        return f"t={self.at:.3f} GPU {self.gpu}: job {self.job} started while {whose} {self.holder} held it"
+
+
+class Report(NamedTuple):
+    clashes: list[Clash]
+    jobs: int
+    grabs: int
+    ooms: int
+    too_early: int  # started before the memory of the last holder was back
+
+
+def audit(directory: str) -> Report:
+    """What the log tells. A colleague who comes while a job runs is nobody's fault and no clash."""
+    held: dict[int, dict[str, dict[str, Any]]] = {}  # gpu -> process -> its grab
+    clashes: list[Clash] = []
+    jobs: set[str] = set()
+    grabs = ooms = too_early = 0
+    for event in _events(directory):
+        kind, gpu, name = event["event"], event.get("gpu", -1), event.get("name", "")
+        if kind == "grab":
+            grabs += 1
+            if not event["foreign"]:
+                jobs.add(event["job"])
+                too_early += bool(event["unreleased"])
+                clashes += [
+                    Clash(event["t"], gpu, event["job"], other["job"], bool(other["foreign"]))
+                    for other in held.get(gpu, {}).values()
+                    if other["job"] != event["job"]
+                ]
+            held.setdefault(gpu, {})[name] = event
+        elif kind in ("exit", "dead"):
+            held.get(gpu, {}).pop(name, None)
+        elif kind == "oom":
+            ooms += 1
+    return Report(clashes, len(jobs), grabs, ooms, too_early)
+
+
+def _events(directory: str) -> Iterator[dict[str, Any]]:
+    try:
+        with open(os.path.join(directory, "events.log"), encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except FileNotFoundError:
+        return
+
+
+def print_audit(directory: str) -> int:
+    """Print the report; the exit status: 1 when jobs met."""
+    report = audit(directory)
+    for clash in report.clashes:
+        print(f"CLASH {clash}")
+    print(
+        f"{report.jobs} jobs, {report.grabs} grabs, {len(report.clashes)} clashes, "
+        f"{report.ooms} out of memory, {report.too_early} started before the memory was back"
+    )
+    return 1 if report.clashes else 0

@@ -1,0 +1,274 @@
+"""The files of a simulation: what its GPUs are, and which processes hold their memory. Standard library only.
+
+A simulation is a directory that all its processes share. Of gpusched, simjob imports this module alone.
+
+    box               key=value: spec; may be given fail=TEXT (nothing answers) and release_ms
+    lock              held while a program looks at free memory and takes some
+    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit
+    gpuN/state        key=value: uuid name total bus, and what anybody may change at any time
+    gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign leak_ms
+
+In key=value files the last line of a key wins, so `echo fail=lost >> gpu2/state` is a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+ENV_DIRECTORY = "GPUSCHED_SIMULATION"  # given to jobs: the directory
+MAX_GPUS = 64
+MODELS = {  # name on the command line -> the name that the board tells, and its memory in MiB
+    "A100": ("NVIDIA A100-SXM4-80GB", 81920),
+    "A100-40GB": ("NVIDIA A100-SXM4-40GB", 40960),
+    "H100": ("NVIDIA H100 80GB HBM3", 81559),
+    "L40S": ("NVIDIA L40S", 46068),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564),
+    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576),
+    "V100": ("Tesla V100-SXM2-32GB", 32768),
+    "T4": ("Tesla T4", 15360),
+}
+
+
+class Record(NamedTuple):
+    """Memory that a process holds on one simulated GPU."""
+
+    name: str  # PID-START
+    pid: int
+    alive: bool  # False: dead, its memory is not back yet
+    keys: dict[str, str]
+
+    @property
+    def mib(self) -> int:
+        return number(self.keys.get("mib"))
+
+    @property
+    def holder(self) -> str:
+        """Who this memory belongs to: processes of one job are one holder."""
+        return self.keys.get("job") or self.name
+
+
+# ---- making one ------------------------------------------------------------------------------------
+
+
+def parse_spec(spec: str) -> list[str]:
+    """The models that a spec names: "4", "2xT4", "2xA100+2xT4". Raises ValueError with words for people."""
+    models: list[str] = []
+    for part in spec.replace(",", "+").split("+"):
+        match = re.fullmatch(r"\s*(?:(\d+)\s*[xX*]?\s*)?([A-Za-z][\w-]*)?\s*", part)
+        if not match or not any(match.groups()):
+            raise ValueError(f"{part.strip()!r} is not a number of GPUs such as 4, 4xA100 or 2xA100+2xT4")
+        name = (match[2] or "A100").upper()
+        if name not in MODELS:
+            raise ValueError(f"no model {match[2]}; there are {', '.join(MODELS)}")
+        models += [name] * int(match[1] or 1)
+        if not 1 <= len(models) <= MAX_GPUS or match[1] == "0":
+            raise ValueError(f"a simulation has 1 to {MAX_GPUS} GPUs")
+    return models
+
+
+def spec_name(models: list[str]) -> str:
+    """The spec in its one normal form, which also names the directory."""
+    parts: list[tuple[str, int]] = []
+    for model in models:
+        if parts and parts[-1][0] == model:
+            parts[-1] = (model, parts[-1][1] + 1)
+        else:
+            parts.append((model, 1))
+    return "+".join(f"{count}x{model}" for model, count in parts)
+
+
+def locate(simulate: str | None, environment: Mapping[str, str]) -> str:
+    """The directory of the simulation that is meant, made if need be. ValueError has words for people.
+
+    `simulate` is a spec or the path of a simulation; GPUSCHED_SIMULATION, given to jobs, is the directory.
+    """
+    given = environment.get(ENV_DIRECTORY, "")
+    if simulate and (os.sep in simulate or is_simulation(simulate)):
+        if not is_simulation(simulate):
+            raise ValueError(f"no simulation in {simulate}; give a number of GPUs such as 4 or 4xA100")
+        return os.path.abspath(simulate)
+    if not simulate:
+        if not is_simulation(given):
+            raise ValueError(f"no simulation in {given}" if given else f"{ENV_DIRECTORY} is not set")
+        return os.path.abspath(given)
+    models = parse_spec(simulate)
+    directory = os.path.abspath(given) if given else os.path.join(_home(), spec_name(models))
+    create(directory, models)
+    spec = read_keys(os.path.join(directory, "box")).get("spec", "")
+    if spec != spec_name(models):
+        raise ValueError(f"the simulation in {directory} is {spec}, not {spec_name(models)}")
+    return directory
+
+
+def is_simulation(directory: str) -> bool:
+    return bool(directory) and os.path.exists(os.path.join(directory, "box"))
+
+
+def _home() -> str:
+    """Where this user's simulations are, unless a directory is given: private, whatever others put there."""
+    path = os.path.join(tempfile.gettempdir(), f"gpusched-simulations-{os.getuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ValueError(f"{path} belongs to somebody else; set {ENV_DIRECTORY} to a directory of yours")
+    return path
+
+
+def create(directory: str, models: list[str]) -> None:
+    """Make the simulation there if there is none yet. Two programs may do so at once."""
+    if is_simulation(directory):
+        return
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    for n, model in enumerate(models):
+        name, total = MODELS[model]
+        digest = hashlib.sha256(os.fsencode(f"{os.path.realpath(directory)}/{n}")).hexdigest()
+        uuid = f"GPU-{digest[:8]}-51a0-{digest[8:12]}-{digest[12:16]}-{digest[16:28]}"
+        os.makedirs(os.path.join(gpu_path(directory, n), "p"), mode=0o700, exist_ok=True)
+        state = os.path.join(gpu_path(directory, n), "state")
+        if not os.path.exists(state):
+            bus = f"00000000:{n + 1:02X}:00.0"
+            write_keys(state, {"uuid": uuid, "name": name, "total": total, "bus": bus})
+    write_keys(os.path.join(directory, "box"), {"spec": spec_name(models)})
+
+
+def gpu_path(directory: str, n: int) -> str:
+    return os.path.join(directory, f"gpu{n}")
+
+
+def gpu_numbers(directory: str) -> list[int]:
+    """All GPUs of the simulation in PCI order, present or not."""
+    count = 0
+    while os.path.exists(os.path.join(gpu_path(directory, count), "state")):
+        count += 1
+    return list(range(count))
+
+
+# ---- key=value files -------------------------------------------------------------------------------
+
+
+def read_keys(path: str) -> dict[str, str]:
+    """The keys of a file; empty when there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        text = os.read(fd, 1 << 16).decode("utf-8", "surrogateescape")
+    except OSError:
+        return {}
+    finally:
+        os.close(fd)
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def write_keys(path: str, keys: Mapping[str, object]) -> None:
+    """Replace a file in one step, so that no reader sees half of it."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(f"{key}={' '.join(str(value).split())}\n" for key, value in keys.items())
+    os.rename(temporary, path)
+
+
+def change_keys(path: str, **changes: object) -> None:
+    """Set some keys of a file; None removes one."""
+    keys: dict[str, object] = {**read_keys(path), **changes}
+    write_keys(path, {key: value for key, value in keys.items() if value is not None})
+
+
+def number(text: str | None) -> int:
+    """The whole number that a value holds; 0 where there is none."""
+    with suppress(ValueError, OverflowError):
+        return int(float(text or 0))
+    return 0
+
+
+# ---- processes -------------------------------------------------------------------------------------
+
+
+def start_time(pid: int) -> int | None:
+    """The kernel's start time of a live process; None when it is gone or a zombie."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    fields = text[text.rfind(b")") + 2 :].split(None, 20)
+    return None if len(fields) < 20 or fields[0] in b"ZX" else int(fields[19])
+
+
+def own_name() -> str:
+    return f"{os.getpid()}-{start_time(os.getpid())}"
+
+
+def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
+    """Who holds memory on GPU n. Buries the dead whose memory is due back; the log has it first."""
+    folder = os.path.join(gpu_path(directory, n), "p")
+    found: list[Record] = []
+    for name in sorted(os.listdir(folder)):
+        pid, _, start = name.partition("-")
+        if not (pid.isdigit() and start.isdigit()):
+            continue
+        path = os.path.join(folder, name)
+        keys = read_keys(path)
+        if not keys:
+            continue
+        alive = start_time(int(pid)) == int(start)
+        if alive or not _bury(directory, n, name, max(release_ms, number(keys.get("leak_ms")))):
+            found.append(Record(name, int(pid), alive, keys))
+    return found
+
+
+def _bury(directory: str, n: int, name: str, delay_ms: int) -> bool:
+    """Whether the memory of a dead process is back. Who sees it dead first stamps the time."""
+    path = os.path.join(gpu_path(directory, n), "p", name)
+    stamp = f"{path}.dead"
+    try:
+        since = os.stat(stamp).st_mtime
+    except FileNotFoundError:
+        since = time.time()
+        log(directory, "dead", gpu=n, name=name)
+        if delay_ms:
+            os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    if (time.time() - since) * 1000 < delay_ms:
+        return False
+    for victim in (path, stamp):
+        with suppress(FileNotFoundError):
+            os.unlink(victim)
+    return True
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Hold the simulation's lock; it drops with the process."""
+    fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.lockf(fd, os.F_LOCK, 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def log(directory: str, event: str, **keys: object) -> None:
+    """Append one event; one write, so that lines never mix."""
+    line = json.dumps({"t": round(time.time(), 6), "event": event, **keys}) + "\n"
+    path = os.path.join(directory, "events.log")
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
