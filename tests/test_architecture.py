@@ -36,18 +36,19 @@ TABLE = (
     Row("experiments.*", ("experiments.*", "core.*", "config", "errors"), ("yaml",)),
     Row("host.store", ("core.*", "errors")),
     Row("host.nvml", ("core.*", "errors"), ("pynvml", "psutil")),
-    Row("host.devices", ("core.*", "errors", "host.nvml", "host.simulated", "host.simfiles")),
+    Row("host.devices", ("core.*", "errors", "host.nvml*", "host.simulated", "host.simfiles")),
     Row("host.locks", ("errors",)),
     Row("host.shepherd", ("host.attemptdir", "host.locks")),
     Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
     Row("host.simulated", ("core.*", "errors", "host.locks", "host.simfiles")),
+    Row("host.queuedir", ("core.*", "errors", "host.locks", "host.attemptdir", "host.claims")),
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir"), ("psutil",)),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
     Row("submit", ("core.*", "host.*", "config", "errors")),
-    Row("dispatcher", ("core.*", "host.*", "config", "errors")),
+    Row("dispatcher.*", ("dispatcher.*", "core.*", "host.*", "submit", "config", "errors")),
     Row(
-        "api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher", "experiments.*")
+        "api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")
     ),
     Row("cli.*", ANYTHING, ("click",)),
     Row("commands.simjob*", ("commands.simjob*", "host.simfiles"), ANYTHING),
