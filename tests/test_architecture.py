@@ -41,7 +41,7 @@ TABLE = (
     Row("host.shepherd", ("host.attemptdir", "host.locks")),
     Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
     Row("host.simulated", ("core.*", "errors", "host.locks", "host.simfiles")),
-    Row("host.queuedir", ("core.*", "errors", "host.locks", "host.attemptdir", "host.claims")),
+    Row("host.queuedir", ("core.*", "errors", "host.locks", "host.attemptdir", "host.claims"), ("platformdirs",)),
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir"), ("psutil",)),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
