@@ -41,19 +41,21 @@ TABLE = (
     Row("host.shepherd", ("host.attemptdir", "host.locks")),
     Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
     Row("host.simulated", ("core.*", "errors", "host.locks", "host.simfiles")),
-    Row("host.queuedir", ("core.*", "errors", "host.locks", "host.claims"), ("platformdirs",)),
+    Row(
+        "host.queuedir",
+        ("core.*", "errors", "host.locks", "host.attemptdir", "host.claims"),
+        ("platformdirs",),
+    ),
     Row("host.metrics", ("core.*", "errors", "host.store")),
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir"), ("psutil",)),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
     Row("submit", ("core.*", "host.*", "config", "errors")),
     Row("dispatcher.*", ("dispatcher.*", "core.*", "host.*", "submit", "config", "errors")),
-    Row(
-        "api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")
-    ),
+    Row("api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")),
     Row("cli.*", ANYTHING, ("click",)),
     Row("commands.simjob*", ("commands.simjob*", "host.simfiles"), ANYTHING),
-)  # fmt: skip
+)
 
 # Modules of the standard library that have one owner each.
 OWNERS = {"sqlite3": ("host.store",), "fcntl": ("host.locks",)}
