@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +22,31 @@ from gpusched.core.model import Device, DeviceProcess, Reading, Sample
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 RETRY_S = (15.0, 30.0, 60.0)  # pauses before fresh starts of an NVML that does not work; the last one repeats
+STUCK_LIMIT = 3  # of children that KILL has not ended yet: a driver that hangs them would hang more
 FIRST_ANSWER_FACTOR = 3  # a first answer may have to wake each board, where persistence mode is off
 
-HINTS = {  # what to do next, for each kind of trouble that the child names
-    "no_library": "gpusched needs NVIDIA's driver; without a GPU, try --simulate 4",
-    "no_driver": "load it, or give the container its GPUs; `nvidia-smi` must work first",
-    "mismatch": "the driver was upgraded under the running one: reboot, or reload the nvidia kernel modules",
-    "no_permission": "this user may not open /dev/nvidia*: ask for the group that may, often `video`",
-    "no_package": "install gpusched again, with its dependency nvidia-ml-py",
-    "no_answer": "the driver hangs; `dmesg | grep -i -e xid -e nvrm` may say why",
+_VERSIONS = "the driver was upgraded under the running one: reboot, or reload the nvidia kernel modules"
+TROUBLES = {  # what the child's exception means, and what to do next
+    "NVMLError_LibraryNotFound": (
+        "there is no NVIDIA driver library (libnvidia-ml.so.1) here",
+        "gpusched needs NVIDIA's driver; without a GPU, try --simulate 4",
+    ),
+    "NVMLError_DriverNotLoaded": (
+        "the NVIDIA driver is not loaded",
+        "load it, or give the container its GPUs; `nvidia-smi` must work first",
+    ),
+    "NVMLError_LibRmVersionMismatch": ("the NVIDIA driver and its library differ in version", _VERSIONS),
+    "NVMLLibraryMismatchError": ("the NVIDIA library does not have what it should", _VERSIONS),
+    "NVMLError_NoPermission": (
+        "no permission to use the NVIDIA driver",
+        "this user may not open /dev/nvidia*: ask for the group that may, often `video`",
+    ),
+    "ImportError": ("the Python package nvidia-ml-py is not there", "install gpusched again"),
 }
 
 
-def _trouble(kind: str, text: str) -> GpuschedError:
-    return GpuschedError(text, hint=HINTS.get(kind, ""), exit_code=EXIT_CANNOT_WORK)
+def _trouble(text: str, hint: str = "") -> GpuschedError:
+    return GpuschedError(text, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +76,13 @@ class _Child:
         self.buffer = b""
         self.line, theirs = socket.socketpair()
         self.line.setblocking(False)
-        fd = theirs.fileno()
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpusched.host.nvml"],
                 cwd="/",  # -m would import from the working directory
                 env={**environment, "PYTHONPATH": path},
-                stdin=fd,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -87,7 +98,8 @@ class _Child:
         try:
             self.line.sendall(json.dumps(uuids).encode() + b"\n")
         except OSError:
-            self.line.shutdown(socket.SHUT_RD)
+            with suppress(OSError):
+                self.line.shutdown(socket.SHUT_RD)
 
     def answer(self) -> dict[str, Any] | None:
         """The answer, if it is all there. Raises EOFError when the child is gone."""
@@ -138,6 +150,8 @@ class NvmlSource:
         return ready
 
     def deadline(self) -> float | None:
+        if self._ready:
+            return 0.0
         if self._asked is not None:
             return self._asked_since + self._patience_s()
         return self._retry_at if self._next is not None else None
@@ -168,12 +182,14 @@ class NvmlSource:
         if self._asked is not None or self._next is None:
             return
         if self._child is None:
+            if len(self._dying) >= STUCK_LIMIT and now >= self._retry_at:
+                self._retry_at = now + RETRY_S[-1]
             if now < self._retry_at:
                 return
             try:
                 self._child = _Child(self._environment, now)
             except OSError as error:
-                return self._fail(_trouble("", f"the NVML helper cannot be started: {error.strerror}"), now)
+                return self._fail(_trouble(f"the NVML helper cannot be started: {error.strerror}"), now)
             self._epoll.register(self._child.line.fileno(), select.EPOLLIN)
         self._asked, self._next, self._asked_since = self._next, None, now
         self._child.ask(None if self._asked.everything else sorted(self._asked.uuids))
@@ -189,9 +205,13 @@ class NvmlSource:
         if answer is None:
             self._asked_since = min(self._asked_since, now)  # a clock that was set back
             if self._asked is not None and now - self._asked_since >= self._patience_s():
-                self._fail(_trouble("no_answer", f"NVML has not answered for {self._patience_s():g} s"), now)
+                silent = f"NVML has not answered for {self._patience_s():g} s"
+                self._fail(
+                    _trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now
+                )
         elif "trouble" in answer:
-            self._fail(_trouble(answer["kind"], answer["trouble"]), now)
+            name, text = answer["trouble"]
+            self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
         elif self._asked is not None:
             asked, self._asked = self._asked, None
             self._trouble, self._failures = None, 0
@@ -206,7 +226,7 @@ class NvmlSource:
         if child.answered and now - child.born >= RETRY_S[0]:
             self._abandon()  # it worked until somebody ended it: go on at once
             return self._ask(now)
-        self._fail(_trouble("ended", "the NVML helper process ended unexpectedly"), now)
+        self._fail(_trouble("the NVML helper process ended unexpectedly"), now)
 
     def _patience_s(self) -> float:
         fresh = self._child is not None and not self._child.answered
@@ -245,6 +265,8 @@ class NvmlSource:
             samples.append(Sample(known.uuid, answer["at"], processes=None, error=error))
         if asked.everything:
             devices.sort(key=lambda device: device.index)
+            place = {device.uuid: number for number, device in enumerate(devices)}
+            samples.sort(key=lambda sample: place[sample.uuid])
             self._known = {device.index: device for device in devices if not device.is_mig}
         missing = sorted(asked.uuids - {sample.uuid for sample in samples})
         samples += [Sample(uuid, answer["at"], processes=None, error="lost") for uuid in missing]
