@@ -6,12 +6,13 @@ A value comes from the last layer that names it: default, system file, user file
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpusched.errors import EXIT_USAGE, GpuschedError
@@ -281,6 +282,7 @@ class Settings:
         ("wait", "stop"),
         "Wait for processes that a command leaves behind, or stop them, before its GPU is given on",
     )
+    split_streams: bool = _row(False, _switch, "Write stdout and stderr of a job into two files")
     allow_unreadable_memory: bool = _row(
         False,
         _switch,
@@ -332,6 +334,16 @@ class Settings:
     def gpus_at_once(self) -> int:
         """`max_gpus` with its default worked out."""
         return max(DEFAULT_MAX_GPUS, self.gpus_per_job) if self.max_gpus is None else self.max_gpus
+
+    def to_json(self) -> str:
+        """All values, for the dispatcher that works on the same queue."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The settings that to_json() wrote; names that another version knew and this one does not are dropped."""
+        known = {name: value for name, value in json.loads(text).items() if name in SETTINGS}
+        return cls(**known)
 
 
 SETTINGS: Mapping[str, Setting] = {

@@ -99,9 +99,7 @@ def obstacle(device: Device, sample: Sample, ours: Set[int], occupied: bool, cri
     return None
 
 
-def _unreadable(
-    device: Device, sample: Sample, others: Sequence[DeviceProcess], criteria: Criteria
-) -> str | None:
+def _unreadable(device: Device, sample: Sample, others: Sequence[DeviceProcess], criteria: Criteria) -> str | None:
     if not device.unified_memory:
         return "memory not readable"
     if not criteria.allow_unreadable_memory:
@@ -188,9 +186,7 @@ def fold(
 
 def settle(before: Availability, now: float) -> Availability:
     """The availability at the moment when an attempt of ours has left the device; the next samples decide."""
-    return replace(
-        before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now
-    )
+    return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
 
 
 def vanish(before: Availability, now: float) -> Availability:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from gpusched.core.model import JobState, Outcome, OutcomeKind
+from gpusched.core.model import DeviceUse, JobState, Outcome, OutcomeKind
 
 
 class JobEvent(str, Enum):
@@ -104,3 +105,14 @@ def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_ask
     if tries <= retries:
         return Verdict(JobEvent.RETRIED, tries, losses)
     return Verdict(JobEvent.FAILED, tries, losses)
+
+
+def steer(
+    outcome: Outcome, devices: Sequence[DeviceUse], avoid: frozenset[str], above_bytes: int
+) -> tuple[frozenset[str], int]:
+    """Where the next attempt should rather go: devices to pass over, and the free memory that was too little."""
+    if outcome.cause in FREE_CAUSES:
+        return avoid | {d.uuid for d in devices}, above_bytes
+    if outcome.cause == "gpu_oom":
+        return avoid, max([above_bytes, *(d.free_bytes or 0 for d in devices)])
+    return avoid, above_bytes

@@ -263,3 +263,16 @@ class JobRow:
     def waiting(self) -> Job:
         """The job as the plan sees it."""
         return Job(self.id, self.gpus, self.not_before, self.tries, self.avoid, self.above_bytes)
+
+
+# ---- what a dispatcher shows -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunningView:
+    """A running job for people: what it is, where it runs, how far it says it is."""
+
+    job: JobRow
+    attempt: AttemptRow
+    leftovers: str = ""  # the command has ended; these processes of it have not
+    stopping: bool = False

@@ -143,9 +143,7 @@ class _Board:
         self.devices = snapshot.devices
         open_attempts = [a for a in snapshot.attempts if a.fact not in _ENDED]
         on_jobs = {uuid for attempt in open_attempts for uuid in attempt.devices}
-        settling = {
-            d.uuid for d in snapshot.devices if d.held and d.availability.state is DeviceState.SETTLING
-        }
+        settling = {d.uuid for d in snapshot.devices if d.held and d.availability.state is DeviceState.SETTLING}
         self.kept = on_jobs | settling
         self.max_gpus = snapshot.limits.max_gpus
         self.gpus_left = self.max_gpus - len(self.kept)

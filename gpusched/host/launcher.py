@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import gpusched
 from gpusched.errors import GpuschedError
@@ -24,8 +24,7 @@ from gpusched.host.shepherd import MESSAGE_LIMIT
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
 _BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from gpusched.host.shepherd import main; main(int(sys.argv[2]))"
+    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.shepherd import main; main(int(sys.argv[2]))"
 )
 SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
 
@@ -59,7 +58,6 @@ class _Shepherd:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     directory: str = ""  # of its attempt; empty when idle
-    buffer: list[Told] = field(default_factory=list)
 
 
 class Launcher:
@@ -160,6 +158,11 @@ class Launcher:
     def has(self, directory: str) -> bool:
         """Whether the attempt is with a shepherd of this launcher."""
         return directory in self._busy
+
+    def pid(self, directory: str) -> int | None:
+        """Pid of the shepherd that has the attempt."""
+        shepherd = self._busy.get(directory)
+        return None if shepherd is None else shepherd.process.pid
 
     def stop(self, directory: str) -> bool:
         """Ask the attempt's shepherd to end it. False when it is not one of ours."""

@@ -60,7 +60,9 @@ class Store:
         self._depth = 0
         if not create and not os.path.exists(path):
             raise StoreError(
-                "there is no queue here", where=os.path.dirname(path), hint="`gpusched status` lists the queues"
+                "there is no queue here",
+                where=os.path.dirname(path),
+                hint="`gpusched status` lists the queues",
             )
         if create:
             # ours alone from the first byte on; SQLite gives its -wal and -shm the same mode
@@ -150,12 +152,22 @@ class Store:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def set_meta(self, key: str, value: str) -> None:
+    def source(self) -> bytes | None:
+        """The file that this queue belongs to, as an absolute path; b"-" for a stream; None: not said yet."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'source'").fetchone()
+        return None if row is None else bytes(row[0])
+
+    def set_meta(self, key: str, value: str | bytes) -> None:
         with self.transaction():
             self._db.execute("INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2", (key, value))
 
     def counts(self) -> dict[JobState, int]:
         return {JobState(state): n for state, n in self._db.execute("SELECT state, n FROM counts")}
+
+    def has_work(self) -> bool:
+        """Whether a dispatcher that looks now would find something to do."""
+        counts = self.counts()
+        return bool(counts[JobState.QUEUED] or counts[JobState.RUNNING] or self.open_requests())
 
     def count_removed(self) -> int:
         """Jobs that were cancelled because their line is gone: they count nowhere."""
@@ -181,12 +193,12 @@ class Store:
             if append:
                 first = self._db.execute("SELECT coalesce(max(position) + 1, 0) FROM jobs").fetchone()[0]
                 for spec in specs:
-                    held.extend(self._held("WHERE identity = ? AND occurrence = ?", (identity(spec.text), spec.occurrence)))
+                    held.extend(
+                        self._held("WHERE identity = ? AND occurrence = ?", (identity(spec.text), spec.occurrence))
+                    )
             else:
                 held.extend(self._held("", ()))
-            change = reconcile(
-                specs, held, complete=complete, retry_failed=retry_failed, first_position=first
-            )
+            change = reconcile(specs, held, complete=complete, retry_failed=retry_failed, first_position=first)
             self._db.executemany(
                 "INSERT INTO jobs (command, identity, occurrence, line, position, cwd, gpus, time_limit_s, retries, "
                 "state, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -264,7 +276,9 @@ class Store:
         value = self._db.execute(query, (now,)).fetchone()[0]
         return None if value is None else float(value)
 
-    def start(self, job_id: int, started_at: float, log: str, error_log: str, devices: Sequence[DeviceUse]) -> int | None:
+    def start(
+        self, job_id: int, started_at: float, log: str, error_log: str, devices: Sequence[DeviceUse]
+    ) -> int | None:
         """Book attempt n+1 and the job as running, if it is still queued; the attempt's number, or None."""
         with self.transaction():
             row = self._db.execute("SELECT state, attempts FROM jobs WHERE id = ?", (job_id,)).fetchone()
@@ -273,7 +287,8 @@ class Store:
             number = int(row[1]) + 1
             self._move(job_id, JobEvent.STARTED, attempts=number)
             self._db.execute(
-                "UPDATE jobs SET first_started_at = ? WHERE id = ? AND first_started_at IS NULL", (started_at, job_id)
+                "UPDATE jobs SET first_started_at = ? WHERE id = ? AND first_started_at IS NULL",
+                (started_at, job_id),
             )
             self._db.execute(
                 "INSERT INTO attempts (job_id, number, started_at, log, error_log, devices) VALUES (?, ?, ?, ?, ?, ?)",

@@ -1,0 +1,237 @@
+"""The library's public face: a queue, submitting to it, dispatching it. Prints nothing.
+
+from gpusched.api import Queue
+queue = Queue.for_file("commands.txt")
+queue.submit_file("commands.txt")
+exit_code = queue.dispatch()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpusched.config import Settings
+from gpusched.core import selection
+from gpusched.core.jobfile import JobFile
+from gpusched.core.model import Device, Reading
+from gpusched.core.reconcile import Change
+from gpusched.dispatcher import Dispatcher, Observer
+from gpusched.dispatcher.feed import Feed
+from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.host import board, queuedir
+from gpusched.host.claims import Claims, find_directory
+from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
+from gpusched.host.queuedir import QueueDir
+from gpusched.host.store import Store
+from gpusched.submit import Rules, submit
+
+STREAM = "-"
+ACK_STEP_S = 0.05
+SLOW_ACK_S = 5.0  # after this long without an answer, say what is waited for
+
+_JOB_VARIABLES = ("GPUSCHED_JOB_ID", "GPUSCHED_DEVICES")
+
+
+@dataclass
+class Devices:
+    """An opened GPU source and a complete reading of it."""
+
+    source: DeviceSource
+    first: Reading
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def open_devices(settings: Settings) -> Devices:
+    """Open the GPUs that the settings name and read them once.
+
+    Raises GpuschedError (exit 3) where there are none, unless the jobs need none.
+    """
+    source = open_source(settings.simulate)
+    try:
+        return Devices(source, read_once(source))
+    except GpuschedError:
+        source.close()
+        if settings.gpus_per_job == 0:
+            none = NoSource()
+            return Devices(none, Reading(time.time(), time.time()))
+        raise
+    except BaseException:
+        source.close()
+        raise
+
+
+def check_devices(settings: Settings, devices: tuple[Device, ...]) -> selection.Selection:
+    """Refuse at once what this box can never meet, and a run nested in a job on the same GPUs."""
+    chosen = selection.select(
+        devices,
+        wanted=settings.gpu_list,
+        outer_mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        outer_order=os.environ.get("CUDA_DEVICE_ORDER"),
+        gpus_per_job=settings.gpus_per_job,
+        max_gpus=settings.max_gpus,
+    )
+    job, given = (os.environ.get(name) for name in _JOB_VARIABLES)
+    mine = set((given or "").split(",")) & set(chosen.uuids)
+    if job and mine and settings.gpus_per_job:
+        raise GpuschedError(
+            f"this is job {job} of another gpusched, and its GPU is the one that you ask for",
+            where=os.environ.get("GPUSCHED_QUEUE", ""),
+            hint="the outer one holds that GPU until this job ends; run the list outside, or with --gpus-per-job 0",
+        )
+    return chosen
+
+
+class Queue:
+    """One queue: its place, its database, and what can be done with it."""
+
+    def __init__(self, place: QueueDir, settings: Settings | None = None) -> None:
+        """A queue that is there. Raises GpuschedError otherwise."""
+        self.place = place
+        self.settings = settings or Settings()
+        self.store = Store(place.database)
+
+    @classmethod
+    def for_file(cls, source: str, settings: Settings | None = None) -> Queue:
+        """The queue of a job file (or "-"), made if it is not there.
+
+        A queue belongs to one file: another file of the same stem gets a name with a hash, and an explicit
+        log_dir that belongs to another file is refused.
+        """
+        settings = settings or Settings()
+        place = place_for(source, settings)
+        queuedir.prepare(place)
+        store = Store(place.database, create=True)
+        owner = _owner(source)
+        with store.transaction():
+            found = store.source()
+            if found is None:
+                store.set_meta("source", owner)
+            elif found != owner:
+                raise _other_file(place, found)
+        store.close()
+        queuedir.remember(place)
+        return cls(place, settings)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def submit(self, jobs: JobFile, rules: Rules, *, complete: bool = True) -> Change:
+        """Make the queue hold these jobs. The dispatcher, if there is one, takes the newer options too."""
+        with self.store.transaction():
+            change = submit(self.store, jobs.specs, rules, time.time(), complete=complete)
+            self.store.set_meta("settings", rules.settings.to_json())
+        return change
+
+    def dispatch(
+        self,
+        rules: Rules,
+        devices: Callable[[], Devices],
+        *,
+        feed: Feed | None = None,
+        observer: Observer | None = None,
+        follow: bool = False,
+        waiting: Callable[[str], None] = lambda text: None,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> int:
+        """Dispatch until all has ended; the exit code. 75 when another dispatcher took what was submitted.
+
+        `devices` is called once this process is the dispatcher. `waiting` is told what is waited for, if long.
+        """
+        request = self.store.request("submitted", time.time())
+        step("requested")
+        self.place.ring()
+        began = time.monotonic()
+        told = False
+        while (lock := self.place.take()) is None:
+            if self.store.is_acknowledged(request):
+                return EXIT_DISPATCHED_ELSEWHERE
+            if not told and time.monotonic() - began > SLOW_ACK_S:
+                told = True
+                pid = self.place.dispatcher()
+                waiting(f"waiting for the dispatcher of {self.place.path} (pid {pid}), which is leaving or slow")
+            time.sleep(ACK_STEP_S)
+        opened = devices()
+        try:
+            claims = Claims(find_directory(rules.settings.claims_dir))
+            while True:
+                dispatcher = Dispatcher(
+                    self.place,
+                    self.store,
+                    opened.source,
+                    claims,
+                    rules,
+                    opened.first,
+                    feed=feed,
+                    observer=observer,
+                    follow=follow,
+                    step=step,
+                )
+                code = dispatcher.run()
+                os.close(lock)
+                step("left")
+                if code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
+                    return code
+                # somebody submitted between the last look and the lock's end
+                again = self.place.take()
+                if again is None:
+                    return code
+                lock = again
+        finally:
+            opened.close()
+
+
+def place_for(source: str, settings: Settings) -> QueueDir:
+    """Where the queue of this file lies, made or not."""
+    if settings.log_dir:
+        return queuedir.locate(settings.log_dir, settings.state_dir)
+    if source == STREAM:
+        name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+        return queuedir.locate(queuedir.default_path(name), settings.state_dir)
+    stem = os.path.splitext(os.path.basename(source))[0]
+    place = queuedir.locate(queuedir.default_path(stem), settings.state_dir)
+    if place.exists():
+        store = Store(place.database)
+        try:
+            if store.source() not in (None, _owner(source)):
+                hashed = queuedir.default_path(stem, os.path.abspath(source))
+                return queuedir.locate(hashed, settings.state_dir)
+        finally:
+            store.close()
+    return place
+
+
+def _owner(source: str) -> bytes:
+    return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
+
+
+def _other_file(place: QueueDir, found: bytes) -> GpuschedError:
+    name = "standard input" if found == b"-" else found.decode("utf-8", "replace")
+    return GpuschedError(
+        f"this directory is the queue of another list: {name}",
+        where=place.path,
+        hint="choose another --log-dir, or leave it out",
+    )
+
+
+def known_devices(place: QueueDir) -> tuple[Device, ...]:
+    """The devices that the queue's dispatcher published; empty without one."""
+    found = board.read(place.board)
+    return tuple(item.device for item in found.devices) if found else ()
+
+
+def set_up_log(place: QueueDir, level: str) -> None:
+    """The dispatcher's log, in the queue directory: what happened and when, for this user alone."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.fdopen(os.open(place.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger = logging.getLogger("gpusched")
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.addHandler(handler)

@@ -1,0 +1,191 @@
+"""`gpusched run`: submit a file of commands and dispatch until all have ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from gpusched.cli.options import SettingsCommand, settings_options
+from gpusched.config import Loaded, Settings
+from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
+
+if TYPE_CHECKING:
+    from gpusched.core.jobfile import JobFile
+    from gpusched.dispatcher import Observer
+    from gpusched.submit import Rules
+
+SHOWN_WARNINGS = 20
+
+
+@click.command(
+    cls=SettingsCommand,
+    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.txt --max-gpus 2 --gpu-list 4 5 6 7\n"
+    "  make-commands | gpusched run -",
+)
+@click.argument("file")
+@settings_options(
+    "max_gpus",
+    "gpu_list",
+    "gpu_mem_threshold",
+    "max_checks",
+    "poll_interval",
+    "free_when",
+    "gpus_per_job",
+    "cpu_jobs",
+    "time_limit",
+    "retries",
+    "grace",
+    "log_dir",
+    "visible_devices",
+    "setup",
+    "shell",
+    "leftovers",
+    "split_streams",
+    "allow_unreadable_memory",
+    "strip_gpu_env",
+    "simulate",
+)
+@click.option("--force", is_flag=True, help="Go on although lines look wrong; set-up lines are left out.")
+@click.option("--retry-failed", is_flag=True, help="Queue the failed jobs of this file again.")
+@click.option("--follow", is_flag=True, help="Stay when all has ended, for lines added later.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
+def run(
+    file: str,
+    loaded: Loaded,
+    force: bool,
+    retry_failed: bool,
+    follow: bool,
+    dry_run: bool,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Run a file of commands on the GPUs that are free.
+
+    FILE holds one shell command a line; - reads standard input and starts jobs as lines arrive. The same command
+    again resumes: what succeeded is skipped, what is new or was interrupted runs.
+    """
+    from gpusched import api
+    from gpusched.submit import Rules
+
+    settings = loaded.settings
+    rules = Rules(settings, os.fsencode(os.getcwd()), force, retry_failed)
+    if settings.setup and not os.path.isfile(settings.setup):
+        raise GpuschedError("there is no such file", where=f"--setup {settings.setup}")
+    data, found = _read_list(file)
+    jobs = _parse(data, rules, file, verbose=verbose, quiet=quiet or as_json)
+    place = api.place_for(file, settings)
+    if dry_run:
+        from gpusched.cli.dry_run import dry_run as show
+
+        return show(place, jobs, rules, as_json=as_json)
+    devices = _check(place, settings)
+    try:
+        queue = api.Queue.for_file(file, settings)
+    except BaseException:
+        if devices is not None:
+            devices.close()
+        raise
+    api.set_up_log(queue.place, "DEBUG" if verbose else settings.log_level)
+    queue.submit(jobs, rules, complete=file != api.STREAM)
+    feed = _feed(file, data, found, rules)
+    observer = _observer(queue.place.path, as_json=as_json, quiet=quiet)
+
+    def say(text: str) -> None:
+        click.echo(f"gpusched: {text}", err=True)
+
+    try:
+        code = queue.dispatch(
+            rules,
+            lambda: devices if devices is not None else api.open_devices(settings),
+            feed=feed,
+            observer=observer,
+            follow=follow,
+            waiting=say,
+        )
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        close = getattr(observer, "close", None)
+        if close is not None:
+            close()
+    if code == EXIT_DISPATCHED_ELSEWHERE:
+        pid = queue.place.dispatcher()
+        say(f"{queue.place.path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
+        return code
+    from gpusched.cli.summary import print_summary
+
+    print_summary(queue, code, as_json=as_json)
+    return code
+
+
+def _read_list(file: str) -> tuple[bytes, os.stat_result | None]:
+    if file == "-":
+        return b"", None
+    try:
+        with open(file, "rb") as stream:
+            return stream.read(), os.fstat(stream.fileno())
+    except OSError as error:
+        hint = "`gpusched run FILE`; a file of one shell command a line"
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
+
+
+def _parse(data: bytes, rules: Rules, file: str, *, verbose: bool, quiet: bool) -> JobFile:
+    from gpusched.submit import read
+
+    jobs = read(data, rules, file)
+    told = [f for f in jobs.findings if f.severity == "warning" or (verbose and f.severity == "hint")]
+    if not quiet:
+        for finding in told[:SHOWN_WARNINGS]:
+            click.echo(f"{file}: {finding.render()}", err=True)
+        if len(told) > SHOWN_WARNINGS:
+            click.echo(f"{file}: … and {len(told) - SHOWN_WARNINGS} more warnings", err=True)
+    if not jobs.specs and file != "-":
+        raise GpuschedError("holds no command", where=file, hint="one shell command a line; lines with # are skipped")
+    return jobs
+
+
+def _check(place, settings: Settings):  # type: ignore[no-untyped-def]
+    """Refuse what this box can never meet before anything is made; the opened devices, unless others have them."""
+    from gpusched import api
+
+    if place.exists() and place.dispatcher() is not None:
+        known = api.known_devices(place)
+        if known:
+            api.check_devices(settings, known)
+        return None
+    devices = api.open_devices(settings)
+    try:
+        api.check_devices(settings, devices.first.devices)
+    except BaseException:
+        devices.close()
+        raise
+    return devices
+
+
+def _feed(file: str, data: bytes, found: os.stat_result | None, rules: Rules):  # type: ignore[no-untyped-def]
+    from gpusched.core.jobfile import LineFeed
+    from gpusched.dispatcher.feed import FileFeed, StreamFeed
+    from gpusched.submit import read
+
+    if found is None:
+        return StreamFeed(0, LineFeed(force=rules.force, strip_gpu_env=rules.settings.strip_gpu_env))
+    path = os.path.abspath(file)
+    return FileFeed(path, lambda text: read(text, rules, path), data, found)
+
+
+def _observer(queue: str, *, as_json: bool, quiet: bool) -> Observer:
+    from gpusched.views.lines import EventLines
+
+    out = sys.stderr if as_json else sys.stdout
+    if out.isatty() and not quiet and os.environ.get("TERM", "dumb") != "dumb":
+        from gpusched.views.live import LiveView
+
+        return LiveView(out, queue)
+    return EventLines(out, quiet=quiet)

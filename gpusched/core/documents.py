@@ -1,0 +1,110 @@
+"""Rows of a queue -> the JSON documents that gpusched writes and prints. Pure; secrets are masked here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpusched.core.masking import mask_secrets
+from gpusched.core.model import AttemptRow, JobRow, JobState
+
+METRICS_SCHEMA_VERSION = 1
+
+
+def shown_command(command: bytes) -> str:
+    """A command as it is shown to people: decoded with replacement, secrets masked."""
+    return mask_secrets(command.decode("utf-8", "replace"))
+
+
+def parse_progress(text: str | bytes) -> dict[str, Any]:
+    """The job's own progress file, if it is a JSON object; only the keys that are known, of the right types."""
+    try:
+        data = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    found: dict[str, Any] = {}
+    for key in ("done", "total"):
+        value = data.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18:
+            found[key] = value
+    for key in ("unit", "message"):
+        if isinstance(data.get(key), str):
+            found[key] = data[key][:200]
+    if isinstance(data.get("ready"), bool):
+        found["ready"] = data["ready"]
+    return found
+
+
+def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -> dict[str, Any]:
+    """One job with its newest attempt, as in gpu_metrics.json and `status --json`."""
+    last = attempts[-1] if attempts else None
+    outcome = last.outcome if last else None
+    wait = None if job.first_started_at is None else max(0.0, job.first_started_at - job.submitted_at)
+    document: dict[str, Any] = {
+        "id": job.id,
+        "command": shown_command(job.command),
+        "line": job.line,
+        "cwd": job.cwd.decode("utf-8", "replace"),
+        "state": job.state.value,
+        "outcome": outcome.kind.value if outcome else None,
+        "cause": job.cause or (outcome.cause if outcome else "") or None,
+        "note": (outcome.note if outcome else "") or None,
+        "exit_code": outcome.exit_code if outcome else None,
+        "signal": outcome.signal if outcome else None,
+        "gpus": job.gpus,
+        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in last.devices] if last else [],
+        "queued_at": job.submitted_at,
+        "started_at": last.started_at if last else None,
+        "ended_at": job.ended_at,
+        "wait_s": wait,
+        "runtime_s": sum(a.ended_at - a.started_at for a in attempts if a.ended_at is not None),
+        "tries": job.tries,
+        "attempts": job.attempts,
+        "log": f"{queue_path}/{last.log}" if last else None,
+        "error_log": f"{queue_path}/{last.error_log}" if last and last.error_log else None,
+        "peak_memory_bytes": None,
+        "mean_memory_bytes": None,
+        "mean_utilisation": None,
+        "energy_j": None,
+        "max_rss_bytes": last.max_rss_bytes if last else None,
+        "cpu_s": last.cpu_s if last else None,
+        "progress": parse_progress(last.progress) if last else {},
+    }
+    if last:
+        usage = last.usage
+        document |= {
+            "peak_memory_bytes": usage.peak_memory_bytes,
+            "mean_memory_bytes": usage.mean_memory_bytes,
+            "mean_utilisation": usage.mean_utilisation,
+            "energy_j": usage.energy_j,
+        }
+    return document
+
+
+def metrics_head(
+    counts: Mapping[JobState, int], removed: int, totals: Mapping[str, float], now: float
+) -> dict[str, Any]:
+    """gpu_metrics.json without its lists. Rates are of all jobs; removed lines count nowhere. Times in seconds."""
+    total = sum(counts.values()) - removed
+    succeeded, failed = counts[JobState.SUCCEEDED], counts[JobState.FAILED]
+    started = totals["started_jobs"]
+    return {
+        "schema_version": METRICS_SCHEMA_VERSION,
+        "total_jobs": total,
+        "successful_jobs": succeeded,
+        "failed_jobs": failed,
+        "cancelled_jobs": counts[JobState.CANCELLED] - removed,
+        "running_jobs": counts[JobState.RUNNING],
+        "queued_jobs": counts[JobState.QUEUED] + counts[JobState.HELD],
+        "success_rate": succeeded / total if total else 0.0,
+        "failure_rate": failed / total if total else 0.0,
+        "total_wait_time": totals["total_wait_time"],
+        "avg_wait_time": totals["total_wait_time"] / started if started else 0.0,
+        "total_runtime": totals["total_runtime"],
+        "total_job_time": totals["total_job_time"],
+        "start_time": totals["start_time"],
+        "timestamp": now,
+    }

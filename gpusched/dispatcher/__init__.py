@@ -1,0 +1,5 @@
+"""The loop: observe -> plan -> act. Recovery is its first tick. Decides nothing itself: core/plan does."""
+
+from gpusched.dispatcher.loop import Dispatcher, Observer, Quiet
+
+__all__ = ["Dispatcher", "Observer", "Quiet"]

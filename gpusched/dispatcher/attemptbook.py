@@ -1,0 +1,351 @@
+"""The open attempts of one dispatcher: launched or adopted, looked at, stopped. Decides nothing about their jobs."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpusched.core import masking, usage
+from gpusched.core.jobfile import needs_script
+from gpusched.core.model import (
+    Attempt,
+    AttemptFact,
+    AttemptRow,
+    JobRow,
+    Outcome,
+    OutcomeKind,
+    RunningView,
+    Sample,
+    Usage,
+)
+from gpusched.core.outcome import classify
+from gpusched.host import attemptdir, locks, reaper
+from gpusched.host.launcher import Launcher, Order, Told
+from gpusched.host.queuedir import LOGS, QueueDir
+
+STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left
+SHUTDOWN_WINDOW_S = 1.0
+
+
+@dataclass(slots=True)
+class Live:
+    """An open attempt and what was last seen of it."""
+
+    job: JobRow
+    row: AttemptRow
+    directory: str
+    marker: tuple[bytes, ...]
+    fact: AttemptFact = AttemptFact.ALIVE
+    outcome: Outcome | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    cancel_requested: bool = False
+    stop_sent: bool = False
+    adopted: bool = False
+    handle: int | None = None  # pidfd of an adopted attempt's shepherd
+    usage: Usage = Usage()
+    progress: bytes = b""
+    lingering_since: float | None = None
+    strange_device: str = ""  # a device that it uses without having been given it
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(device.uuid for device in self.row.devices)
+
+    @property
+    def ended(self) -> bool:
+        return self.fact not in (AttemptFact.ALIVE, AttemptFact.LINGERING)
+
+    def planned(self) -> Attempt:
+        """The attempt as the plan sees it."""
+        return Attempt(
+            self.job.id,
+            self.row.number,
+            self.devices,
+            self.fact,
+            self.outcome,
+            self.cancel_requested,
+            self.stop_sent,
+            self.job.tries,
+            self.job.retries,
+            self.job.losses,
+        )
+
+    def view(self) -> RunningView:
+        row = AttemptRow(
+            self.row.job_id,
+            self.row.number,
+            self.row.started_at,
+            None,
+            None,
+            self.row.log,
+            self.row.error_log,
+            self.row.devices,
+            self.usage,
+            progress=self.progress.decode("utf-8", "replace"),
+        )
+        return RunningView(self.job, row, self.fields.get("leftovers", ""), self.stop_sent)
+
+
+def marker_of(queue: QueueDir, job_id: int, number: int) -> tuple[bytes, ...]:
+    """The words in the environment of every process of an attempt."""
+    return (
+        b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
+        b"GPUSCHED_JOB_ID=%d" % job_id,
+        b"GPUSCHED_ATTEMPT=%d" % number,
+    )
+
+
+def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
+    """Log file of an attempt, and of its stderr if the streams are split; relative to the queue directory."""
+    stem = f"{LOGS}/{job.id:04d}.{number}-{masking.log_stem(job.command)}"
+    return (f"{stem}.out.log", f"{stem}.err.log") if split else (f"{stem}.log", "")
+
+
+class AttemptBook:
+    def __init__(self, queue: QueueDir, selector: selectors.BaseSelector) -> None:
+        self.queue = queue
+        self.live: dict[str, Live] = {}  # by directory
+        self.told: dict[str, str] = {}  # directories to look at, with an error that came along
+        self._selector = selector
+        self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
+
+    def _hear(self, told: Told) -> None:
+        self.told[told.directory] = told.error
+
+    # ---- beginning ----
+
+    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]]) -> list[Live]:
+        """Take over the attempts that an earlier dispatcher left open."""
+        found = []
+        for job, row in rows:
+            directory = attemptdir.directory(self.queue.state, job.id, row.number)
+            live = Live(job, row, directory, marker_of(self.queue, job.id, row.number), adopted=True)
+            live.cancel_requested = job.cancel_requested_at is not None
+            live.usage = row.usage
+            sight = reaper.look(directory, live.marker)
+            live.fields = sight.fields
+            live.handle = reaper.shepherd_handle(sight.fields)
+            if live.handle is not None:
+                self._selector.register(live.handle, selectors.EVENT_READ, lambda d=directory: self._gone(d))
+            self.live[directory] = live
+            self.told[directory] = ""
+            found.append(live)
+        return found
+
+    def _gone(self, directory: str) -> None:
+        live = self.live.get(directory)
+        if live is not None:
+            self._close_handle(live)
+        self.told[directory] = ""
+
+    def _close_handle(self, live: Live) -> None:
+        if live.handle is not None:
+            self._selector.unregister(live.handle)
+            os.close(live.handle)
+            live.handle = None
+
+    def prepare(self, job_id: int, number: int) -> int | None:
+        """Make the attempt's directory and take its life lock; the descriptor."""
+        life = attemptdir.make(attemptdir.directory(self.queue.state, job_id, number))
+        if locks.try_lock(life):
+            return life
+        os.close(life)
+        return None
+
+    def launch(
+        self,
+        job: JobRow,
+        row: AttemptRow,
+        life: int,
+        claims: list[int],
+        environment: dict[bytes, bytes],
+        style: LaunchStyle,
+    ) -> Live:
+        """Hand a booked attempt to a shepherd and let go of the life lock here."""
+        directory = attemptdir.directory(self.queue.state, job.id, row.number)
+        marker = marker_of(self.queue, job.id, row.number)
+        environment = {
+            **environment,
+            **dict(word.split(b"=", 1) for word in marker),  # type: ignore[misc]
+            b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
+            b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attemptdir.PROGRESS}"),
+        }
+        live = Live(job, row, directory, marker)
+        self.live[directory] = live
+        order = Order(
+            directory=directory,
+            argv=_argv(style, job.command, directory),
+            cwd=job.cwd,
+            environment=environment,
+            log=f"{self.queue.path}/{row.log}",
+            error_log=row.error_log and f"{self.queue.path}/{row.error_log}",
+            time_limit_s=job.time_limit_s,
+            grace_s=style.grace_s,
+            leftovers=style.leftovers,
+            marker=marker,
+        )
+        try:
+            self._launcher.launch(order, life, claims)
+        finally:
+            os.close(life)
+        return live
+
+    # ---- looking ----
+
+    def look(self, now: float, everywhere: bool, stopping_since: float | None, lost: Iterable[str]) -> list[Live]:
+        """Look at the attempts that were told of (or at all); those that have just ended."""
+        ended = []
+        directories = list(self.live) if everywhere else list(self.told)
+        for directory in directories:
+            error = self.told.pop(directory, "")
+            live = self.live.get(directory)
+            if live is None or live.ended:
+                continue
+            sight = reaper.look(directory, live.marker)
+            live.fields = sight.fields
+            live.fact = sight.fact
+            if sight.fact is AttemptFact.ALIVE:
+                continue
+            if sight.fact is AttemptFact.LINGERING:
+                self._end_strays(live, now)
+                continue
+            self._close_handle(live)
+            live.outcome = self._outcome(live, error, stopping_since, set(lost))
+            ended.append(live)
+        return ended
+
+    def _end_strays(self, live: Live, now: float) -> None:
+        if live.lingering_since is None:
+            live.lingering_since = now
+        late = now - live.lingering_since >= STRAY_GRACE_S
+        reaper.end_strays(live.marker, signal.SIGKILL if late else signal.SIGTERM)
+        self.told.setdefault(live.directory, "")
+
+    def lingering(self) -> bool:
+        return any(live.fact is AttemptFact.LINGERING for live in self.live.values())
+
+    def _outcome(self, live: Live, error: str, stopping_since: float | None, lost: set[str]) -> Outcome:
+        if live.fact is AttemptFact.NOT_STARTED:
+            cause = "disk_full" if error else "dispatcher_gone" if live.adopted else ""
+            return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
+        if live.fact is AttemptFact.LOST:
+            return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
+        outcome = outcome_of(live.fields, live.cancel_requested)
+        if outcome.ok or outcome.kind not in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED):
+            return outcome
+        ended_at = float(live.fields.get("ended_at", 0.0))
+        if stopping_since is not None and ended_at >= stopping_since - SHUTDOWN_WINDOW_S:
+            return Outcome(OutcomeKind.INTERRUPTED, outcome.exit_code, outcome.signal, note="ended with the shutdown")
+        logs = [f"{self.queue.path}/{name}" for name in (live.row.log, live.row.error_log) if name]
+        tail = b"\n".join(reaper.log_tail(path) for path in logs)
+        cause = classify(outcome.exit_code, outcome.signal, tail.decode("utf-8", "replace"))
+        if not cause and lost.intersection(live.devices):
+            cause = "gpu_lost"
+        return Outcome(outcome.kind, outcome.exit_code, outcome.signal, cause, outcome.note)
+
+    # ---- using ----
+
+    def owners(self, samples: Iterable[Sample]) -> dict[int, Live]:
+        """Which processes on the devices belong to which of our attempts, by pid."""
+        shepherds = {}
+        for directory, live in self.live.items():
+            pid = live.fields.get("pid") or self._launcher.pid(directory)
+            if pid:
+                shepherds[int(pid)] = directory
+        if not shepherds:
+            return {}
+        pids = {p.pid for sample in samples for p in sample.processes or ()}
+        owners = reaper.shepherds_of(pids, shepherds)
+        return {pid: self.live[directory] for pid, directory in owners.items()}
+
+    def measure(self, samples: Mapping[str, Sample], energy: Mapping[str, float]) -> None:
+        """Fold one poll into the usage of every attempt, and note who uses a device that it was not given."""
+        owners = self.owners(samples.values())
+        for live in self.live.values():
+            if live.ended:
+                continue
+            mine = [samples[uuid] for uuid in live.devices if uuid in samples]
+            pids = {pid for pid, owner in owners.items() if owner is live}
+            if mine:
+                used = [energy[uuid] for uuid in live.devices if uuid in energy]
+                live.usage = usage.add(live.usage, mine, pids, sum(used) if used else None)
+            progress = attemptdir.read_progress(live.directory)
+            if progress is not None:
+                live.progress = progress
+            for uuid, sample in samples.items():
+                if uuid not in live.devices and any(p.pid in pids for p in sample.processes or ()):
+                    live.strange_device = uuid
+
+    def ours_on(self, sample: Sample) -> set[int]:
+        """Pids on the device that belong to the attempt that holds it."""
+        if not sample.processes:
+            return set()
+        owners = self.owners([sample])
+        return {pid for pid, live in owners.items() if sample.uuid in live.devices and not live.ended}
+
+    # ---- ending ----
+
+    def stop(self, live: Live) -> None:
+        """Have the attempt ended: TERM, grace, KILL. The wish is stored before this is called."""
+        live.stop_sent = self._launcher.stop(live.directory) or reaper.terminate(live.fields)
+        if not live.stop_sent:
+            self.told.setdefault(live.directory, "")
+
+    def forget(self, live: Live) -> None:
+        """The attempt is closed in the store."""
+        self._close_handle(live)
+        self.live.pop(live.directory, None)
+
+    def occupied(self) -> set[str]:
+        return {uuid for live in self.live.values() if not live.ended for uuid in live.devices}
+
+    def close(self) -> None:
+        """Leave; running attempts go on with their shepherds."""
+        for live in self.live.values():
+            self._close_handle(live)
+        self._launcher.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStyle:
+    """How commands of this queue are run."""
+
+    shell: tuple[bytes, ...]  # the words before a command, ending in -c
+    setup: str | None = None
+    grace_s: float = 10.0
+    leftovers: str = "wait"
+    split_streams: bool = False
+
+
+def _argv(style: LaunchStyle, command: bytes, directory: str) -> tuple[bytes, ...]:
+    if style.setup:
+        command = b". " + os.fsencode(shlex.quote(style.setup)) + b" || exit $?\n" + command
+    if not needs_script(command):
+        return (*style.shell, command)
+    # one argument cannot be this long: the same text runs from a file
+    script = f"{directory}/command.sh"
+    attemptdir.write_atomically(script, command + b"\n")
+    return (*style.shell[:-1], os.fsencode(script))
+
+
+def outcome_of(fields: Mapping[str, str], cancel_requested: bool) -> Outcome:
+    """The outcome that an exit record tells, before its log was read."""
+    code = int(fields["exit_code"]) if "exit_code" in fields else None
+    number = int(fields["signal"]) if "signal" in fields else None
+    note = fields.get("note", "")
+    cause = "unkillable" if note == "unkillable" else ""
+    stopped = fields.get("stopped")
+    if stopped == "timed_out":
+        return Outcome(OutcomeKind.TIMED_OUT, code, number, cause, note)
+    if stopped and cancel_requested:
+        return Outcome(OutcomeKind.CANCELLED, code, number, cause, note)
+    if stopped:
+        return Outcome(OutcomeKind.INTERRUPTED, code, number, cause, note)
+    if "error" in fields:
+        return Outcome(OutcomeKind.NOT_STARTED, cause="bad_command", note=fields["error"])
+    kind = OutcomeKind.SIGNALLED if number is not None else OutcomeKind.EXITED
+    return Outcome(kind, code, number, cause, note)

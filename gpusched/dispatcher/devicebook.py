@@ -1,0 +1,225 @@
+"""The devices of one dispatcher: what is known of each, which claims it holds, when to look again.
+
+Folds readings with core/availability and takes claims as it is told. Decides nothing, knows no job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+
+from gpusched.core import availability
+from gpusched.core.availability import Availability, Criteria, DeviceState
+from gpusched.core.model import Device, Reading, Sample
+from gpusched.core.plan import DeviceView
+from gpusched.host.claims import Claims
+from gpusched.host.devices import DeviceSource
+
+Ours = Callable[[Sample], Set[int]]
+
+
+@dataclass(slots=True)
+class _Entry:
+    device: Device
+    availability: Availability
+    claim: int | None = None  # descriptor
+    claimed_at: float = 0.0
+    asked_at: float = 0.0  # of the newest sample that was folded
+    ignore_until: float = 0.0  # samples asked for before this moment describe the past
+    look_at: float | None = None  # when a settling device wants its next look
+    refused: str = ""
+    missing: bool = False
+
+
+class DeviceBook:
+    """`allowed` is the order of preference, by UUID. The caller says when time passes and who is on which device."""
+
+    def __init__(
+        self, source: DeviceSource, claims: Claims, queue: str, allowed: Iterable[str], first: Reading
+    ) -> None:
+        self.source = source
+        self.claims = claims
+        self.queue = queue
+        self.criteria = Criteria()
+        self.settle_timeout_s = 30.0
+        self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
+        self.error = ""  # why the source as a whole does not answer
+        self.since = first.at
+        self._entries: dict[str, _Entry] = {}
+        self.allow(allowed)
+
+    def allow(self, uuids: Iterable[str]) -> None:
+        """Set the allowed devices and their order; what is known of a device that stays is kept."""
+        before = self._entries
+        self._entries = {uuid: before.get(uuid) or _Entry(self.box[uuid], Availability(uuid)) for uuid in uuids}
+        for uuid in before.keys() - self._entries.keys():
+            self._drop_claim(before[uuid])
+
+    # ---- readings ----
+
+    def ask(self, now: float, *, poll: bool) -> None:
+        """Put the questions that are due: all devices at a poll, settling ones in between."""
+        if poll:
+            self.source.request(None, now)
+            return
+        due = [uuid for uuid, e in self._entries.items() if e.look_at is not None and e.look_at <= now]
+        if due:
+            for uuid in due:
+                self._entries[uuid].look_at = None
+            self.source.request(frozenset(due), now)
+
+    def take_in(self, now: float, ours: Ours, occupied: Set[str]) -> list[Reading]:
+        """Fold what the source has to say; the readings, for whoever else wants them."""
+        readings = self.source.poll(now)
+        for reading in readings:
+            if reading.error:
+                self._silence(reading.error, now)
+                continue
+            if self.error:
+                self.error = ""
+            self._fold(reading, ours, occupied)
+        return readings
+
+    def _fold(self, reading: Reading, ours: Ours, occupied: Set[str]) -> None:
+        for device in reading.devices:
+            self.box[device.uuid] = device
+        seen = set()
+        for sample in reading.samples:
+            entry = self._entries.get(sample.uuid)
+            if entry is None:
+                continue
+            seen.add(sample.uuid)
+            if reading.asked_at < entry.ignore_until:
+                continue
+            entry.device = self.box.get(sample.uuid, entry.device)
+            entry.missing = False
+            entry.asked_at = reading.asked_at
+            if reading.complete:
+                entry.refused = ""
+            entry.availability = availability.fold(
+                entry.availability,
+                entry.device,
+                sample,
+                ours=ours(sample),
+                occupied=sample.uuid in occupied,
+                polled=reading.complete,
+                criteria=self.criteria,
+                settle_timeout_s=self.settle_timeout_s,
+            )
+            since = entry.availability.settling_since
+            entry.look_at = None
+            if since is not None:
+                entry.look_at = reading.at + availability.settle_pause_s(reading.at - since)
+        if reading.complete:
+            listed = {device.uuid for device in reading.devices}
+            for uuid, entry in self._entries.items():
+                if uuid not in listed and uuid not in seen:
+                    entry.missing = True
+                    entry.availability = availability.vanish(entry.availability, reading.at)
+            self.box = {uuid: d for uuid, d in self.box.items() if uuid in listed}
+
+    def _silence(self, error: str, now: float) -> None:
+        self.error = error
+        for uuid, entry in self._entries.items():
+            entry.look_at = None
+            entry.availability = Availability(uuid, why=error, since=now)
+
+    def next_look(self) -> float | None:
+        """When ask() or take_in() have something to do before the next poll."""
+        looks = [e.look_at for e in self._entries.values() if e.look_at is not None]
+        deadline = self.source.deadline()
+        if deadline is not None:
+            looks.append(deadline)
+        return min(looks) if looks else None
+
+    def settle(self, uuids: Iterable[str], now: float) -> None:
+        """An attempt of ours has left these devices: look at once, and again until their memory is back."""
+        for uuid in uuids:
+            entry = self._entries.get(uuid)
+            if entry is not None and not self.error:
+                entry.availability = availability.settle(entry.availability, now)
+                entry.ignore_until = now
+                entry.look_at = now
+
+    # ---- claims ----
+
+    def claim(self, uuids: Iterable[str], now: float) -> bool:
+        """Take the claims of all these devices in UUID order, or of none; then ask for one more look at them."""
+        taken: list[tuple[_Entry, int]] = []
+        for uuid in sorted(uuids):
+            entry = self._entries[uuid]
+            fd = self.claims.try_acquire(uuid, self.queue, now)
+            if fd is None:
+                holder = self.claims.holder(uuid)
+                entry.refused = f"claimed by {holder.user}'s gpusched" if holder else "claimed by somebody just now"
+                for _, other in taken:
+                    os.close(other)
+                return False
+            taken.append((entry, fd))
+        for entry, fd in taken:
+            entry.claim, entry.claimed_at = fd, now
+            entry.ignore_until = max(entry.ignore_until, now)
+        self.source.request(frozenset(entry.device.uuid for entry, _ in taken), now)
+        return True
+
+    def release(self, uuid: str) -> None:
+        self._drop_claim(self._entries[uuid])
+
+    def _drop_claim(self, entry: _Entry) -> None:
+        if entry.claim is not None:
+            os.close(entry.claim)
+            entry.claim = None
+
+    def release_all(self) -> None:
+        for entry in self._entries.values():
+            self._drop_claim(entry)
+
+    def descriptors(self, uuids: Iterable[str]) -> list[int]:
+        found = [self._entries[uuid].claim for uuid in uuids]
+        return [fd for fd in found if fd is not None]
+
+    # ---- views ----
+
+    def views(self) -> tuple[DeviceView, ...]:
+        """The allowed devices as the plan sees them, in order of preference."""
+        return tuple(
+            DeviceView(
+                e.availability,
+                e.availability.sample.total_bytes if e.availability.sample else e.device.total_bytes,
+                f"GPU {e.device.index}" if not e.device.is_mig else f"MIG {e.device.uuid[:12]}",
+                e.claim is not None,
+                e.claim is not None and e.asked_at >= e.claimed_at,
+                e.refused,
+            )
+            for e in self._entries.values()
+        )
+
+    def device(self, uuid: str) -> Device:
+        return self._entries[uuid].device
+
+    def availability(self, uuid: str) -> Availability:
+        return self._entries[uuid].availability
+
+    def states(self) -> Mapping[str, DeviceState]:
+        return {uuid: e.availability.state for uuid, e in self._entries.items()}
+
+    def devices(self) -> list[Device]:
+        return [e.device for e in self._entries.values()]
+
+    def degraded(self) -> str:
+        """Why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are."""
+        if any(d.is_mig or d.mig_parent for d in self.box.values()):
+            return "MIG is in the box"
+        for entry in self._entries.values():
+            if entry.missing or entry.availability.state is DeviceState.LOST:
+                return f"GPU {entry.device.index} ({entry.device.uuid}) is lost or missing"
+        return ""
+
+    def note_occupied(self, uuids: Set[str], now: float) -> None:
+        """An attempt has just begun on these devices: they run from now on, whatever the last sample said."""
+        for uuid in uuids:
+            entry = self._entries[uuid]
+            entry.availability = replace(
+                entry.availability, state=DeviceState.RUNNING, why="runs a job of this queue", since=now
+            )

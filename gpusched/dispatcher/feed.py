@@ -1,0 +1,186 @@
+"""Where the jobs of a queue come from while it is dispatched: a file that is edited, or a stream. Submits nothing."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpusched.core.jobfile import JobFile, LineFeed
+from gpusched.core.model import JobSpec
+
+STILL_S = 1.0  # an edited file is read when it has not changed for this long
+CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Jobs to submit. `append`: they come after what is there; else they are the whole list as it is now.
+
+    `complete` says that what is not in a whole list is gone.
+    """
+
+    jobs: JobFile
+    append: bool
+    complete: bool
+
+
+class Feed(Protocol):
+    def poll(self, now: float) -> Batch | None:
+        """What has come since the last call."""
+
+    def ended(self) -> bool:
+        """Whether nothing more can be on its way now."""
+
+    def deadline(self) -> float | None:
+        """When poll() wants to be called at the latest."""
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Wake the dispatcher through its selector."""
+
+    def detach(self) -> None:
+        """The dispatcher leaves."""
+
+
+class NoFeed:
+    """Jobs come by other commands only."""
+
+    def poll(self, now: float) -> Batch | None:
+        return None
+
+    def ended(self) -> bool:
+        return True
+
+    def deadline(self) -> float | None:
+        return None
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        return None
+
+    def detach(self) -> None:
+        return None
+
+
+class FileFeed:
+    """A job file. Its first content was submitted by whoever made this; later ones are taken as they are saved."""
+
+    def __init__(self, path: str, parse: Callable[[bytes], JobFile], taken: bytes, taken_stat: os.stat_result) -> None:
+        self.path = path
+        self._parse = parse
+        self._taken = self._signature(taken_stat)
+        self._newline = taken.endswith(b"\n")  # of the last good content
+        self._seen: tuple[tuple[int, int, int], float] | None = None
+
+    @staticmethod
+    def _signature(found: os.stat_result) -> tuple[int, int, int]:
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def poll(self, now: float) -> Batch | None:
+        try:
+            signature = self._signature(os.stat(self.path))
+        except OSError:
+            self._seen = None  # being replaced, or gone: the jobs stay
+            return None
+        if signature == self._taken:
+            self._seen = None
+            return None
+        if self._seen is None or self._seen[0] != signature:
+            self._seen = (signature, now)
+            return None
+        if now - self._seen[1] < STILL_S:
+            return None
+        with open(self.path, "rb") as file:
+            data = file.read()
+            if self._signature(os.fstat(file.fileno())) != signature:
+                return None
+        self._taken, self._seen = signature, None
+        if self._newline and data and not data.endswith(b"\n"):
+            return None  # half saved: the next save brings the rest
+        jobs = self._parse(data)  # raises for a list that is refused; the old one stays
+        self._newline = data.endswith(b"\n")
+        return Batch(jobs, append=False, complete=True)
+
+    def ended(self) -> bool:
+        if self._seen is not None:
+            return False
+        try:
+            return self._signature(os.stat(self.path)) == self._taken
+        except OSError:
+            return True
+
+    def deadline(self) -> float | None:
+        return None if self._seen is None else self._seen[1] + STILL_S
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        return None
+
+    def detach(self) -> None:
+        return None
+
+
+class StreamFeed:
+    """Lines that arrive on a descriptor, taken as they come. Nothing is gone before a clean end of the stream."""
+
+    def __init__(self, fd: int, lines: LineFeed) -> None:
+        self._fd = fd
+        self._lines = lines
+        self._buffer = b""
+        self._specs: list[JobSpec] = []
+        self._over = False  # end of input seen
+        self._clean = False
+        self._told_end = False
+        self._pollable = False
+        self._selector: selectors.BaseSelector | None = None
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        os.set_blocking(self._fd, False)
+        try:
+            selector.register(self._fd, selectors.EVENT_READ, self._read)
+            self._selector = selector
+        except PermissionError:  # a regular file is always readable
+            while not self._over:
+                self._read()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._end(clean=False)
+            return
+        if data:
+            self._buffer += data
+        else:
+            self._end(clean=True)
+
+    def detach(self) -> None:
+        if self._selector is not None:
+            self._selector.unregister(self._fd)
+            self._selector = None
+
+    def _end(self, *, clean: bool) -> None:
+        self._over, self._clean = True, clean
+        self.detach()
+
+    def poll(self, now: float) -> Batch | None:
+        if self._buffer:
+            data, self._buffer = self._buffer, b""
+            jobs = self._lines.feed(data)
+            self._specs += jobs.specs
+            return Batch(jobs, append=True, complete=False)
+        if self._over and not self._told_end:
+            self._told_end = True
+            jobs = self._lines.finish()
+            self._specs += jobs.specs
+            whole = JobFile(tuple(self._specs), jobs.findings, jobs.complete)
+            return Batch(whole, append=False, complete=self._clean)
+        return None
+
+    def ended(self) -> bool:
+        return self._told_end
+
+    def deadline(self) -> float | None:
+        return 0.0 if self._buffer or (self._over and not self._told_end) else None

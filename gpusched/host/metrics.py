@@ -1,0 +1,44 @@
+"""Writes gpu_metrics.json from the store, streamed and replaced atomically. Decides nothing about its content."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from gpusched.core.documents import job_document, metrics_head
+from gpusched.host.store import Store
+
+NEWEST = 1000  # jobs listed while the queue is worked on; all of them at the end
+
+
+def write(
+    path: str,
+    store: Store,
+    devices: Sequence[dict[str, Any]],
+    queue_path: str,
+    now: float,
+    *,
+    every_job: bool,
+) -> None:
+    """Replace the metrics at `path`. Raises OSError when the disk is full; the old file then stays."""
+    head = metrics_head(store.counts(), store.count_removed(), store.totals(), now)
+    temporary = f"{path}.tmp{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps({**head, "devices": list(devices)}, indent=1)[:-2])
+            file.write(',\n "jobs": [')
+            between = "\n  "
+            for job in store.jobs(newest=None if every_job else NEWEST):
+                file.write(between + json.dumps(job_document(job, store.attempts(job.id), queue_path)))
+                between = ",\n  "
+            file.write("\n ]\n}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
