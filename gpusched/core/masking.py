@@ -1,0 +1,217 @@
+"""Text from others made fit to show: secrets masked, escapes made visible, names made safe. Prints nothing.
+
+It masks a harmless word too many rather than a secret too few: it is for eyes, never for what a job gets.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+STEM_BYTES = 80
+
+# ---- secrets ---------------------------------------------------------------------------------------
+
+_GATE = re.compile(
+    r"token|key|secret|pass|pwd|signature|credential|login|://|authorization|bearer|curl"
+    r"|hf_|sk-|gh[opusr]_|github_pat_|glpat-|xox|AKIA|ASIA|AIza|nvapi-|eyJ",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<close>["']?)(?P<gap>\s*[=:]\s*|\s+)(?=\S)""")
+# A shell word: quoted pieces (one that is cut off lasts to the end) and plain ones. Inside quotes that began
+# before the name, a value ends at a blank or at the quote; in JSON and the like, with its own quotes.
+_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.|[^\s"'\\;&|<>()])+""", re.DOTALL)
+_INNER = re.compile(r"""(?:\\.|[^\s"'\\;&|])+""", re.DOTALL)
+_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s"',}\]]+""", re.DOTALL)
+_VARIABLE = re.compile(r"""["']?\$(?:\w+["']?|\{\w+\}["']?|\(.*|)""", re.DOTALL)
+
+_SPLIT = re.compile(r"[-_.]+|(?<=[a-z0-9])(?=[A-Z])")
+_ENDINGS = ("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase")
+_KEYS = ("key", "apikey", "accesskey", "secretkey", "privatekey", "authkey")
+_VAGUE = ("key", "pass", "signature", "credential", "credentials")  # alone, only before what looks secret
+# Words before `token` and `key` that mean something else in machine learning.
+_HARMLESS = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls", "image", "video", "audio", "special"})
+_HARMLESS |= {
+    "stop",
+    "start",
+    "end",
+    "first",
+    "last",
+    "next",
+    "new",
+    "per",
+    "prompt",
+    "text",
+    "label",
+    "sort",
+}
+_HARMLESS |= {
+    "primary",
+    "foreign",
+    "partition",
+    "group",
+    "cache",
+    "dict",
+    "state",
+    "dataset",
+    "column",
+    "field",
+}
+_HARMLESS |= {
+    "index",
+    "row",
+    "metric",
+    "batch",
+    "data",
+    "target",
+    "input",
+    "output",
+    "split",
+    "feature",
+    "id",
+}
+_HARMLESS |= {"loss", "monitor", "model", "config", "subset", "public"}
+_SECRETLIKE = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=.~-]{16,}")
+
+_FORMATS = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|xox[abeoprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|nvapi-[\w-]{20,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
+)
+_LOGIN = re.compile(r"(?<![\w-])((?:wandb|swanlab|comet)\s+login\b)([^;&|\n]*)")
+_LOGIN_VALUE = re.compile(r"""(?<=\s)(?!-|\w+://|\*|\$)["']?[^\s"';&|<>]+["']?""")
+_IN_PLACE = (
+    # scheme://user:password@ and scheme://token@
+    (re.compile(r"(?<=://)([^/\s:@]*:)[^/\s@]+(?=@)"), rf"\1{MASK}"),
+    (re.compile(r"(?<=://)()[^/\s:@*]{16,}(?=@)"), rf"\1{MASK}"),
+    (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?(?:\w+\s+)?)(?!\$|\w+\s)[^\s"']+"""), rf"\1{MASK}"),
+    (re.compile(r"""(?i)(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}"""), rf"\1{MASK}"),
+    (re.compile(r"""(\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*["']?[^\s:"']+:)(?!\$)[^\s"']+"""), rf"\1{MASK}"),
+    (re.compile(r"""(\bsshpass\s+-p\s*)(?!\$)\S+"""), rf"\1{MASK}"),
+)
+
+
+def mask_secrets(text: str) -> str:
+    """Put `***` in the place of passwords, tokens and keys. A variable such as `$HF_TOKEN` stays readable."""
+    if not _GATE.search(text):
+        return text
+    text = _mask_named(text)
+    for pattern, replacement in _IN_PLACE:
+        text = pattern.sub(replacement, text)
+    text = _LOGIN.sub(lambda login: login[1] + _LOGIN_VALUE.sub(MASK, login[2]), text)
+    return _FORMATS.sub(MASK, text)
+
+
+def _mask_named(text: str) -> str:
+    """Mask the values of assignments, options and fields whose name says that they are secret."""
+    parts: list[str] = []
+    done = 0
+    for match in _NAMED.finditer(text):
+        name, start = match["name"], match.end()
+        blank = match["gap"].isspace()
+        if match.start() < done or (blank and not name.startswith("-")) or not _suspicious(name):
+            continue
+        before = text[match.start() - 1 : match.start()]
+        if match["close"]:
+            pattern = _ITEM
+        elif before in ('"', "'") and not blank:
+            pattern = _INNER
+        else:
+            pattern = _WORD
+        value = pattern.match(text, start)
+        if value is None or (blank and value[0].startswith("-")) or _VARIABLE.fullmatch(value[0]):
+            continue
+        if _is_vague(name) and not _SECRETLIKE.fullmatch(value[0].strip("\"'")):
+            continue
+        parts += (text[done:start], MASK)
+        done = value.end()
+    return "".join(parts) + text[done:] if parts else text
+
+
+def _suspicious(name: str) -> bool:
+    words = [word.lower() for word in _SPLIT.split(name) if word]
+    if not words:
+        return False
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last == "pwd":
+        return before not in ("", "old")  # the shell's own PWD and OLDPWD are directories
+    if last in ("key", "token"):
+        return before not in _HARMLESS
+    return last.endswith(_ENDINGS) or last in _KEYS or last in _VAGUE
+
+
+def _is_vague(name: str) -> bool:
+    """Does this name need a value that looks like a secret, as `key: 12` does and `--token 12` does not?"""
+    words = [word for word in _SPLIT.split(name) if word]
+    last = words[-1].lower()
+    if last in ("key", "token") and len(words) > 1:
+        return False
+    return last in _VAGUE or (last == "token" and name.islower() and not name.startswith("-"))
+
+
+# ---- what a terminal must not obey -----------------------------------------------------------------
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 without the tab, C1
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"  # direction, separators, no width
+    "\ud800-\udfff]"
+)
+
+
+def clean(text: str) -> str:
+    """Make control characters, escapes, direction marks and stray bytes visible; a tab becomes a blank."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(_visible, text.replace("\t", " "))
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:
+        code -= 0xDC00  # a byte that was no UTF-8
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+_ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
+)
+_ERASE_LINE = re.compile(r"\x1b\[2K")
+_ERASE_REST = re.compile(r"\x1b\[0?K")
+
+
+def last_line(tail: bytes) -> str:
+    """The last line of a log that a person would see: progress bars drawn over, escapes removed, masked."""
+    for line in reversed(tail.decode("utf-8", "replace").split("\n")):
+        if line and not line.isspace():
+            shown = clean(_overdraw(line)).strip()
+            if shown:
+                return mask_secrets(shown)
+    return ""
+
+
+def _overdraw(line: str) -> str:
+    """Apply carriage returns as a terminal does: what follows is written over what was there."""
+    if "\x1b" in line or "\x08" in line or "\x07" in line:
+        line = _ERASE_REST.sub("\0", _ERASE_LINE.sub("\r\0", line.replace("\0", "")))
+        line = _ESCAPE.sub("", line)
+    shown = ""
+    for piece in line.split("\r"):
+        kept, *erased = piece.split("\0")
+        shown = kept if erased else kept + shown[len(kept) :]
+        shown += "".join(erased)
+    return shown
+
+
+# ---- names -----------------------------------------------------------------------------------------
+
+_PREFIX = re.compile(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|nohup)|[A-Za-z_]\w*=.*", re.DOTALL)
+_NOT_SAFE = re.compile(r"[^A-Za-z0-9.=+]+")
+
+
+def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
+    """A readable part of a log's file name: ASCII, no separators, no secrets. Not unique by itself."""
+    words = mask_secrets(command[:4096].decode("utf-8", "replace")).split()
+    while len(words) > 1 and _PREFIX.fullmatch(words[0]):
+        del words[0]
+    stems = (_NOT_SAFE.sub("_", word.rstrip("/").rpartition("/")[2]).strip("._") for word in words)
+    return "-".join(stem for stem in stems if stem)[:limit].strip("-._=+") or "job"
