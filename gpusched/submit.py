@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from gpusched.config import Settings
 from gpusched.core import jobfile
-from gpusched.core.findings import Finding
+from gpusched.core.findings import Finding, render_findings
 from gpusched.core.jobfile import JobFile
 from gpusched.core.model import JobSpec, Requirements
 from gpusched.core.reconcile import Change
 from gpusched.errors import GpuschedError
 from gpusched.host.store import Store
-
-SHOWN_FINDINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +32,23 @@ class Rules:
 
 def read(data: bytes, rules: Rules, where: str) -> JobFile:
     """The jobs of a list. Raises GpuschedError with line and caret when it cannot be right."""
-    jobs = jobfile.parse(data, force=rules.force, strip_gpu_env=rules.settings.strip_gpu_env)
-    errors = [finding for finding in jobs.findings if finding.severity == "error"]
-    if errors:
-        raise refusal(errors, where)
+    settings = rules.settings
+    jobs = jobfile.parse(data, force=rules.force, strip_gpu_env=settings.strip_gpu_env, gpus=settings.gpus_per_job)
+    if jobs.errors:
+        raise refusal(jobs.errors, where)
     return jobs
 
 
 def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
-    shown = "\n".join(finding.render() for finding in errors[:SHOWN_FINDINGS])
-    more = f"\n… and {len(errors) - SHOWN_FINDINGS} more" if len(errors) > SHOWN_FINDINGS else ""
+    """The findings that refuse a list, as one error."""
+    lines = "a line" if len(errors) == 1 else f"{len(errors)} lines"
     forceable = all(finding.forceable for finding in errors)
-    hint = "nothing was started; mend the lines" + (", or use --force if they are meant" if forceable else "")
-    return GpuschedError(f"{len(errors)} line(s) cannot be right\n{shown}{more}", where=where, hint=hint)
+    way_on = ", or use --force if they are meant" if forceable else ""
+    return GpuschedError(
+        f"{lines} cannot be right\n{render_findings(errors, where)}",
+        where=where,
+        hint=f"nothing of this list was taken; mend it{way_on}",
+    )
 
 
 def submit(

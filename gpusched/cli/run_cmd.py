@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gpusched.dispatcher import Observer
     from gpusched.submit import Rules
 
-SHOWN_WARNINGS = 20
-
 
 @click.command(
     cls=SettingsCommand,
@@ -137,15 +135,13 @@ def _read_list(file: str) -> tuple[bytes, os.stat_result | None]:
 
 
 def _parse(data: bytes, rules: Rules, file: str, *, verbose: bool, quiet: bool) -> JobFile:
+    from gpusched.core.findings import render_findings
     from gpusched.submit import read
 
     jobs = read(data, rules, file)
     told = [f for f in jobs.findings if f.severity == "warning" or (verbose and f.severity == "hint")]
-    if not quiet:
-        for finding in told[:SHOWN_WARNINGS]:
-            click.echo(f"{file}: {finding.render()}", err=True)
-        if len(told) > SHOWN_WARNINGS:
-            click.echo(f"{file}: … and {len(told) - SHOWN_WARNINGS} more warnings", err=True)
+    if told and not quiet:
+        click.echo(render_findings(told, file), err=True)
     if not jobs.specs and file != "-":
         raise GpuschedError("holds no command", where=file, hint="one shell command a line; lines with # are skipped")
     return jobs

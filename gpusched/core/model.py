@@ -217,6 +217,9 @@ class Usage:
     energy_j: float | None = None
 
 
+NOTHING_USED = Usage()
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
     """An attempt as the queue remembers it."""
@@ -229,7 +232,7 @@ class AttemptRow:
     log: str
     error_log: str
     devices: tuple[DeviceUse, ...] = ()
-    usage: Usage = Usage()
+    usage: Usage = NOTHING_USED
     max_rss_bytes: int | None = None
     cpu_s: float | None = None
     progress: str = ""  # JSON text of the job's last progress file

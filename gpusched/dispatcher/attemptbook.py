@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from gpusched.core import masking, usage
 from gpusched.core.jobfile import needs_script
 from gpusched.core.model import (
+    NOTHING_USED,
     Attempt,
     AttemptFact,
     AttemptRow,
@@ -46,7 +47,7 @@ class Live:
     stop_sent: bool = False
     adopted: bool = False
     handle: int | None = None  # pidfd of an adopted attempt's shepherd
-    usage: Usage = Usage()
+    usage: Usage = NOTHING_USED
     progress: bytes = b""
     lingering_since: float | None = None
     strange_device: str = ""  # a device that it uses without having been given it
@@ -242,7 +243,8 @@ class AttemptBook:
             return Outcome(OutcomeKind.INTERRUPTED, outcome.exit_code, outcome.signal, note="ended with the shutdown")
         logs = [f"{self.queue.path}/{name}" for name in (live.row.log, live.row.error_log) if name]
         tail = b"\n".join(reaper.log_tail(path) for path in logs)
-        cause = classify(outcome.exit_code, outcome.signal, tail.decode("utf-8", "replace"))
+        text = tail.decode("utf-8", "replace")
+        cause = classify(outcome.exit_code, outcome.signal, text, devices=len(live.devices))
         if not cause and lost.intersection(live.devices):
             cause = "gpu_lost"
         return Outcome(outcome.kind, outcome.exit_code, outcome.signal, cause, outcome.note)

@@ -278,12 +278,11 @@ class Dispatcher:
         """The head of the queue: what could start now, and a few more; fetched only when it may have changed."""
         wanted = self.limits.max_gpus + self.limits.cpu_jobs + HEAD_SPARE
         retry_due = self._head_retry_at is not None and now >= self._head_retry_at
-        if not self._head_complete or retry_due or len(self._head) < wanted:
-            if not self._head_complete or retry_due or self._head_more:
-                rows = self.store.head(now, 4 * wanted)
-                self._head_more = len(rows) >= 4 * wanted
-                self._head, self._head_complete = rows, True
-                self._head_retry_at = self.store.next_not_before(now)
+        short = len(self._head) < wanted and self._head_more
+        if not self._head_complete or retry_due or short:
+            self._head, self._head_complete = self.store.head(now, 4 * wanted), True
+            self._head_more = len(self._head) >= 4 * wanted
+            self._head_retry_at = self.store.next_not_before(now)
         gpu = [row for row in self._head if row.gpus][:wanted]
         cpu = [row for row in self._head if not row.gpus][:wanted]
         return gpu + cpu
@@ -501,10 +500,9 @@ class Dispatcher:
     def _read_feed(self, now: float) -> None:
         try:
             while (batch := self.feed.poll(now)) is not None:
-                errors = [finding for finding in batch.jobs.findings if finding.severity == "error"]
-                if errors:
-                    self.refused_lines += len(errors)
-                    self._tell("error", str(refusal(errors, "input")))
+                if batch.jobs.errors:
+                    self.refused_lines += len(batch.jobs.errors)
+                    self._tell("error", str(refusal(batch.jobs.errors, "input")))
                 change = submit(
                     self.store,
                     batch.jobs.specs,

@@ -1,4 +1,4 @@
-"""The one place where a dispatcher sleeps: until a descriptor, a signal, a ring, or the time. Handles nothing itself."""
+"""The one place where a dispatcher sleeps: until a descriptor, a signal, a ring, or the time. Handles nothing."""
 
 from __future__ import annotations
 

@@ -3,21 +3,24 @@
 An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
 
 - `life`: made and locked by the dispatcher before the attempt is booked; the shepherd holds the lock to the end.
-  Empty, or a start mark: the file at the full size of a record, synced before the command starts, so that a full
-  disk can no longer lose the exit code.
-- `record`: the same file, rewritten with the exit record, synced and renamed.
+  First it is empty. Then it holds the start mark, at the full size of a record and synced before the command starts,
+  so that a full disk can no longer lose the exit code. Last it holds the exit record, written over the mark in one
+  write and synced. Nobody reads it for a record while the lock is held.
 - `progress.json`: the job's own (GPUSCHED_PROGRESS).
 
-Mark and record are lines of `key=value`: small, readable, and parsed without any import.
+Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
+its own, so that half of one (after a power cut) is not taken for a whole one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 RECORD_BYTES = 2048
+FIELD_LIMIT = 512
 LIFE = "life"
-RECORD = "record"
+_END = "record=whole"
 PROGRESS = "progress.json"
 PROGRESS_LIMIT_BYTES = 64 * 1024
 
@@ -40,16 +43,30 @@ def make(path: str) -> int:
     return os.open(f"{path}/{LIFE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def write_fields(fd: int, fields: dict[str, object]) -> None:
-    """Write mark or record over the whole file and sync it. Raises OSError when the disk is full."""
+def write_mark(fd: int, fields: Mapping[str, object]) -> None:
+    """Write the start mark and sync it. Raises OSError when the disk is full."""
+    _write(fd, fields, "")
+
+
+def write_record(fd: int, fields: Mapping[str, object]) -> None:
+    """Write the exit record over the mark and sync it: no new block is needed, so a full disk cannot stop it."""
+    _write(fd, fields, _END)
+
+
+def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
     lines = []
     for key, value in fields.items():
         if value is not None:
             text = str(value).replace("\n", " ")
-            lines.append(f"{key}={text}"[:512])
-    data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")[:RECORD_BYTES]
-    os.pwrite(fd, data.ljust(RECORD_BYTES, b"\n"), 0)
-    os.fsync(fd)
+            lines.append(f"{key}={text}"[:FIELD_LIMIT])
+    data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16]
+    os.pwrite(
+        fd,
+        b"%b\n%b" % (data, end.encode())  # one write: readers see the old or the new
+        + b"\n" * (RECORD_BYTES - len(data) - 1 - len(end)),
+        0,
+    )
+    os.fdatasync(fd)
 
 
 def parse_fields(data: bytes) -> dict[str, str]:
@@ -57,29 +74,17 @@ def parse_fields(data: bytes) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
 
 
-def finish(path: str) -> None:
-    """Give the rewritten life file its final name: from here on the attempt has a record."""
-    os.rename(f"{path}/{LIFE}", f"{path}/{RECORD}")
+def is_record(fields: Mapping[str, str]) -> bool:
+    """Whether these are the fields of a whole exit record, not of a start mark."""
+    return fields.get("record") == "whole"
 
 
-def read_record(path: str) -> dict[str, str] | None:
-    return _read(f"{path}/{RECORD}")
-
-
-def read_mark(path: str) -> dict[str, str] | None:
-    """The start mark (of a running attempt, or of one that left no record). None: the command never began."""
-    return _read(f"{path}/{LIFE}") or None
-
-
-def _read(name: str) -> dict[str, str] | None:
+def open_life(path: str) -> int | None:
+    """The life file for looking at; None where the attempt was never prepared."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(f"{path}/{LIFE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    try:
-        return parse_fields(os.read(fd, RECORD_BYTES))
-    finally:
-        os.close(fd)
 
 
 def read_progress(path: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The small file in which a dispatcher publishes what it knows of the devices; readers need no NVML. Decides nothing."""
+"""The small file in which a dispatcher publishes the devices; readers need no NVML. Decides nothing."""
 
 from __future__ import annotations
 

@@ -25,31 +25,22 @@ class Sight:
 
 
 def look(directory: str, marker: tuple[bytes, ...]) -> Sight:
-    fd = _open_life(directory)
+    fd = attemptdir.open_life(directory)
     if fd is None:
         return Sight(AttemptFact.NOT_STARTED)
     try:
-        if not locks.try_lock(fd):
-            return Sight(AttemptFact.ALIVE, attemptdir.parse_fields(os.pread(fd, attemptdir.RECORD_BYTES, 0)))
+        free = locks.try_lock(fd)
+        fields = attemptdir.parse_fields(os.pread(fd, attemptdir.RECORD_BYTES, 0))
     finally:
         os.close(fd)
-    record = attemptdir.read_record(directory)
-    if record is not None:
-        return Sight(AttemptFact.EXITED, record)
-    mark = attemptdir.read_mark(directory)
-    if mark is None:
+    if not free:
+        return Sight(AttemptFact.ALIVE, fields)
+    if attemptdir.is_record(fields):
+        return Sight(AttemptFact.EXITED, fields)
+    if not fields:
         return Sight(AttemptFact.NOT_STARTED)
     fact = AttemptFact.LINGERING if attemptdir.marked_processes(marker) else AttemptFact.LOST
-    return Sight(fact, mark)
-
-
-def _open_life(directory: str) -> int | None:
-    for name in (attemptdir.LIFE, attemptdir.RECORD, attemptdir.LIFE):  # it may be renamed in between
-        try:
-            return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue
-    return None
+    return Sight(fact, fields)
 
 
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:

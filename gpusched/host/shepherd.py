@@ -135,7 +135,7 @@ class Shepherd:
             "started_at": f"{time.time():.6f}",
         }
         try:
-            attemptdir.write_fields(life, mark)
+            attemptdir.write_mark(life, mark)
         except OSError as error:
             # No mark, no command: the dispatcher sees an attempt that was not started.
             os.ftruncate(life, 0)
@@ -145,8 +145,7 @@ class Shepherd:
         attempt = _Attempt(self, order, life, mark)
         record = attempt.run()
         stuck = record.get("note") == "unkillable"
-        attemptdir.write_fields(life, record)
-        attemptdir.finish(directory)
+        attemptdir.write_record(life, record)
         if self.channel is None and attempt.failed and not attempt.stopping:
             self._watch_for_shutdown(life, record)
         self._let_go(life, [] if stuck else claims)
@@ -161,7 +160,7 @@ class Shepherd:
         while not self.terminated and (left := deadline - time.monotonic()) > 0:
             self.pause(left)
         if self.terminated:
-            attemptdir.write_fields(life, {**record, "stopped": "terminated"})
+            attemptdir.write_record(life, {**record, "stopped": "terminated"})
 
     def _let_go(self, life: int, claims: list[int]) -> None:
         os.close(life)
@@ -299,7 +298,7 @@ class _Attempt:
             except OSError:
                 continue
         if names:
-            attemptdir.write_fields(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
+            attemptdir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
 
     def _signal_all(self, number: int) -> None:
         for pid in {*_descendants(os.getpid()), *_strays(self.order["marker"])}:

@@ -17,6 +17,7 @@ from importlib import resources
 from gpusched.core.lifecycle import JobEvent, Verdict, next_state
 from gpusched.core.model import (
     ENDED_STATES,
+    NOTHING_USED,
     AttemptRow,
     DeviceUse,
     JobRow,
@@ -304,7 +305,7 @@ class Store:
         verdict: Verdict,
         ended_at: float,
         *,
-        usage: Usage = Usage(),
+        usage: Usage = NOTHING_USED,
         max_rss_bytes: int | None = None,
         cpu_s: float | None = None,
         progress: str = "",
@@ -447,7 +448,8 @@ class Store:
         where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
         order = "ORDER BY position, id"
         if newest is not None:
-            order = f"ORDER BY state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC, position LIMIT {newest:d}"
+            touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
+            order = f"ORDER BY {touched}, position LIMIT {newest:d}"
         query = f"SELECT {_JOB} FROM jobs {where} {order}"
         for row in self._db.execute(query, [state.value for state in states]):
             yield _job(row)
