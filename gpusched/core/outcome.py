@@ -1,0 +1,120 @@
+"""Exit status and the end of a log -> what it was: memory, the GPU, or the program. Judges no job by it."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+
+from gpusched.core.model import Outcome, OutcomeKind
+
+# The last match in the log decides. Within one place the first alternative wins, so that a C++ `bad_alloc`
+# that a GPU allocator throws is the GPU's.
+_CAUSES = re.compile(
+    r"""
+    (?P<gpu_oom>
+        CUDA[ ]out[ ]of[ ]memory | (?:CUDA|HIP)[ ]error:?[ ](?:\d+:[ ])?out[ ]of[ ]memory | HIP[ ]out[ ]of[ ]memory
+      | torch(?:\.cuda)?\.OutOfMemoryError
+      | CU[A-Z]+_(?:STATUS_)?ALLOC(?:ATION)?_FAILED
+      | CUDA_ERROR_OUT_OF_MEMORY | cudaErrorMemoryAllocation | hipErrorOutOfMemory | NVRTC_ERROR_OUT_OF_MEMORY
+      | cuda[ ](?:runtime[ ]error|failure)[^\n]{0,20}out[ ]of[ ]memory
+      | cudaMalloc\w*[ ]failed:?[ ]out[ ]of[ ]memory
+      | RESOURCE_EXHAUSTED:[^\n]{0,200}?(?:out[ ]of[ ]memory|failed[ ]to[ ]allocate)
+      | OOM[ ]when[ ]allocating[^\n]{0,300}?(?:device:GPU|GPU_\d+_bfc)
+      | Allocator[ ]\(GPU_\d+_bfc\)[ ]ran[ ]out[ ]of[ ]memory(?![^\n]*not[ ]a[ ]failure)
+      | cupy[\w.]*\.OutOfMemoryError | (?:rmm::|std::bad_alloc:[ ])out_of_memory
+      | No[ ]available[ ]memory[ ]for[ ]the[ ]cache[ ]blocks
+      | Free[ ]memory[ ]on[ ]device[^\n]{0,80}is[ ]less[ ]than[ ]desired[ ]GPU[ ]memory
+    )
+  | (?P<gpu_busy>
+        CUDA-capable[ ]device(?:s[ ]are|\(s\)[ ]is/are)[ ]busy[ ]or[ ]unavailable
+      | CUDA_ERROR_DEVICE_UNAVAILABLE | cudaErrorDevicesUnavailable | cudaErrorDeviceAlreadyInUse
+      | exclusive-thread[ ]device[ ]already[ ]in[ ]use
+    )
+  | (?P<gpu_lost>
+        GPU[ ]is[ ]lost | fallen[ ]off[ ]the[ ]bus | NVML_ERROR_GPU_IS_LOST | NVMLError_GpuIsLost
+      | Xid[ ]\([^)\n]*\):[ ](?:48|62|64|74|79|95|119|120)\b
+      | uncorrectable[ ](?:ECC|NVLink)[ ]error
+      | CUDA_ERROR_ECC_UNCORRECTABLE | cudaErrorECCUncorrectable | (?:CUDA_ERROR_|cudaError)Nvlink_?Uncorrectable
+      | no[ ]CUDA-capable[ ]device[ ]is[ ]detected | CUDA_ERROR_NO_DEVICE | cudaErrorNoDevice
+      | No[ ]CUDA[ ]GPUs[ ]are[ ]available
+    )
+  | (?P<host_oom>
+        DefaultCPUAllocator:[ ](?:can't[ ]allocate|not[ ]enough)[ ]memory
+      | \bMemoryError\b | \b_ArrayMemoryError\b | std::bad_alloc | Cannot[ ]allocate[ ]memory
+      | oom[-_]kill | Out[ ]of[ ]memory:[ ]Kill(?:ed)?[ ]process | Killed[ ]process[ ]\d+
+      | OOM[ ]when[ ]allocating[^\n]{0,300}?device:CPU
+      | ray\.exceptions\.OutOfMemoryError | workers[ ]are[ ]out[ ]of[ ]shared[ ]memory
+    )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_ADVICE = re.compile(r"\b(?:hint|note|tip)\b\W|\bif (?:you|it|this)\b", re.IGNORECASE)
+
+
+def classify(exit_code: int | None, signal: int | None, log_tail: str, *, devices: int = 1) -> str:
+    """The cause of an attempt's end: gpu_oom, host_oom, gpu_busy, gpu_lost, or "" for anything else.
+
+    An attempt that ended with 0 has no cause, whatever its log says. SIGKILL alone proves nothing: anyone may
+    send it. Without devices no cause is the GPU's.
+    """
+    if not exit_code and not signal:
+        return ""
+    cause = ""
+    for match in _CAUSES.finditer(log_tail):
+        line_start = log_tail.rfind("\n", 0, match.start()) + 1
+        if not _ADVICE.search(log_tail, line_start, match.start()):
+            cause = match.lastgroup or ""
+    return "" if cause.startswith("gpu_") and not devices else cause
+
+
+_CAUSE_WORDS = {
+    "gpu_oom": "out of GPU memory",
+    "host_oom": "out of host memory",
+    "gpu_busy": "the GPU was busy",
+    "gpu_lost": "the GPU was lost",
+    "removed": "removed from the list",
+    "unkillable": "it survived SIGKILL",
+    "bad_command": "it could not be started",
+}
+_EXIT_WORDS = {
+    126: "cannot be executed (126)",
+    127: "not found (127)",
+    141: "exit 141 (broken pipe: a command in the pipe ended early; pipefail is on)",
+}
+_KIND_WORDS = {
+    OutcomeKind.TIMED_OUT: "time limit",
+    OutcomeKind.CANCELLED: "cancelled",
+    OutcomeKind.INTERRUPTED: "interrupted",
+    OutcomeKind.LOST: "lost without an exit code",
+    OutcomeKind.NOT_STARTED: "not started",
+}
+
+
+def describe(outcome: Outcome) -> str:
+    """An outcome in words for people."""
+    words = _KIND_WORDS.get(outcome.kind, "")
+    if outcome.kind is OutcomeKind.EXITED:
+        words = _describe_exit(outcome.exit_code)
+    elif outcome.kind is OutcomeKind.SIGNALLED:
+        words = f"killed by {_signal_name(outcome.signal)}"
+    more = [_CAUSE_WORDS.get(outcome.cause, outcome.cause.replace("_", " ")), outcome.note]
+    return ", ".join([words, *(text for text in more if text)])
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return "exit code unknown"
+    if code in _EXIT_WORDS:
+        return _EXIT_WORDS[code]
+    if 128 < code <= 128 + 64:
+        return f"exit {code} (a command in it was killed by {_signal_name(code - 128)})"
+    return f"exit {code}"
+
+
+def _signal_name(number: int | None) -> str:
+    if number is None:
+        return "a signal"
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
