@@ -171,7 +171,7 @@ class AttemptBook:
         marker = marker_of(self.queue, job.id, row.number)
         environment = {
             **environment,
-            **dict(word.split(b"=", 1) for word in marker),  # type: ignore[misc]
+            **dict(word.split(b"=", 1) for word in marker),
             b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
             b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attemptdir.PROGRESS}"),
         }

@@ -237,8 +237,9 @@ class Dispatcher:
             self._hear_requests(now)
         polled = now >= self._next_poll
         if polled:
-            # from the plan of the clock, not from the last poll, so that the interval does not drift
-            self._next_poll = max(self._next_poll + self.settings.poll_interval, now)
+            # from the last due moment, so that the interval does not drift; late ones are not caught up with
+            due = self._next_poll + self.settings.poll_interval
+            self._next_poll = due if due > now else now + self.settings.poll_interval
             self._head_complete = False
         self._read_feed(now)
         if polled or self.attempts.told:
@@ -319,12 +320,13 @@ class Dispatcher:
             with self.store.transaction():
                 for close in closes:
                     closed.append(self._store_close(close, now))
-                for job, attempt, life in prepared:
+                for item in prepared:
+                    job, attempt, _ = item
                     number = self.store.start(
                         job.id, attempt.started_at, attempt.log, attempt.error_log, attempt.devices
                     )
                     if number == attempt.number:
-                        booked.append((job, attempt, life))
+                        booked.append(item)
                     elif number is not None:
                         raise GpuschedError(f"job {job.id} has another attempt than this dispatcher knows of")
                 self.step("booking")
