@@ -75,9 +75,7 @@ class Job:
         mode, args = state.get("compute_mode", "default"), self.args
         strangers = [r for r in rivals if r.alive and r.holder != self.holder]
         if new and (mode == "prohibited" or (mode == "exclusive_process" and strangers)):
-            raise CudaError(
-                "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
-            )
+            raise CudaError("torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
         total = simfiles.number(state["total"])
         free = total - simfiles.number(state.get("foreign")) - sum(record.mib for record in rivals)
         if mib > free:

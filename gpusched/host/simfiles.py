@@ -63,12 +63,12 @@ def parse_spec(spec: str) -> list[str]:
     """The models that a spec names: "4", "2xT4", "2xA100+2xT4". Raises ValueError with words for people."""
     models: list[str] = []
     for part in spec.replace(",", "+").split("+"):
-        match = re.fullmatch(r"\s*(?:(\d+)\s*[xX*]?\s*)?([A-Za-z][\w-]*)?\s*", part)
-        if not match or not any(match.groups()):
+        match = re.fullmatch(r"(\d+)(?:[xX*]([A-Za-z][\w-]*))?|([A-Za-z][\w-]*)", re.sub(r"\s", "", part))
+        if not match:
             raise ValueError(f"{part.strip()!r} is not a number of GPUs such as 4, 4xA100 or 2xA100+2xT4")
-        name = (match[2] or "A100").upper()
+        name = (match[2] or match[3] or "A100").upper()
         if name not in MODELS:
-            raise ValueError(f"no model {match[2]}; there are {', '.join(MODELS)}")
+            raise ValueError(f"no model {name}; there are {', '.join(MODELS)}")
         models += [name] * int(match[1] or 1)
         if not 1 <= len(models) <= MAX_GPUS or match[1] == "0":
             raise ValueError(f"a simulation has 1 to {MAX_GPUS} GPUs")
