@@ -1,0 +1,206 @@
+"""The dispatcher is killed at each step and at random times; the next start must lose nothing and repeat nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.host import locks
+
+DRIVER = str(Path(__file__).with_name("crash_driver.py"))
+GPUS = 3
+STEPS = (
+    "read",
+    "made",
+    "submitted",
+    "requested",
+    "claim",
+    "claimed",
+    "prepared",
+    "booking",
+    "booked",
+    "hand over",
+    "handed over",
+    "leaving",
+    "left",
+)
+# each job tells when it began and ended, and where
+JOB = 'echo "$GPUSCHED_JOB_ID $CUDA_VISIBLE_DEVICES begin $(date +%s%N)" >> ledger; sleep {pause}; ' + (
+    'echo "$GPUSCHED_JOB_ID $CUDA_VISIBLE_DEVICES end $(date +%s%N)" >> ledger; exit {code} # {n}'
+)
+
+
+class Yard:
+    """A place of its own for one queue: list, claims, home, simulation, ledger."""
+
+    def __init__(self, path: Path, jobs: int, *, pause: float, failing: int = 0) -> None:
+        self.path = path
+        self.jobs = jobs
+        self.failing = failing
+        lines = [JOB.format(n=n, pause=pause, code=3 if n <= failing else 0) for n in range(1, jobs + 1)]
+        (path / "list.txt").write_text("\n".join(lines) + "\n")
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(path),
+            "GPUSCHED_CLAIMS_DIR": str(path / "claims"),
+            "GPUSCHED_SIMULATE": str(GPUS),
+            "TMPDIR": str(path),
+            "GPUSCHED_MAX_CHECKS": "1",
+            "GPUSCHED_POLL_INTERVAL": "0.05",
+        }
+
+    def start(self, step: str = "never", count: int = 1) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, DRIVER, "list.txt", step, str(count)],
+            cwd=self.path,
+            env=self.environment,
+            start_new_session=True,
+        )
+
+    def finish(self) -> int:
+        return self.start().wait(timeout=60)
+
+    def ledger(self) -> list[tuple[int, str, str, int]]:
+        try:
+            lines = (self.path / "ledger").read_text().split("\n")
+        except FileNotFoundError:
+            return []
+        return [(int(a), b, c, int(d)) for a, b, c, d in (line.split() for line in lines if line)]
+
+    def states(self) -> Counter[str]:
+        db = sqlite3.connect(self.path / "gpusched-runs/list/queue.db")
+        try:
+            return Counter(state for (state,) in db.execute("SELECT state FROM jobs"))
+        finally:
+            db.close()
+
+    def claims_held(self) -> int:
+        return sum(bool(locks.holders(str(path))) for path in (self.path / "claims").glob("*.lock"))
+
+    def check_everything_ran_once(self, *, at_least: bool = False) -> None:
+        ends = Counter(job for job, _, kind, _ in self.ledger() if kind == "end")
+        begins = Counter(job for job, _, kind, _ in self.ledger() if kind == "begin")
+        assert set(ends) == set(range(1, self.jobs + 1)), "a job was lost"
+        if not at_least:
+            assert max(begins.values()) == 1, f"a job ran twice: {begins}"
+        assert self.states() == Counter(succeeded=self.jobs - self.failing, failed=self.failing) - Counter()
+        if not at_least:  # a job that was killed with its shepherd tells no end
+            self.check_alone_on_each_device()
+        assert self.claims_held() == 0
+
+    def check_alone_on_each_device(self) -> None:
+        on: dict[str, int] = {}
+        for job, device, kind, _ in sorted(self.ledger(), key=lambda row: row[3]):
+            if kind == "begin":
+                assert device not in on, f"jobs {on[device]} and {job} met on GPU {device}"
+                on[device] = job
+            elif on.get(device) == job:
+                del on[device]
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    yield Yard(tmp_path, 6, pause=0.05, failing=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_a_step(yard: Yard, step: str, count: int) -> None:
+    killed = yard.start(step, count).wait(timeout=60)
+    reached = killed == -signal.SIGKILL
+    assert reached or count == 2
+    assert yard.finish() == 1  # one job fails on purpose
+    yard.check_everything_ran_once()
+
+
+def _random_kills(yard: Yard, rounds: int, rng: random.Random) -> None:
+    for _ in range(rounds):
+        process = yard.start()
+        try:
+            process.wait(timeout=rng.uniform(0.1, 0.6))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_killed_at_random_times(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 40, pause=0.1)
+    _random_kills(yard, 12, random.Random(7))
+    assert yard.finish() == 0
+    yard.check_everything_ran_once()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_random_times_for_long(tmp_path: Path, seed: int) -> None:
+    yard = Yard(tmp_path, 60, pause=0.1)
+    _random_kills(yard, 20, random.Random(seed))
+    assert yard.finish() == 0
+    yard.check_everything_ran_once()
+
+
+@pytest.mark.slow
+def test_two_at_once_and_one_killed(tmp_path: Path) -> None:
+    """A second start is refused work while the first lives, and takes over when it is killed."""
+    yard = Yard(tmp_path, 20, pause=0.1)
+    first = yard.start()
+    _wait_for(lambda: len(yard.ledger()) > 2)
+    second = yard.start()
+    assert second.wait(timeout=30) == 75
+    first.kill()
+    first.wait()
+    assert yard.finish() == 0
+    yard.check_everything_ran_once()
+
+
+@pytest.mark.slow
+def test_shepherds_killed_too(tmp_path: Path) -> None:
+    """At least once, then: a job whose shepherd dies runs again, after what is left of it was ended."""
+    yard = Yard(tmp_path, 8, pause=0.3)
+    first = yard.start()
+    _wait_for(lambda: len(yard.ledger()) >= 2)
+    for pid in _children(first.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert first.wait(timeout=60) == 0
+    yard.check_everything_ran_once(at_least=True)
+
+
+@pytest.mark.slow
+def test_exit_codes_are_true_after_a_kill(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 3, pause=0.6, failing=2)
+    first = yard.start()
+    _wait_for(lambda: len(yard.ledger()) == 3)
+    first.kill()
+    first.wait()
+    _wait_for(lambda: len(yard.ledger()) == 6)
+    assert yard.finish() == 1
+    yard.check_everything_ran_once()
+    db = sqlite3.connect(tmp_path / "gpusched-runs/list/queue.db")
+    codes = [code for (code,) in db.execute("SELECT exit_code FROM attempts ORDER BY job_id")]
+    db.close()
+    assert codes == [3, 3, 0]
+
+
+def _wait_for(condition: object, timeout_s: float = 30.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    text = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in text.stdout.split()]
