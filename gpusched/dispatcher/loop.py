@@ -247,9 +247,10 @@ class Dispatcher:
         self.devices.ask(now, poll=polled)
         readings = self.devices.take_in(now, self.attempts.ours_on, self.attempts.occupied())
         for reading in readings:
-            if reading.complete and not reading.error:
-                self._measure(reading)
-            self._publish(now)
+            if reading.complete:
+                if not reading.error:
+                    self._measure(reading)
+                self._publish(now)
         self._tell_devices(now)
 
     def _look(self, now: float, *, everywhere: bool) -> None:
