@@ -65,9 +65,7 @@ def open_source(
         return SimulatedSource(simfiles.locate(simulate, environment))
     except (ValueError, OSError, KeyError) as error:
         where = f"--simulate {simulate}" if simulate else simfiles.ENV_DIRECTORY
-        raise GpuschedError(
-            f"cannot simulate GPUs: {error}", where=where, hint="for example --simulate 4"
-        ) from None
+        raise GpuschedError(f"cannot simulate GPUs: {error}", where=where, hint="for example --simulate 4") from None
 
 
 def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
@@ -92,8 +90,38 @@ def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
         if (trouble := source.trouble()) is not None:
             raise trouble
         if now >= end:
-            raise GpuschedError(
-                f"no answer in {timeout_s:g} s", where=source.describe(), exit_code=EXIT_CANNOT_WORK
-            )
+            raise GpuschedError(f"no answer in {timeout_s:g} s", where=source.describe(), exit_code=EXIT_CANNOT_WORK)
         until = min(end, source.deadline() or end)
         waiter.poll(max(0.0, until - now) * 1000 + 1)
+
+
+class NoSource:
+    """A box without GPUs, for queues whose jobs need none."""
+
+    def __init__(self) -> None:
+        self._readings: list[Reading] = []
+
+    def request(self, uuids: frozenset[str] | None, now: float) -> None:
+        self._readings.append(Reading(now, now, complete=uuids is None))
+
+    def poll(self, now: float) -> list[Reading]:
+        readings, self._readings = self._readings, []
+        return readings
+
+    def deadline(self) -> float | None:
+        return 0.0 if self._readings else None
+
+    def fileno(self) -> int | None:
+        return None
+
+    def trouble(self) -> GpuschedError | None:
+        return None
+
+    def job_environment(self) -> dict[str, str]:
+        return {}
+
+    def describe(self) -> str:
+        return "no GPUs"
+
+    def close(self) -> None:
+        return None

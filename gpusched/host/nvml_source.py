@@ -206,9 +206,7 @@ class NvmlSource:
             self._asked_since = min(self._asked_since, now)  # a clock that was set back
             if self._asked is not None and now - self._asked_since >= self._patience_s():
                 silent = f"NVML has not answered for {self._patience_s():g} s"
-                self._fail(
-                    _trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now
-                )
+                self._fail(_trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now)
         elif "trouble" in answer:
             name, text = answer["trouble"]
             self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
