@@ -183,6 +183,15 @@ def test_without_a_simulation_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert "GPUSCHED_SIMULATION is not set" in capsys.readouterr().err
 
 
+def test_a_jobs_directory_counts_more_than_a_setting(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSCHED_SIMULATE", "8xT4")
+    assert main(["--hold", "0"]) == 0
+    monkeypatch.delenv(simfiles.ENV_DIRECTORY)
+    monkeypatch.setenv("GPUSCHED_SIMULATE", directory)
+    assert main(["--hold", "0"]) == 0
+    assert audit(directory).grabs == 2
+
+
 # ---- the audit
 
 

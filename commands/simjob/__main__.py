@@ -237,7 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.mem == 0:
         return run("", [], args)
     try:
-        directory = simfiles.locate(args.simulation or os.environ.get("GPUSCHED_SIMULATE"), os.environ)
+        given = simfiles.ENV_DIRECTORY in os.environ  # a job's; by hand, the setting will do
+        spec = args.simulation or (None if given else os.environ.get("GPUSCHED_SIMULATE"))
+        directory = simfiles.locate(spec, os.environ)
     except ValueError as error:
         print(f"simjob: {error}; name a simulation with --simulation", file=sys.stderr)
         return 2
