@@ -45,6 +45,7 @@ class DeviceBook:
         self.settle_timeout_s = 30.0
         self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self.error = ""  # why the source as a whole does not answer
+        self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self.since = first.at
         self._entries: dict[str, _Entry] = {}
         self.allow(allowed)
@@ -118,6 +119,7 @@ class DeviceBook:
                     entry.missing = True
                     entry.availability = availability.vanish(entry.availability, reading.at)
             self.box = {uuid: d for uuid, d in self.box.items() if uuid in listed}
+        self.degraded = self._find_degraded()
 
     def _silence(self, error: str, now: float) -> None:
         self.error = error
@@ -207,8 +209,7 @@ class DeviceBook:
     def devices(self) -> list[Device]:
         return [e.device for e in self._entries.values()]
 
-    def degraded(self) -> str:
-        """Why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are."""
+    def _find_degraded(self) -> str:
         if any(d.is_mig or d.mig_parent for d in self.box.values()):
             return "MIG is in the box"
         for entry in self._entries.values():

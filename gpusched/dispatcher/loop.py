@@ -154,6 +154,7 @@ class Dispatcher:
         self._data_version = -1
         self._rows: dict[int, JobRow] = {}
         self._energy: dict[str, float] = {}
+        self._environments: dict[tuple[str, ...], dict[bytes, bytes]] = {}  # since the last poll
         self._reason = ""
         self._states: dict[str, DeviceState] = {}
         self._apply(rules.settings)
@@ -248,6 +249,7 @@ class Dispatcher:
         readings = self.devices.take_in(now, self.attempts.ours_on, self.attempts.occupied())
         for reading in readings:
             if reading.complete:
+                self._environments.clear()  # indices may have changed
                 if not reading.error:
                     self._measure(reading)
                 self._publish(now)
@@ -424,16 +426,21 @@ class Dispatcher:
 
     def _environment(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
         """What an attempt's environment says of its devices."""
+        degraded = self.devices.degraded if uuids else ""
+        key = (*uuids, self.settings.visible_devices, degraded)
+        known = self._environments.get(key)
+        if known is not None:
+            return known
         given = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "GPUSCHED_DEVICES": ",".join(uuids)}
         given |= self.source.job_environment()
-        degraded = self.devices.degraded() if uuids else ""
         if degraded and self.settings.visible_devices == "auto" and not self._told_form:
             self._told_form = True
             self._tell("device", f"{degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on")
         given["CUDA_VISIBLE_DEVICES"] = selection.visible_value(
             self.devices.devices(), uuids, self.settings.visible_devices, bool(degraded)
         )
-        return {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+        known = self._environments[key] = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+        return known
 
     def _stop(self, action: Stop) -> None:
         for live in self.attempts.live.values():

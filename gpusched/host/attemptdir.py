@@ -70,7 +70,7 @@ def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
 
 
 def parse_fields(data: bytes) -> dict[str, str]:
-    text = data.decode("utf-8", "surrogateescape")
+    text = data.rstrip(b"\n").decode("utf-8", "surrogateescape")
     return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
 
 

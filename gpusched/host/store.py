@@ -282,15 +282,13 @@ class Store:
     ) -> int | None:
         """Book attempt n+1 and the job as running, if it is still queued; the attempt's number, or None."""
         with self.transaction():
-            row = self._db.execute("SELECT state, attempts FROM jobs WHERE id = ?", (job_id,)).fetchone()
+            query = "SELECT state, attempts, first_started_at FROM jobs WHERE id = ?"
+            row = self._db.execute(query, (job_id,)).fetchone()
             if row is None or row[0] != JobState.QUEUED.value:
                 return None
             number = int(row[1]) + 1
-            self._move(job_id, JobEvent.STARTED, attempts=number)
-            self._db.execute(
-                "UPDATE jobs SET first_started_at = ? WHERE id = ? AND first_started_at IS NULL",
-                (started_at, job_id),
-            )
+            first = started_at if row[2] is None else row[2]
+            self._move(job_id, JobEvent.STARTED, attempts=number, first_started_at=first)
             self._db.execute(
                 "INSERT INTO attempts (job_id, number, started_at, log, error_log, devices) VALUES (?, ?, ?, ?, ?, ?)",
                 (job_id, number, started_at, log, error_log, _devices_text(devices)),
@@ -340,19 +338,18 @@ class Store:
             )
             if verdict.event is JobEvent.SUCCEEDED:
                 return self._move(job_id, verdict.event, cause="", ended_at=ended_at, tries=verdict.tries)
-            state = self._move(
+            ends = verdict.event in (JobEvent.FAILED, JobEvent.CANCELLED)
+            return self._move(
                 job_id,
                 verdict.event,
                 cause=outcome.cause,
+                ended_at=ended_at if ends else None,
                 tries=verdict.tries,
                 losses=verdict.losses,
                 not_before=now + verdict.delay_s if verdict.delay_s else 0.0,
                 avoid=",".join(sorted(avoid)),
                 above_bytes=above_bytes,
             )
-            if state in ENDED_STATES:
-                self._db.execute("UPDATE jobs SET ended_at = ? WHERE id = ?", (ended_at, job_id))
-            return state
 
     def blame_shutdown(self, since: float, now: float) -> list[int]:
         """Jobs that failed since `since` failed because everything was being ended: interrupted, and queued again."""
