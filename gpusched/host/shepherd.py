@@ -39,6 +39,7 @@ _RESET_SIGNALS = [n for n in range(1, 65) if n not in (signal.SIGKILL, signal.SI
 def main(channel_fd: int) -> None:
     """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.set_inheritable(channel_fd, False)  # no command gets it
     shepherd = Shepherd(socket.socket(fileno=channel_fd))
     while (received := shepherd.next_order()) is not None:
         order, fds = received
