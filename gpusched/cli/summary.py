@@ -1,0 +1,106 @@
+"""What a run says at its end: counts, the failed jobs and where to look, and how to go on. Decides no exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpusched.cli import target
+from gpusched.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
+
+if TYPE_CHECKING:
+    from gpusched.api import Queue
+    from gpusched.core.model import JobRow
+    from gpusched.views.tables import Line
+
+SHOWN_FAILED = 20
+
+
+def print_summary(queue: Queue, code: int, *, as_json: bool) -> None:
+    """Print the end of a run to stdout: one block for people, or one JSON document."""
+    if as_json:
+        print(json.dumps(document(queue, code), indent=2))
+        return
+    from gpusched.views.tables import write
+
+    write(sys.stdout, page(queue, code))
+
+
+def document(queue: Queue, code: int) -> dict[str, object]:
+    """The head of gpu_metrics.json, and the failed jobs."""
+    from gpusched.core.documents import job_document, metrics_head
+    from gpusched.core.model import JobState
+
+    store, place = queue.store, queue.place
+    head = metrics_head(store.counts(), store.count_removed(), store.totals(), target.now())
+    failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
+    return {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
+
+
+def page(queue: Queue, code: int) -> list[Line]:
+    from gpusched.core.model import JobState
+    from gpusched.views import tables
+    from gpusched.views.report import tally
+    from gpusched.views.words import clock, count, short_path
+
+    store, place = queue.store, queue.place
+    counts = tally(store.counts(), store.count_removed())
+    parts: list[tables.Cell] = []
+    for word, number in counts.parts(ended_first=True):
+        if number or word in ("succeeded", "failed"):
+            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
+    spent = clock(store.totals()["total_runtime"])
+    lines = [tables.line(*parts, f" of {count(counts.total, 'job')} in {spent}")]
+    for n, job in enumerate(store.jobs([JobState.FAILED])):
+        if n == SHOWN_FAILED:
+            lines.append(tables.line(f"  … and {counts.failed - n} more: gpusched status -q {_name(queue)} -v"))
+            break
+        lines += failed_lines(queue, job)
+    cwd = os.getcwd()
+    rows: list[tables.Row] = [
+        ["metrics", short_path(place.metrics, cwd)],
+        ["logs", f"{short_path(place.logs, cwd)}/"],
+    ]
+    rows += [[word, text] for word, text in next_steps(queue, code, counts.failed, counts.queued, counts.running)]
+    return lines + tables.grid(["", ""], rows)
+
+
+def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
+    """One failed job: id, line, how; the command; the log."""
+    from gpusched.core.masking import clean
+    from gpusched.core.outcome import describe
+    from gpusched.views import tables
+    from gpusched.views.words import command_text, short_path
+
+    attempts = queue.store.attempts(job.id)
+    last = attempts[-1] if attempts else None
+    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
+    lines = [
+        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
+        tables.Line((("      " + command_text(job.command), ""),), table=True),
+    ]
+    if last:
+        path = f"{queue.place.path}/{last.error_log or last.log}"
+        lines.append(tables.line(("      " + short_path(path, os.getcwd()), tables.DIM)))
+    return lines
+
+
+def next_steps(queue: Queue, code: int, failed: int, queued: int, running: int) -> list[tuple[str, str]]:
+    """What one may want to type next."""
+    steps: list[str] = []
+    if code == EXIT_QUIT and running:
+        steps.append("the running jobs go on; the same command takes them over and runs the rest")
+    elif queued or code not in (EXIT_OK, EXIT_SOME_FAILED):
+        steps.append("the same command goes on with what is queued")
+    if failed:
+        steps.append("the same command with --retry-failed tries the failed ones again")
+        steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
+    return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]
+
+
+def _name(queue: Queue) -> str:
+    import shlex
+
+    return shlex.quote(target.queue_name(queue.place))

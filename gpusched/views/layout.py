@@ -1,0 +1,210 @@
+"""What a dispatcher does -> the lines of the live view for a terminal of some size. Prints nothing, reads nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from gpusched.views.report import DeviceLine, FrameLike, RunningLine, device_line, tally
+from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
+from gpusched.views.words import Pace, about, clock, time_left
+
+Lines = list[Line]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that is shown. `tail` gives the last line of a job's logs."""
+
+    name: str
+    frame: FrameLike
+    running: Sequence[RunningLine]
+    pace: Pace
+    tail: Callable[[Iterable[str]], str]
+
+
+def lay_out(picture: Picture, width: int, height: int, *, unicode: bool = True) -> Lines:
+    """At most `height` - 1 lines of at most `width` cells; what matters least is left out first."""
+    rows = max(1, height - 1)
+    frame = picture.frame
+    devices = [device_line(item, frame.board.max_checks) for item in frame.board.devices]
+    shown = list(picture.running[:rows])
+    jobs = [_job_lines(job, picture.tail(job.logs), width, unicode) for job in shown]
+    foot = _foot(picture, width, unicode)
+    title = _title(picture, width)
+    room = rows - len(foot) - 1
+    gpu_lines = _device_lines(devices, width, unicode)
+    for most in (3, 2, 1):
+        job_lines = _job_block(picture.running, jobs, most, room, width)
+        spare = room - len(gpu_lines) - len(job_lines)
+        if spare >= 0:
+            break
+    else:
+        gpu_lines = _fewer_devices(devices, gpu_lines, max(room // 2, room - len(job_lines)))
+        job_lines = _job_block(picture.running, jobs, 1, room - len(gpu_lines), width)
+        spare = 0
+    parts: Lines = [title] if room >= 0 else []
+    for block in (gpu_lines, job_lines, foot):
+        if block and parts and spare > 0 and block is not gpu_lines:
+            parts.append(line())
+            spare -= 1
+        parts += block
+    mark = "…" if unicode else "..."
+    return [cut(each, width, mark) for each in parts][-rows:]
+
+
+def _title(picture: Picture, width: int) -> Line:
+    frame = picture.frame
+    right = clock(frame.at - frame.started_at)
+    left = f"gpusched  {picture.name}"
+    return line((left, HEAD), " " * max(2, width - cell_len(left) - len(right)), (right, DIM))
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------
+
+
+def _device_lines(devices: Sequence[DeviceLine], width: int, unicode: bool) -> Lines:
+    wide = 20 if width >= 120 else 10 if width >= 76 else 0
+    use_wide = 8 if width >= 120 else 0
+    widest = max((len(d.memory) for d in devices), default=0)
+    rows: list[list[list[Part]]] = []
+    for d in devices:
+        memory = bar(_memory_shares(d), wide, plain=not unicode) if wide else []
+        use = bar([(d.utilisation or 0.0, "green")], use_wide, plain=not unicode) if use_wide else []
+        rows.append([memory, [(d.memory.rjust(widest), "")], use, [(d.use.rjust(4), "")]])
+    lines: Lines = []
+    labels = max([3, *(len(d.label) for d in devices)])
+    words = min(16, max((len(d.word) for d in devices), default=0))
+    names = min(24, max((len(d.name) for d in devices), default=0)) if width >= 132 else 0
+    for d, columns in zip(devices, rows, strict=True):
+        parts: list[Part] = [(d.label.rjust(labels), HEAD)]
+        if names:
+            parts.append((f"  {d.name[:names].ljust(names)}", DIM))
+        for column in columns:
+            if column:
+                parts += [("  " if len(column) > 1 or not wide else " ", ""), *column]
+        parts += [("  ", ""), (d.word.ljust(words), TONES[d.tone])]
+        used = sum(cell_len(text) for text, _ in parts) + 2
+        parts += [("  ", ""), (_why(d, width - used), "" if d.tone == "bad" else DIM)]
+        lines.append(Line(tuple(parts), table=True))
+    if not lines:
+        return []
+    lead = "GPU".rjust(labels) + (f"  {'MODEL':<{names}}" if names else "")
+    lead += "  " + "MEMORY".ljust((wide + 1 if wide else 0) + widest)
+    lead += "  " + "USE".ljust(use_wide + 1 + 4 if use_wide else 4)
+    return [line((f"{lead}  STATE", DIM)), *lines]
+
+
+def _memory_shares(d: DeviceLine) -> list[tuple[float, str]]:
+    """Ours, then that of others."""
+    if not d.total_bytes or d.used_bytes is None:
+        return []
+    others = d.used_bytes if d.foreign_bytes is None else min(d.foreign_bytes, d.used_bytes)
+    ours = d.used_bytes - others
+    return [(ours / d.total_bytes, "cyan"), (others / d.total_bytes, "yellow" if d.tone == "busy" else "blue")]
+
+
+def _why(d: DeviceLine, room: int) -> str:
+    """Why, in the space that there is: who it is says more than how much."""
+    if len(d.detail) <= room or d.tone != "busy" or not d.processes:
+        return d.detail
+    more = f" +{len(d.processes) - 1}" if len(d.processes) > 1 else ""
+    return d.processes[0] + more
+
+
+def _fewer_devices(devices: Sequence[DeviceLine], lines: Lines, rows: int) -> Lines:
+    """The first devices, and the rest in one line."""
+    if len(lines) <= rows:
+        return lines
+    if rows < 3:
+        return [line(_summed_up(devices))][:rows]
+    shown = rows - 2
+    return [*lines[: rows - 1], line((f"  and {_summed_up(devices[shown:], 'more ')}", DIM))]
+
+
+def _summed_up(devices: Sequence[DeviceLine], more: str = "") -> str:
+    words = Counter("running" if d.tone == "ours" else d.word.split(" ")[0] for d in devices)
+    noun = f"{more}GPU" if len(devices) == 1 else f"{more}GPUs"
+    return f"{len(devices)} {noun}: " + ", ".join(f"{n} {word}" for word, n in words.most_common())
+
+
+# ---- jobs ------------------------------------------------------------------------------------------
+
+
+def _job_lines(job: RunningLine, tail: str, width: int, unicode: bool) -> list[list[Part]]:
+    """The command; how far it says it is; the last line of its log."""
+    command: list[Part] = [(job.command, "")]
+    if job.mark:
+        command.insert(0, (f"[{job.mark}] ", "yellow"))
+    lines = [command]
+    if job.fraction is not None:
+        done = bar([(job.fraction, "cyan")], 20 if width >= 100 else 10, plain=not unicode)
+        lines.append([*done, (f" {job.fraction:4.0%}  {job.progress}", "")])
+    elif job.progress:
+        lines.append([(job.progress, "")])
+    if tail:
+        lines.append([(tail, DIM)])
+    return lines
+
+
+def _job_block(
+    running: Sequence[RunningLine], jobs: Sequence[list[list[Part]]], most: int, rows: int, width: int
+) -> Lines:
+    """The running jobs, `most` lines for each, in at most `rows` lines."""
+    if not running or rows < 2:
+        return []
+    shown = len(jobs) if most > 1 or len(running) < rows else min(len(jobs), max(0, rows - 2))
+    ids = max([3, *(len(str(job.job_id)) for job in running)])
+    where = min(max([3, *(len(job.where) for job in running)]), max(3, width // 6))
+    times = max([4, *(len(clock(job.elapsed_s)) for job in running)])
+    lines = [line((f"{'JOB':>{ids}}  {'GPU':<{where}}  {'TIME':>{times}}  COMMAND", DIM))]
+    blank = " " * (ids + where + times + 6)
+    for job, texts in zip(running[:shown], jobs, strict=False):
+        lead = [(f"{job.job_id:>{ids}}", HEAD), (f"  {job.where[:where]:<{where}}  ", "")]
+        lead.append((f"{clock(job.elapsed_s):>{times}}  ", ""))
+        lines.append(Line((*lead, *texts[0]), table=True))
+        lines += [Line(((blank, ""), *text), table=True) for text in texts[1:most]]
+    if shown < len(running):
+        lines.append(line((f"{'':>{ids}}  and {len(running) - shown} more running", DIM)))
+    return lines
+
+
+# ---- the end ---------------------------------------------------------------------------------------
+
+
+def _foot(picture: Picture, width: int, unicode: bool) -> Lines:
+    frame = picture.frame
+    counts = tally(frame.counts, frame.removed)
+    words: list[Cell] = []
+    for word, number in counts.parts():
+        words += ["   " if words else "", (f"{number} {word}", STATES[word] if number else DIM)]
+    total = counts.total or 1
+    shares = [
+        (counts.succeeded / total, "green"),
+        (counts.failed / total, "red"),
+        (counts.cancelled / total, "yellow"),
+    ]
+    ended = f" {counts.ended}/{counts.total}"
+    left = time_left(picture.pace, 0 if frame.closing else counts.queued, _elapsed(picture.running))
+    if left is not None:
+        ended += f"  {about(left)} left"
+    progress = bar(shares, min(40, max(10, width // 3)), plain=not unicode)
+    lines: Lines = [line(*words), line(*progress, ended)]
+    if sum(cell_len(each.plain) for each in lines) + 3 <= width:
+        lines = [line(*progress, ended, "   ", *words)]
+    if frame.closing:
+        lines.append(line((f"{frame.closing}: nothing new starts", "yellow")))
+    elif frame.board.gpus_closed:
+        lines.append(line((f"nothing new starts on a GPU: {frame.board.gpus_closed}", "bold red")))
+    elif counts.queued and frame.reason:
+        wrapped = textwrap.wrap(f"next: {frame.reason}", max(20, width), subsequent_indent="      ", max_lines=2)
+        lines += [line((text, DIM)) for text in wrapped]
+    return lines
+
+
+def _elapsed(running: Sequence[RunningLine]) -> list[tuple[float, float | None]]:
+    return [(job.elapsed_s, job.fraction) for job in running]

@@ -1,0 +1,116 @@
+"""Numbers, durations and texts -> the words that people read, and how long something will take. Lays nothing out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gpusched.core.documents import shown_command
+from gpusched.core.masking import clean
+from gpusched.core.model import MIB
+
+
+def clock(seconds: float) -> str:
+    """A duration as a watch shows it: 0:05, 12:34, 1:02:03, 2d 03:04."""
+    whole = max(0, int(seconds))
+    minutes, s = divmod(whole, 60)
+    hours, m = divmod(minutes, 60)
+    if not hours:
+        return f"{m}:{s:02d}"
+    days, h = divmod(hours, 24)
+    return f"{days}d {h:02d}:{m:02d}" if days else f"{h}:{m:02d}:{s:02d}"
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit: 5s, 3m, 2h, 4d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def about(seconds: float) -> str:
+    """An estimate in words, no more exact than it is."""
+    if seconds < 90:
+        return f"~{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"~{minutes} min"
+    if minutes < 48 * 60:
+        return f"~{minutes // 60} h {minutes % 60 // 10 * 10:02d} min"
+    return f"~{round(minutes / 1440)} days"
+
+
+def mib(size: float | None) -> str:
+    return "?" if size is None else str(round(size / MIB))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def short_path(path: str, cwd: str) -> str:
+    """The path as one would type it here: relative if it lies below."""
+    return path[len(cwd) + 1 :] if cwd != "/" and path.startswith(f"{cwd}/") else path
+
+
+def command_text(command: bytes) -> str:
+    """A command on one line, fit for a terminal: masked, with nothing in it that a terminal would obey."""
+    return clean(shown_command(command))
+
+
+def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:
+    """The beginning of the text that fits into `width` cells; `mark` says that there was more."""
+    if cells(text) <= width:
+        return text
+    room = width - len(mark)
+    if room < 1:
+        return text[: max(0, width)] if text.isascii() else ""
+    kept = text[:room]
+    while cells(kept) > room:
+        kept = kept[:-1]
+    return kept.rstrip() + mark
+
+
+# ---- how long it will take -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a dispatcher has done since `since`, seen at `at`: time spent in attempts, attempts finished."""
+
+    since: float
+    at: float
+    spent_s: float = 0.0
+    finished: int = 0
+
+    def seen(self, at: float, running: int, finished: int) -> Pace:
+        """One more look, with `running` attempts going on since the last one."""
+        step = max(0.0, at - self.at)
+        return replace(self, at=at, spent_s=self.spent_s + running * step, finished=finished)
+
+
+def time_left(pace: Pace, queued: int, running: Sequence[tuple[float, float | None]]) -> float | None:
+    """Seconds until all has ended, from the mean duration so far and the jobs at once; None: nobody can say.
+
+    `running` holds each running job's elapsed time and the fraction that it says is done.
+    """
+    if not queued and not running:
+        return None
+    said = [elapsed / fraction for elapsed, fraction in running if fraction and fraction > 0.02]
+    window = pace.at - pace.since
+    if pace.finished:
+        unfinished = sum(min(elapsed, window) for elapsed, _ in running)
+        mean = max(0.0, pace.spent_s - unfinished) / pace.finished
+    elif said:
+        mean = sum(said) / len(said)
+    else:
+        return None
+    if not pace.finished and not queued and len(said) < len(running):
+        return None
+    rest = []
+    for elapsed, fraction in running:
+        whole = elapsed / fraction if fraction and fraction > 0.02 else max(mean, elapsed)
+        rest.append(whole - elapsed)
+    at_once = max(1.0, len(running), pace.spent_s / window if window > 0 else 0.0)
+    return max((queued * mean + sum(rest)) / at_once, max(rest, default=0.0))
