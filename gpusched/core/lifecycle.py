@@ -63,7 +63,7 @@ def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobS
 # ---- judgement -------------------------------------------------------------------------------------
 
 LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started
-BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss; doubles
+BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone"})  # of an attempt that never began
@@ -97,14 +97,17 @@ def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_ask
     if unmarked or outcome.cause in FREE_CAUSES:
         losses += 1
         if losses <= LOSS_LIMIT:
-            delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (losses - 1))
-            return Verdict(JobEvent.INTERRUPTED, tries, losses, delay)
+            return Verdict(JobEvent.INTERRUPTED, tries, losses, _backoff_s(losses))
         why = outcome.cause or outcome.kind.value
         return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {why}")
     tries += 1
     if tries <= retries:
-        return Verdict(JobEvent.RETRIED, tries, losses)
+        return Verdict(JobEvent.RETRIED, tries, losses, _backoff_s(tries))
     return Verdict(JobEvent.FAILED, tries, losses)
+
+
+def _backoff_s(repetition: int) -> float:
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(repetition - 1, 30))
 
 
 def steer(
