@@ -229,7 +229,7 @@ def set_up_log(place: QueueDir, level: str) -> None:
     """The dispatcher's log, in the queue directory: what happened and when, for this user alone."""
     # what no line shows need not be found out for each of them (see "Optimization" in logging's manual)
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(place.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)

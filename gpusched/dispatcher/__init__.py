@@ -1,5 +1,6 @@
 """The loop: observe -> plan -> act. Recovery is its first tick. Decides nothing itself: core/plan does."""
 
-from gpusched.dispatcher.loop import Dispatcher, Observer, Quiet
+from gpusched.dispatcher.loop import Dispatcher
+from gpusched.dispatcher.reporter import Frame, Observer, Quiet
 
-__all__ = ["Dispatcher", "Observer", "Quiet"]
+__all__ = ["Dispatcher", "Frame", "Observer", "Quiet"]

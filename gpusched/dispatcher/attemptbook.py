@@ -60,6 +60,16 @@ class Live:
     def ended(self) -> bool:
         return self.fact not in (AttemptFact.ALIVE, AttemptFact.LINGERING)
 
+    def read_progress(self) -> None:
+        """Take in what the job says of itself."""
+        progress = attemptdir.read_progress(self.directory)
+        if progress is not None:
+            self.progress = progress
+
+    def ended_at(self, now: float) -> float:
+        """When its record says that it ended; `now` where there is none."""
+        return float(self.fields.get("ended_at", now))
+
     def planned(self) -> Attempt:
         """The attempt as the plan sees it."""
         return Attempt(
@@ -111,6 +121,7 @@ class AttemptBook:
         self.queue = queue
         self.live: dict[str, Live] = {}  # by directory
         self.told: dict[str, str] = {}  # directories to look at, with an error that came along
+        self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
         self._selector = selector
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
@@ -215,6 +226,7 @@ class AttemptBook:
                 self._end_strays(live, now)
                 continue
             self._close_handle(live)
+            live.read_progress()
             live.outcome = self._outcome(live, error, stopping_since, set(lost))
             ended.append(live)
         return ended
@@ -238,8 +250,7 @@ class AttemptBook:
         outcome = outcome_of(live.fields, live.cancel_requested)
         if outcome.ok or outcome.kind not in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED):
             return outcome
-        ended_at = float(live.fields.get("ended_at", 0.0))
-        if stopping_since is not None and ended_at >= stopping_since - SHUTDOWN_WINDOW_S:
+        if stopping_since is not None and live.ended_at(0.0) >= stopping_since - SHUTDOWN_WINDOW_S:
             return Outcome(OutcomeKind.INTERRUPTED, outcome.exit_code, outcome.signal, note="ended with the shutdown")
         logs = [f"{self.queue.path}/{name}" for name in (live.row.log, live.row.error_log) if name]
         tail = b"\n".join(reaper.log_tail(path) for path in logs)
@@ -264,23 +275,38 @@ class AttemptBook:
         owners = reaper.shepherds_of(pids, shepherds)
         return {pid: self.live[directory] for pid, directory in owners.items()}
 
-    def measure(self, samples: Mapping[str, Sample], energy: Mapping[str, float]) -> None:
-        """Fold one poll into the usage of every attempt, and note who uses a device that it was not given."""
+    def measure(self, samples: Mapping[str, Sample]) -> list[Live]:
+        """Fold one poll into the usage of every attempt; those newly seen on a device that they were not given."""
+        used = self._energy_used(samples)
         owners = self.owners(samples.values())
+        strangers = []
         for live in self.live.values():
             if live.ended:
                 continue
             mine = [samples[uuid] for uuid in live.devices if uuid in samples]
             pids = {pid for pid, owner in owners.items() if owner is live}
             if mine:
-                used = [energy[uuid] for uuid in live.devices if uuid in energy]
-                live.usage = usage.add(live.usage, mine, pids, sum(used) if used else None)
-            progress = attemptdir.read_progress(live.directory)
-            if progress is not None:
-                live.progress = progress
+                energy = [used[uuid] for uuid in live.devices if uuid in used]
+                live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None)
+            live.read_progress()
             for uuid, sample in samples.items():
-                if uuid not in live.devices and any(p.pid in pids for p in sample.processes or ()):
+                listed = any(p.pid in pids for p in sample.processes or ())
+                if listed and uuid not in live.devices and not live.strange_device:
                     live.strange_device = uuid
+                    strangers.append(live)
+        return strangers
+
+    def _energy_used(self, samples: Mapping[str, Sample]) -> dict[str, float]:
+        """Joules that each board used since its last reading."""
+        used: dict[str, float] = {}
+        for uuid, sample in samples.items():
+            if sample.energy_j is None:
+                continue
+            before = self._energy.get(uuid)
+            if before is not None and sample.energy_j >= before:
+                used[uuid] = sample.energy_j - before
+            self._energy[uuid] = sample.energy_j
+        return used
 
     def ours_on(self, sample: Sample) -> set[int]:
         """Pids on the device that belong to the attempt that holds it."""
@@ -296,6 +322,9 @@ class AttemptBook:
         live.stop_sent = self._launcher.stop(live.directory) or reaper.terminate(live.fields)
         if not live.stop_sent:
             self.told.setdefault(live.directory, "")
+
+    def find(self, job_id: int, number: int) -> Live:
+        return self.live[attemptdir.directory(self.queue.state, job_id, number)]
 
     def forget(self, live: Live) -> None:
         """The attempt is closed in the store."""

@@ -197,6 +197,10 @@ class DeviceBook:
             for e in self._entries.values()
         )
 
+    def known(self) -> tuple[Device, ...]:
+        """Every device of the box, and the allowed ones that are missing just now."""
+        return tuple({**{e.device.uuid: e.device for e in self._entries.values()}, **self.box}.values())
+
     def device(self, uuid: str) -> Device:
         return self._entries[uuid].device
 

@@ -65,27 +65,41 @@ class Store:
                 where=os.path.dirname(path),
                 hint="`gpusched status` lists the queues",
             )
-        if create:
-            # ours alone from the first byte on; SQLite gives its -wal and -shm the same mode
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with self._words():
+            if create and not os.path.exists(path):
+                self._make()
             self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
             self._db.execute("PRAGMA foreign_keys = ON")
             if not read_only:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = FULL")
-            self._check_version(create)
+            self._check_version()
 
-    def _check_version(self, create: bool) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0 and create:
-            schema = resources.files("gpusched.host").joinpath("schema.sql").read_text(encoding="utf-8")
-            with self.transaction():
-                if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
+    def _make(self) -> None:
+        """Make the database under a private name and link it in: nobody ever opens half of one."""
+        private = f"{self.path}.new{os.getpid()}"
+        schema = resources.files("gpusched.host").joinpath("schema.sql").read_text(encoding="utf-8")
+        try:
+            # ours alone from the first byte on; SQLite gives its -wal and -shm the same mode
+            os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            self._db = sqlite3.connect(private, isolation_level=None)
+            try:
+                with self.transaction():
                     for statement in _statements(schema):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
+            finally:
+                self._db.close()
+            os.link(private, self.path, follow_symlinks=False)
+        except FileExistsError:
+            pass  # somebody else has just made it
+        finally:
+            if os.path.exists(private):
+                os.unlink(private)
+
+    def _check_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
             raise StoreError(
                 f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
                 where=self.path,
@@ -351,7 +365,7 @@ class Store:
                 above_bytes=above_bytes,
             )
 
-    def blame_shutdown(self, since: float, now: float) -> list[int]:
+    def blame_shutdown(self, since: float) -> list[int]:
         """Jobs that failed since `since` failed because everything was being ended: interrupted, and queued again."""
         with self.transaction():
             rows = self._db.execute(

@@ -1,0 +1,168 @@
+"""What a dispatcher tells: events, frames, the published board, the metrics. Decides nothing, changes no job."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpusched.core.availability import DeviceState
+from gpusched.core.model import Event, JobState, RunningView
+from gpusched.core.plan import Limits
+from gpusched.dispatcher.attemptbook import Live
+from gpusched.dispatcher.devicebook import DeviceBook
+from gpusched.host import board, metrics
+from gpusched.host.board import Board, BoardDevice
+from gpusched.host.queuedir import QueueDir
+from gpusched.host.store import Store
+
+log = logging.getLogger("gpusched.dispatcher")
+
+_LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
+_ODD = (DeviceState.LOST, DeviceState.SET_ASIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One look at a dispatcher, for a live view."""
+
+    at: float
+    queue: str
+    started_at: float
+    board: Board
+    counts: dict[JobState, int]
+    removed: int
+    running: tuple[RunningView, ...]
+    reason: str  # what the first waiting job waits for
+    finished_now: int  # attempts that have succeeded since this dispatcher began
+    closing: str  # why nothing new starts, if so
+
+
+class Observer(Protocol):
+    """Who watches a dispatcher. `refresh_s` is how often it wants a frame; None: never."""
+
+    refresh_s: float | None
+
+    def event(self, event: Event) -> None: ...
+
+    def frame(self, frame: Frame) -> None: ...
+
+    def detach(self) -> None:
+        """The terminal is gone."""
+
+
+class Quiet:
+    """Watches nothing."""
+
+    refresh_s: float | None = None
+
+    def event(self, event: Event) -> None:
+        return None
+
+    def frame(self, frame: Frame) -> None:
+        return None
+
+    def detach(self) -> None:
+        return None
+
+
+class Reporter:
+    def __init__(
+        self,
+        queue: QueueDir,
+        store: Store,
+        devices: DeviceBook,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        self.observer = observer
+        self.succeeded = 0  # attempts, since this dispatcher began
+        self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
+        self._started_at = clock()
+        self._dispatch = store.begin_dispatch(self._started_at)
+        self._outage = ""  # the outage of the source that was told
+        self._states: dict[str, DeviceState] = {}  # of the devices, as told
+
+    def tell(self, kind: str, text: str, job_id: int | None = None) -> None:
+        """One event, to the log and to whoever watches."""
+        log.log(_LEVELS.get(kind, logging.INFO), "%s", text)
+        self.observer.event(Event(self._clock(), kind, text, job_id))
+
+    def tell_devices(self) -> None:
+        """Say once what has become of a device, or of the whole source."""
+        error = self._devices.error
+        if error != self._outage:
+            self._outage = error
+            back = "the GPUs can be read again: counting begins anew"
+            self.tell("device", f"{error}: running jobs go on, nothing new starts on a GPU" if error else back)
+        if error:
+            return
+        for uuid, state in self._devices.states().items():
+            before = self._states.get(uuid)
+            if state is before:
+                continue
+            self._states[uuid] = state
+            if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
+                device, why = self._devices.device(uuid), self._devices.availability(uuid).why
+                what = "is set aside" if state in _ODD else "is back"
+                self.tell("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {what}: {why}")
+
+    def board(self, now: float, attempts: Iterable[Live], limits: Limits, closed: str) -> Board:
+        """What is known of the devices now."""
+        on = {uuid: live.job.id for live in attempts for uuid in live.devices}
+        return Board(
+            at=now,
+            pid=os.getpid(),
+            source=self._devices.source.describe(),
+            limits=limits,
+            max_checks=self._devices.criteria.max_checks,
+            threshold_bytes=self._devices.criteria.threshold_bytes,
+            devices=tuple(
+                BoardDevice(self._devices.device(view.uuid), view, on.get(view.uuid)) for view in self._devices.views()
+            ),
+            closed=closed,
+            gpus_closed=self._devices.error,
+        )
+
+    def publish(self, found: Board) -> None:
+        board.write(self._queue.board, found)
+
+    def frame(self, found: Board, running: Iterable[Live], reason: str, closing: str) -> Frame:
+        return Frame(
+            at=found.at,
+            queue=self._queue.path,
+            started_at=self._started_at,
+            board=found,
+            counts=self._store.counts(),
+            removed=self._store.count_removed(),
+            running=tuple(live.view() for live in running),
+            reason=reason,
+            finished_now=self.succeeded,
+            closing=closing,
+        )
+
+    def write_metrics(self, now: float, running: Iterable[Live], *, every_job: bool) -> None:
+        """Replace gpu_metrics.json, and keep what the open attempts have used so far for whoever comes after."""
+        for live in running:
+            text = live.progress.decode("utf-8", "replace")
+            self._store.save_usage(live.job.id, live.row.number, live.usage, text)
+        self._store.touch_dispatch(self._dispatch, now)
+        devices: list[dict[str, object]] = [
+            {
+                "uuid": view.uuid,
+                "index": self._devices.device(view.uuid).index,
+                "name": self._devices.device(view.uuid).name,
+                "total_bytes": view.total_bytes,
+                "state": view.availability.state.value,
+                "why": view.availability.why,
+            }
+            for view in self._devices.views()
+        ]
+        metrics.write(self._queue.metrics, self._store, devices, self._queue.path, now, every_job=every_job)
+
+    def leave(self, now: float) -> None:
+        """The dispatcher goes: nothing is published any more."""
+        self._store.touch_dispatch(self._dispatch, now)
+        board.remove(self._queue.board)
