@@ -110,7 +110,7 @@ def test_a_no_from_a_command_is_one_message_and_a_code(
     def fails() -> None:
         raise raised
 
-    monkeypatch.setattr(front, "_drop", lambda stream: None)
+    monkeypatch.setattr(front, "drop", lambda stream: None)
     monkeypatch.setattr(front.LazyGroup, "get_command", lambda *_: fails)
     assert front.run(["config"]) == code
     err = capsys.readouterr().err

@@ -119,12 +119,12 @@ def run(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, EOFError, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop(sys.stdout)
+        drop(sys.stdout)
         return EXIT_BROKEN_PIPE
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _drop(sys.stdout)
+        drop(sys.stdout)
         name = f" (while writing {e.filename})" if e.filename else ""
         return _fail(f"{e.strerror}{name}", EXIT_CANNOT_WORK)
 
@@ -134,7 +134,7 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _drop(stream: TextIO) -> None:
+def drop(stream: TextIO) -> None:
     """What is still buffered goes nowhere, so that leaving Python does not fail over it again."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)

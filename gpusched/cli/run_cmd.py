@@ -13,6 +13,7 @@ from gpusched.config import Loaded, Settings
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
 
 if TYPE_CHECKING:
+    from gpusched.api import Queue
     from gpusched.core.jobfile import JobFile
     from gpusched.dispatcher import Observer
     from gpusched.submit import Rules
@@ -117,10 +118,20 @@ def run(
         pid = queue.place.dispatcher()
         say(f"{queue.place.path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
         return code
+    _print_end(queue, code, as_json=as_json)
+    return code
+
+
+def _print_end(queue: Queue, code: int, *, as_json: bool) -> None:
+    """The summary. A terminal or a reader that is gone changes nothing of how the jobs ended, nor the exit code."""
+    from gpusched.cli.main import drop
     from gpusched.cli.summary import print_summary
 
-    print_summary(queue, code, as_json=as_json)
-    return code
+    try:
+        print_summary(queue, code, as_json=as_json)
+        sys.stdout.flush()
+    except OSError:
+        drop(sys.stdout)
 
 
 def _read_list(file: str) -> tuple[bytes, os.stat_result | None]:
