@@ -48,7 +48,7 @@ bless: $(VENV)/.dev ## rewrite the golden files and the generated part of the do
 	GPUSCHED_BLESS=1 $(PYTEST) -q -m "not soak and not gpu" $(ARGS)
 
 bench: $(VENV)/.base ## measure, as ratios within one run
-	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python -m bench.run $(ARGS)
 
 # Two stamps: running needs only the base dependencies. A .venv whose Python is gone is made anew.
 $(VENV)/.base: pyproject.toml

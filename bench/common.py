@@ -1,0 +1,249 @@
+"""What the measurements share: fresh places, interleaved rounds, a gpusched as a user starts it, rows of the table.
+
+Deletes nothing: deleting a big tree just before a measurement slows the file system by several times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from gpusched.host import simfiles
+from gpusched.host.store import Store
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+GPUSCHED = [sys.executable, "-m", "gpusched"]
+SHELL = ["bash", "-o", "pipefail", "-c"]  # as gpusched starts a command
+MIB = 1 << 20
+
+
+class Unusable(Exception):
+    """A measurement that did not measure what it should: jobs failed, a program did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `reference` is what was measured beside it; `limit` bounds ratio or value."""
+
+    name: str
+    value: float | None  # None: could not be measured
+    unit: str
+    against: str = ""  # what the reference is
+    reference: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    of_ratio: bool = False  # the limits are of the ratio to the reference, not of the value
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.value / self.reference if self.reference and self.value is not None else None
+
+    @property
+    def target(self) -> str:
+        unit = "×" if self.of_ratio else f" {self.unit}"
+        parts = [(self.at_least, "≥"), (self.at_most, "≤")]
+        return ", ".join(f"{sign} {limit:g}{unit}" for limit, sign in parts if limit is not None)
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the target is met; None where there is none, or nothing to compare with."""
+        found = self.ratio if self.of_ratio else self.value
+        if found is None or (self.at_least is None and self.at_most is None):
+            return None
+        low = self.at_least is None or found >= self.at_least
+        return low and (self.at_most is None or found <= self.at_most)
+
+
+def interleaved(
+    place: Path, rounds: int, contestants: Mapping[str, Callable[[Path], T]], tell: Callable[[str], None]
+) -> dict[str, list[T]]:
+    """Run each contestant once a round, each time in a directory of its own; every second round backwards."""
+    found: dict[str, list[T]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        names = list(contestants)
+        for name in reversed(names) if number % 2 else names:
+            tell(f"round {number + 1} of {rounds}: {name}")
+            directory = place / f"{name.replace(' ', '-')}.{number}"
+            directory.mkdir(parents=True)
+            os.sync()  # nobody pays for what another one left in memory
+            found[name].append(contestants[name](directory))
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    """How far apart the rounds were: a noisy machine shows here."""
+    return f"rounds {min(values):.3g} to {max(values):.3g}" if len(values) > 1 else ""
+
+
+# ---- gpusched as a user starts it --------------------------------------------------------------------
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would change gpusched or choose GPUs."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUSCHED_", "CUDA_", "FAKE_NVML"))}
+    return {**kept, "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "", **more}
+
+
+@dataclass
+class Box:
+    """A directory with a home, claims and, if `gpus`, a simulation of its own."""
+
+    directory: Path
+    gpus: int = 8
+    poll_s: float = 2.0
+    extra: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("home", "tmp"):
+            (self.directory / name).mkdir()
+        self.environment = clean_environment(
+            HOME=str(self.directory / "home"),
+            XDG_STATE_HOME=str(self.directory / "home"),
+            XDG_CONFIG_HOME=str(self.directory / "home"),
+            TMPDIR=str(self.directory / "tmp"),
+            GPUSCHED_CLAIMS_DIR=str(self.directory / "claims"),
+            GPUSCHED_MAX_CHECKS="1",
+            GPUSCHED_POLL_INTERVAL=f"{self.poll_s:g}",
+            **(self.extra or {}),
+        )
+        if self.gpus:
+            simfiles.create(self.simulation, ["A100"] * self.gpus)
+            self.environment[simfiles.ENV_DIRECTORY] = self.simulation
+            self.environment["GPUSCHED_MAX_GPUS"] = str(self.gpus)
+
+    @property
+    def simulation(self) -> str:
+        return str(self.directory / "simulation")
+
+    @property
+    def queue(self) -> Path:
+        return self.directory / "queue"
+
+    @property
+    def database(self) -> Path:
+        return self.queue / "queue.db"
+
+    def start(self, lines: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
+        """`gpusched run` of these lines; what it says goes to a file."""
+        (self.directory / "list.txt").write_text("".join(f"{line}\n" for line in lines))
+        with open(self.directory / "said", "wb") as said:
+            return subprocess.Popen(
+                [*GPUSCHED, "run", "list.txt", "--log-dir", str(self.queue), "-q", *options],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    def run(self, lines: Sequence[str], *options: str) -> float:
+        """Run the lines to their end, all successfully; the seconds that it took."""
+        began = time.perf_counter()
+        code = self.start(lines, *options).wait()
+        took = time.perf_counter() - began
+        if code:
+            raise Unusable(f"gpusched ended with {code}: {self.said()}")
+        return took
+
+    def said(self) -> str:
+        return (self.directory / "said").read_text(errors="replace").strip()
+
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        store = Store(str(self.database), read_only=True)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def attempts(self) -> list[tuple[float, float | None]]:
+        """(started, ended) of every attempt; Unusable if one that ended has failed."""
+        found: list[tuple[float, float | None]] = []
+        with self.store() as store:
+            for job in store.jobs():
+                for attempt in store.attempts(job.id) if job.attempts else ():
+                    if attempt.outcome is not None and not attempt.outcome.ok:
+                        raise Unusable(f"job {job.id} ended with {attempt.outcome}")
+                    found.append((attempt.started_at, attempt.ended_at))
+        return sorted(found)
+
+    @contextmanager
+    def running(self, lines: Sequence[str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A dispatcher, for as long as the block; it and its jobs are ended after it."""
+        process = self.start(lines, *options)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+
+    def wait_for(self, condition: Callable[[], T], process: subprocess.Popen[bytes], timeout_s: float = 120) -> T:
+        """What `condition` returns, once that is true."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Unusable(f"gpusched did not get there: {self.said()}")
+            time.sleep(0.02)
+        return found
+
+
+def script(name: str, *words: object, **environment: str) -> dict[str, float]:
+    """Run a helper of this folder in a process of its own; the JSON object that it prints."""
+    command = [sys.executable, "-S", str(ROOT / "bench" / name), *(str(word) for word in words)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, env=clean_environment(**environment), check=True)
+    found: dict[str, float] = json.loads(ended.stdout)
+    return found
+
+
+# ---- processes ---------------------------------------------------------------------------------------
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes(pid: int) -> dict[str, int]:
+    """Fields of smaps_rollup in bytes: Pss, Private_Clean, Private_Dirty, Rss …"""
+    found = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+def peak_bytes(pid: int) -> int:
+    """The largest resident set that a live process has had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise Unusable(f"/proc/{pid}/status has no VmHWM")
+
+
+def children(pid: int) -> dict[int, str]:
+    """Child processes and their command lines."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        try:
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+__all__ = ["MIB", "ROOT", "SHELL", "Box", "Row", "Unusable", "interleaved", "median", "script", "spread"]

@@ -1,0 +1,144 @@
+"""From "the memory is back" after a job to the start of the next one on its device, beside a loop that waits for none.
+
+The jobs hold memory on simulated GPUs: a few lines of bash that write the simulation's own record, since a Python
+start would be longer than what is measured. A record counts for as long as its process lives, so the memory is back
+when the job's last moment is over; with a driver that gives it back later, at the moment that the simulation logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from bench.common import Box, Row, Unusable, clean_environment, interleaved, median, script
+from gpusched.host import simfiles
+
+DEVICES = 4
+LATE_MS = 100  # of a driver that is slow to give memory back
+# Takes memory, stays 30 to 60 ms, notes its first and its last moment. No process but the shell's own.
+HOLD = r"""
+began=$EPOCHREALTIME
+slot=${CUDA_VISIBLE_DEVICES:-${SLOT:-$PARALLEL_JOBSLOT}}
+read -r stat < "/proc/$$/stat"
+set -- ${stat##*) }
+record=$PLACE/gpu$slot/p/$$-${20}
+printf 'mib=8000\nkind=C\nuser=bench\nprogram=hold\n' > "$record"
+exec 9<> "$PLACE/never"
+read -rt "0.0$((30 + RANDOM % 31))" -u 9
+printf '%s %s %s %s\n' "$slot" "${record##*/}" "$began" "$EPOCHREALTIME" >> "$PLACE/times"
+"""
+
+
+def prepare(directory: Path, place: Path) -> str:
+    """The place that the jobs share, and the command that is one."""
+    (directory / "hold.sh").write_text(HOLD)
+    os.mkfifo(place / "never")
+    return f". {directory / 'hold.sh'} && echo done"
+
+
+def gaps_ms(place: Path, jobs: int, back: dict[str, float]) -> list[float]:
+    """Milliseconds from the memory's return to the next start, on every device."""
+    by_slot: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for line in (place / "times").read_text().splitlines():
+        slot, name, first, last = line.split()
+        by_slot[slot].append((float(first), float(last), name))
+    if sum(map(len, by_slot.values())) != jobs:
+        raise Unusable(f"{sum(map(len, by_slot.values()))} of {jobs} jobs have left their times")
+    found = []
+    for runs in by_slot.values():
+        runs.sort()
+        for (_, ended, name), (began, _, _) in pairwise(runs):
+            returned = back.get(name, ended)
+            if began < returned:
+                raise Unusable(f"a job began {(returned - began) * 1000:.1f} ms before the memory was back")
+            found.append((began - returned) * 1000)
+    return found
+
+
+def gpusched(directory: Path, jobs: int, release_ms: int) -> list[float]:
+    box = Box(directory, DEVICES)
+    place = Path(box.simulation)
+    if release_ms:
+        simfiles.change_keys(str(place / "box"), release_ms=release_ms)
+    command = prepare(directory, place)
+    box.environment["PLACE"] = str(place)
+    box.run([command] * jobs)
+    back = {}
+    for line in (place / "events.log").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "dead" and release_ms:
+            back[event["name"]] = event["t"] + release_ms / 1000
+    if release_ms and len(back) != jobs:
+        raise Unusable(f"the memory of {len(back)} of {jobs} jobs came back")
+    return gaps_ms(place, jobs, back)
+
+
+def other_place(directory: Path) -> tuple[Path, str]:
+    place = directory / "place"
+    for slot in range(DEVICES + 1):
+        (place / f"gpu{slot}" / "p").mkdir(parents=True)
+    return place, prepare(directory, place)
+
+
+def floor(directory: Path, jobs: int) -> list[float]:
+    place, command = other_place(directory)
+    if script("floor.py", jobs, DEVICES, directory, command, PLACE=str(place))["failed"]:
+        raise Unusable("jobs of the bare loop failed")
+    return gaps_ms(place, jobs, {})
+
+
+def parallel(directory: Path, jobs: int) -> list[float]:
+    place, command = other_place(directory)
+    subprocess.run(
+        ["parallel", "--will-cite", f"-j{DEVICES}", "--joblog", "joblog"],
+        cwd=directory,
+        env=clean_environment(PARALLEL_SHELL=shutil.which("bash") or "bash", HOME=str(directory), PLACE=str(place)),
+        input=f"{command}\n".encode() * jobs,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return gaps_ms(place, jobs, {})
+
+
+def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+    jobs, rounds = (16, 1) if quick else (200, 3)
+    contestants: dict[str, Callable[[Path], list[float]]] = {
+        "bare loop": lambda directory: floor(directory, jobs),
+        "gpusched": lambda directory: gpusched(directory, jobs, 0),
+        "gpusched, late": lambda directory: gpusched(directory, jobs, LATE_MS),
+    }
+    if shutil.which("parallel"):
+        contestants["parallel"] = lambda directory: parallel(directory, jobs)
+    found = interleaved(place, rounds, contestants, tell)
+    gaps = {name: sorted(gap for gaps in rounds for gap in gaps) for name, rounds in found.items()}
+    middle = {name: median(values) for name, values in gaps.items()}
+    tail = {name: f"95 % within {values[int(len(values) * 0.95)]:.1f}" for name, values in gaps.items()}
+    rows = [
+        Row(
+            "gap, memory back to next start",
+            middle["gpusched"],
+            "ms",
+            "bare loop",
+            middle["bare loop"],
+            at_most=10,
+            note=f"{tail['gpusched']}; bare loop: {tail['bare loop']}",
+        ),
+        Row(
+            f"the same, memory {LATE_MS} ms late",
+            middle["gpusched, late"],
+            "ms",
+            "bare loop",
+            middle["bare loop"],
+            at_most=10,
+            note=tail["gpusched, late"],
+        ),
+    ]
+    if "parallel" in middle:
+        rows.append(Row("gap of parallel --joblog", middle["parallel"], "ms", "bare loop", middle["bare loop"]))
+    return rows

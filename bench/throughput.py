@@ -1,0 +1,156 @@
+"""How many short jobs a second: 2,000 times `true`, 8 at a time, beside a bare loop and other tools that run lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.common import ROOT, SHELL, Box, Row, Unusable, clean_environment, interleaved, median, script, spread
+
+COMMAND = "true"
+AT_ONCE = 8
+PYTHON_OF_HYPERQUEUE = "BENCH_HYPERQUEUE_PYTHON"  # an interpreter that can import hyperqueue
+SLOW_PEER_SHARE = 4  # peers that are far slower get so many times fewer jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Jobs a second: between the first start and the last end, and over the whole life of the program."""
+
+    working: float
+    whole: float
+
+
+def gpusched(directory: Path, jobs: int) -> Rates:
+    box = Box(directory, AT_ONCE)
+    whole = box.run([COMMAND] * jobs)
+    attempts = box.attempts()
+    ends = [ended for _, ended in attempts if ended is not None]
+    logs = len(os.listdir(box.queue / "logs"))
+    if not len(attempts) == len(ends) == logs == jobs:
+        raise Unusable(f"{len(attempts)} attempts, {len(ends)} ends and {logs} logs of {jobs} jobs")
+    return Rates(jobs / (max(ends) - attempts[0][0]), jobs / whole)
+
+
+def floor(directory: Path, jobs: int) -> Rates:
+    began = time.perf_counter()
+    found = script("floor.py", jobs, AT_ONCE, directory, COMMAND)
+    whole = time.perf_counter() - began
+    if found["failed"]:
+        raise Unusable(f"{found['failed']} jobs of the bare loop failed")
+    return Rates(jobs / found["seconds"], jobs / whole)
+
+
+def parallel(directory: Path, jobs: int) -> Rates:
+    """GNU parallel with its --joblog, which it needs to resume."""
+    (directory / "list").write_text(f"{COMMAND}\n" * jobs)
+    began = time.perf_counter()
+    with open(directory / "list") as lines:
+        subprocess.run(
+            ["parallel", "--will-cite", f"-j{AT_ONCE}", "--joblog", "joblog"],
+            cwd=directory,
+            env=clean_environment(PARALLEL_SHELL=shutil.which("bash") or "bash", HOME=str(directory)),
+            stdin=lines,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    whole = time.perf_counter() - began
+    rows = [line.split("\t") for line in (directory / "joblog").read_text().splitlines()[1:]]
+    if len(rows) != jobs or any(row[6] != "0" for row in rows):
+        raise Unusable("GNU parallel did not run all jobs to success")
+    starts = [float(row[2]) for row in rows]
+    ends = [float(row[2]) + float(row[3]) for row in rows]
+    return Rates(jobs / (max(ends) - min(starts)), jobs / whole)
+
+
+def hyperqueue(directory: Path, jobs: int, python: str) -> Rates:
+    ended = subprocess.run(
+        [python, str(ROOT / "bench" / "hyperqueue_peer.py"), str(jobs), str(AT_ONCE), str(directory), COMMAND],
+        env=clean_environment(HOME=str(directory)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    found = json.loads(ended.stdout)
+    if found["failed"]:
+        raise Unusable("HyperQueue did not run all jobs to success")
+    return Rates(jobs / found["seconds"], jobs / found["seconds"])
+
+
+def spooler(directory: Path, jobs: int) -> Rates:
+    """task-spooler: one call of its client a job, then wait until its list holds no waiting or running one."""
+    environment = clean_environment(
+        TS_SOCKET=str(directory / "socket"), TS_SLOTS=str(AT_ONCE), TMPDIR=str(directory), TS_MAXFINISHED=str(jobs)
+    )
+    began = time.perf_counter()
+    for _ in range(jobs):
+        subprocess.run(["tsp", *SHELL, COMMAND], env=environment, stdout=subprocess.DEVNULL, check=True)
+    while True:
+        listed = subprocess.run(["tsp"], env=environment, stdout=subprocess.PIPE, text=True).stdout.splitlines()[1:]
+        states = [line.split()[1] for line in listed]
+        if not {"queued", "running", "allocating"}.intersection(states):
+            break
+        time.sleep(0.02)
+    took = time.perf_counter() - began
+    subprocess.run(["tsp", "-K"], env=environment)
+    if len(states) != jobs or any(line.split()[3] != "0" for line in listed):
+        raise Unusable("task-spooler did not run all jobs to success")
+    return Rates(jobs / took, jobs / took)
+
+
+def find_hyperqueue() -> str | None:
+    """An interpreter that has the package hyperqueue."""
+    for python in (os.environ.get(PYTHON_OF_HYPERQUEUE), sys.executable):
+        if python and not subprocess.run([python, "-c", "import hyperqueue"], stderr=subprocess.DEVNULL).returncode:
+            return python
+    return None
+
+
+def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+    jobs, rounds = (60, 1) if quick else (2000, 5)
+    contestants: dict[str, Callable[[Path], Rates]] = {
+        "bare loop": lambda directory: floor(directory, jobs),
+        "gpusched": lambda directory: gpusched(directory, jobs),
+    }
+    python = find_hyperqueue()
+    if shutil.which("parallel"):
+        contestants["parallel --joblog"] = lambda directory: parallel(directory, jobs // SLOW_PEER_SHARE)
+    if python is not None:
+        contestants["HyperQueue"] = lambda directory: hyperqueue(directory, jobs, python)
+    if shutil.which("tsp"):
+        contestants["task-spooler"] = lambda directory: spooler(directory, jobs // SLOW_PEER_SHARE)
+    found = interleaved(place, rounds, contestants, tell)
+    working = {name: median(r.working for r in rates) for name, rates in found.items()}
+    whole = {name: median(r.whole for r in rates) for name, rates in found.items()}
+    note = spread([r.working for r in found["gpusched"]])
+    noise = spread([r.working for r in found["bare loop"]])
+    ours, base = working["gpusched"], working["bare loop"]
+    rows = [
+        Row(
+            f"{jobs} × true, first start to last end", ours, "jobs/s", "bare loop", base, 0.5, of_ratio=True, note=note
+        ),
+        Row(
+            "the same, whole life of the program",
+            whole["gpusched"],
+            "jobs/s",
+            "bare loop",
+            whole["bare loop"],
+            0.5,
+            of_ratio=True,
+            note=f"bare loop: {noise}" if noise else "",
+        ),
+    ]
+    for name, must_beat in (("parallel --joblog", True), ("HyperQueue", True), ("task-spooler", False)):
+        if name in found:
+            limit = 1.0 if must_beat else None
+            rows.append(Row(f"against {name}", ours, "jobs/s", name, working[name], limit, of_ratio=True))
+        else:
+            rows.append(Row(f"against {name}", ours, "jobs/s", "not installed"))
+    return rows
