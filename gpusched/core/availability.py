@@ -49,6 +49,7 @@ class Availability:
     foreign_bytes: int | None = None
     settling_since: float | None = None
     withheld: bool = False  # set aside because memory of a job of ours never came back
+    ours: tuple[int, ...] = ()  # pids of our last attempt, as last listed: a dead one can stay listed for a while
 
     @property
     def at(self) -> float:
@@ -72,24 +73,38 @@ def foreign_bytes(sample: Sample, ours: Set[int]) -> int | None:
     return max(0, sample.used_bytes - mine)
 
 
-def obstacle(device: Device, sample: Sample, ours: Set[int], occupied: bool, criteria: Criteria) -> str | None:
-    """Why the device is not free of others at this sample; None if it is. One short clause, MiB for people."""
-    if sample.error:
-        return "lost" if sample.error == "lost" else f"cannot be read: {sample.error}"
+def never_used(device: Device) -> str | None:
+    """Why the device is not for jobs at all, whoever is on it."""
     if device.compute_mode == "prohibited":
         return "compute mode PROHIBITED"
     if device.mig_parent:
         return "in MIG mode: only its instances are handed out"
+    return None
+
+
+def obstacle(
+    device: Device, sample: Sample, ours: Set[int], occupied: bool, criteria: Criteria, *, polled: bool = True
+) -> str | None:
+    """Why the device is not free of others at this sample; None if it is. One short clause, MiB for people."""
+    if sample.error:
+        return "lost" if sample.error == "lost" else f"cannot be read: {sample.error}"
+    closed = never_used(device)
+    if closed:
+        return closed
     others = [p for p in sample.processes or () if p.pid not in ours and p.kind != "G"]
-    if device.compute_mode == "exclusive_process" and others:
-        return f"exclusive-process mode, and {name_processes(others)} is on it"
+    if device.compute_mode == "exclusive_process":
+        if sample.processes is None:
+            return "exclusive-process mode, and its processes cannot be listed"
+        if others:
+            return f"exclusive-process mode, and {name_processes(others)} is on it"
     foreign = foreign_bytes(sample, ours)
     if foreign is None and (occupied or sample.used_bytes is not None):
         return "processes cannot be told apart while a job is on it"
     if foreign is None:
-        return _unreadable(device, sample, others, criteria)
+        return _unreadable(device, sample, others, criteria, polled)
     if foreign >= criteria.threshold_bytes:
         more = f" by {name_processes(others)}" if others else ""
+        more += " (with the driver's reserve)" if sample.memory_includes_reserve else ""
         return f"{foreign // MIB} MiB in use{more}, threshold {criteria.threshold_bytes // MIB} MiB"
     if criteria.idle_only:
         if sample.processes is None:
@@ -99,17 +114,20 @@ def obstacle(device: Device, sample: Sample, ours: Set[int], occupied: bool, cri
     return None
 
 
-def _unreadable(device: Device, sample: Sample, others: Sequence[DeviceProcess], criteria: Criteria) -> str | None:
+def _unreadable(
+    device: Device, sample: Sample, others: Sequence[DeviceProcess], criteria: Criteria, polled: bool
+) -> str | None:
     if not device.unified_memory:
         return "memory not readable"
     if not criteria.allow_unreadable_memory:
         return "memory not readable (--allow-unreadable-memory goes by processes and utilisation)"
-    if sample.processes is None or sample.utilisation is None:
+    use = sample.utilisation
+    if sample.processes is None or (polled and use is None):  # a look between polls does not read utilisation
         return "neither memory nor processes and utilisation can be read"
     if others:
         return f"{name_processes(others)} is on it"
-    if sample.utilisation > IDLE_UTILISATION:
-        return f"{sample.utilisation:.0%} in use"
+    if use is not None and use > IDLE_UTILISATION:
+        return f"{use:.0%} in use"
     return None
 
 
@@ -120,12 +138,13 @@ def name_processes(processes: Sequence[DeviceProcess]) -> str:
     return f"{first.user}'s {first.program} (pid {first.pid}){more}"
 
 
-def explained(sample: Sample, ours: Set[int], criteria: Criteria) -> bool:
-    """Whether listed processes of others account for the memory in use, up to the threshold."""
-    if sample.used_bytes is None or not sample.processes:
-        return False
-    known = sum(p.used_bytes or 0 for p in sample.processes if p.pid not in ours)
-    return known > 0 and sample.used_bytes - known < criteria.threshold_bytes
+def explained(device: Device, sample: Sample, ours: Set[int], criteria: Criteria) -> bool:
+    """Whether the processes listed beside `ours` are reason enough for the device not to be free."""
+    others = [p for p in sample.processes or () if p.pid not in ours]
+    if sum(p.used_bytes or 0 for p in others) >= criteria.threshold_bytes:
+        return True
+    by_process = device.compute_mode == "exclusive_process" or criteria.idle_only or sample.used_bytes is None
+    return by_process and any(p.kind != "G" for p in others)
 
 
 def fold(
@@ -144,9 +163,9 @@ def fold(
     `ours` are the pids of our own attempts on the device, `occupied` says that an attempt of ours holds it.
     Only polls raise the count (`polled`); a look between polls can reset it, never raise it.
     """
-    why = obstacle(device, sample, ours, occupied, criteria)
-    settling_since = before.settling_since
-    count = 0
+    why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
+    mine = _still_listed({*before.ours, *ours}, sample)
+    settling_since, withheld, count = before.settling_since, False, 0
     if why is None:
         count = min(before.count + (1 if polled else 0), criteria.max_checks)
         settling_since = None
@@ -161,12 +180,16 @@ def fold(
         settling_since = None
     elif occupied:
         state = DeviceState.RUNNING
-    elif before.state is DeviceState.SET_ASIDE and before.withheld and not explained(sample, ours, criteria):
-        state, why = DeviceState.SET_ASIDE, before.why
-    elif settling_since is None or explained(sample, ours, criteria):
-        state, settling_since = DeviceState.BUSY, None
-    elif sample.at - settling_since > settle_timeout_s:
+    elif never_used(device):
         state, settling_since = DeviceState.SET_ASIDE, None
+    elif explained(device, sample, mine, criteria):
+        state, settling_since = DeviceState.BUSY, None
+    elif before.withheld:
+        state, why, withheld = DeviceState.SET_ASIDE, before.why, True
+    elif settling_since is None:
+        state = DeviceState.BUSY
+    elif sample.at - settling_since > settle_timeout_s:
+        state, settling_since, withheld = DeviceState.SET_ASIDE, None, True
         why = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
     else:
         state, count = DeviceState.SETTLING, before.count
@@ -180,12 +203,19 @@ def fold(
         sample=sample,
         foreign_bytes=foreign_bytes(sample, ours),
         settling_since=settling_since,
-        withheld=state is DeviceState.SET_ASIDE and not sample.error,
+        withheld=withheld,
+        ours=tuple(sorted(mine)) if occupied or withheld or state is DeviceState.SETTLING else (),
     )
+
+
+def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
+    return pids if sample.processes is None else pids & {p.pid for p in sample.processes}
 
 
 def settle(before: Availability, now: float) -> Availability:
     """The availability at the moment when an attempt of ours has left the device; the next samples decide."""
+    if before.state is DeviceState.LOST:
+        return before
     return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
 
 
