@@ -1,10 +1,153 @@
-"""Take a simple command apart: its program, what runs it, what it sets. Judges nothing; knows names only."""
+"""Take a command line apart: its simple commands, and of each the program, what runs it and what it sets.
+
+Judges nothing; knows names only.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from gpusched.core.shellwords import RESERVED, Command, Scan, Token, literal
+from gpusched.core.shellwords import Scan, Token, literal
+
+# ---- the commands of a line ------------------------------------------------------------------------
+
+OPENERS = {b"if": b"fi", b"for": b"done", b"while": b"done", b"until": b"done", b"select": b"done"}
+OPENERS |= {b"case": b"esac", b"{": b"}"}
+CLOSERS = frozenset(OPENERS.values())
+CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
+RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
+
+_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # their first words are no commands
+_PATTERN = b"pattern"
+_ENDS_CLAUSE = frozenset({b";;", b";&", b";;&"})
+_WANTS_MORE = frozenset({b"&&", b"||", b"|", b"|&"})
+_DIGITS = re.compile(rb"\d+")
+
+
+class Command(NamedTuple):
+    """A simple command: its words without redirections, the (sub)shell it runs in, and what ends it."""
+
+    words: tuple[Token, ...]
+    shell: int
+    ender: Token | None
+
+
+class Structure(NamedTuple):
+    """The commands of a line, and the first token that shows that the line is no whole command."""
+
+    commands: tuple[Command, ...]
+    unfinished: Token | None
+    heredoc: Token | None
+
+
+def structure(scan: Scan) -> Structure:
+    """Group the tokens of a finished scan into simple commands."""
+    grouping = _Grouping()
+    for token in scan.tokens:
+        (grouping.word if token.is_word else grouping.operator)(token)
+        grouping.previous = token.text
+    grouping.flush(None)
+    unfinished = _unfinished(scan.tokens, grouping.compounds, grouping.redirected) or grouping.stray
+    return Structure(tuple(grouping.commands), unfinished, grouping.heredoc)
+
+
+class _Grouping:
+    """What is known of a line after some of its tokens."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.compounds: list[tuple[bytes, Token]] = []  # what closes it, and where it began
+        self.stray: Token | None = None  # closes what nothing opened
+        self.heredoc: Token | None = None
+        self.redirected = False  # the next word is a redirection's
+        self.previous = b""
+        self._words: list[Token] = []
+        self._begun = False  # a redirection came first, so that no reserved word can follow
+        self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
+        self._shells = [0]
+        self._newest = 0
+
+    def flush(self, ender: Token | None) -> None:
+        """A simple command ends here, if there is one."""
+        if self._words or (ender is not None and ender.text == b"&"):
+            self.commands.append(Command(tuple(self._words), self._shells[-1], ender))
+        self._words.clear()
+        self._begun = False
+
+    def word(self, token: Token) -> None:
+        text, first = token.text, not self._words
+        if self.redirected:
+            self.redirected = False
+        elif self._header and not (self._header == _PATTERN and text == b"esac"):
+            if text == b"in" and self._header == b"case":
+                self._header = _PATTERN
+            elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
+                self._header = b""
+        elif first and not self._begun and text in RESERVED:
+            self._reserved(token)
+        elif text == b"]]" and not first and self._words[0].text == b"[[":
+            self._words.append(token)
+            self.flush(None)
+        elif first and text[:2] == b"((":
+            pass  # arithmetic is a whole command
+        elif first and (text.endswith(b"()") or (self.previous == b"time" and text == b"-p")):
+            pass  # a function's name, before its body, or an option of a keyword
+        else:
+            self._words.append(token)
+
+    def _reserved(self, token: Token) -> None:
+        text = token.text
+        self._header = text if text in _HEADED else b""
+        if text in OPENERS:
+            self.compounds.append((OPENERS[text], token))
+        elif text in CLOSERS:
+            if not self.compounds:
+                self.stray = self.stray or token
+            elif self.compounds[-1][0] == text:
+                self.compounds.pop()
+
+    def operator(self, token: Token) -> None:
+        text = token.text
+        if self._header == _PATTERN:
+            self._header = _PATTERN if text != b")" else b""
+        elif text[:1] in b"<>" or text[:2] == b"&>":
+            if text in (b"<<", b"<<-"):
+                self.heredoc = self.heredoc or token
+            if self._words and self._words[-1].end == token.start and _DIGITS.fullmatch(self._words[-1].text):
+                self._words.pop()  # a descriptor's number
+            self.redirected = True
+            self._begun |= not self._words
+        elif text == b"(":
+            self.flush(None)
+            self.compounds.append((b")", token))
+            self._newest += 1
+            self._shells.append(self._newest)
+        elif text == b")":
+            self.flush(None)
+            if self.compounds and self.compounds[-1][0] == b")":
+                self.compounds.pop()
+                self._shells.pop()
+            else:
+                self.stray = self.stray or token
+        else:
+            self.flush(token)
+            in_case = self.compounds and self.compounds[-1][0] == b"esac"
+            self._header = _PATTERN if in_case and text in _ENDS_CLAUSE else b""
+
+
+def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
+    if not tokens:
+        return None
+    first, last = tokens[0], tokens[-1]
+    if first.text in _WANTS_MORE or (first.text[:1] in (b";", b"&") and first.text[:2] != b"&>"):
+        return first
+    if last.text in _WANTS_MORE or redirected:
+        return last
+    return compounds[0][1] if compounds else None
+
+
+# ---- the parts of a command ------------------------------------------------------------------------
 
 MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
 
@@ -32,18 +175,7 @@ _WRAPPERS: dict[bytes, tuple[bytes, ...]] = {
 _WRAPPER_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
-_SETUP = _DECLARERS | {
-    b"cd",
-    b"pushd",
-    b"popd",
-    b"source",
-    b".",
-    b"set",
-    b"unset",
-    b"ulimit",
-    b"umask",
-    b"alias",
-}
+_SETUP = _DECLARERS | {b"cd", b"pushd", b"popd", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias"}
 _SETUP |= {b"unalias", b"shopt", b"module", b"ml", b"workon", b"deactivate"}
 _ACTIVATORS = frozenset({b"conda", b"mamba", b"micromamba", b"pyenv", b"nvm", b"spack"})
 _ACTIVATE = frozenset({b"activate", b"deactivate", b"shell", b"use", b"load", b"unload"})
@@ -100,7 +232,10 @@ class Anatomy:
             for k, text in enumerate(texts):
                 if re.fullmatch(rb"-\w*c", text):
                     self._look_inside(arguments[k + 1 : k + 2])
-        self.setup = bool(words) and _is_setup(name, texts, wrappers)
+        if at < len(words):
+            self.setup = _is_setup(name, texts)
+        else:  # assignments alone, or `exec` for its redirections
+            self.setup = bool(words) and wrappers in ([], [b"exec"])
         option = _DETACH_OPTION.get(name)
         self.detaches = name == b"disown" or (option is not None and any(map(option.fullmatch, texts)))
         if b"setsid" in wrappers:  # it forks where it leads a group, as it does in a job
@@ -141,9 +276,7 @@ def _basename(word: Token) -> bytes:
     return text if text in (b".", b"/") else text.rpartition(b"/")[2]
 
 
-def _is_setup(name: bytes, arguments: list[bytes], wrappers: list[bytes]) -> bool:
-    if not name:
-        return wrappers in ([], [b"exec"])
+def _is_setup(name: bytes, arguments: list[bytes]) -> bool:
     if name in _ACTIVATORS:
         return bool(arguments) and arguments[0] in _ACTIVATE
     return name in _SETUP or (name == b"eval" and bool(_SHELL_HOOK.search(b" ".join(arguments))))

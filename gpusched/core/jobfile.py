@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.core.anatomy import NOTABLE
 from gpusched.core.findings import Finding
-from gpusched.core.lint import Fault, apply_edits, check
+from gpusched.core.lint import MAY_CHOOSE, Fault, apply_edits, check
 from gpusched.core.masking import clean
 from gpusched.core.model import JobSpec
 from gpusched.core.shellwords import Scan
@@ -24,10 +24,16 @@ SCRIPT_BYTES = 128 * 1024 - 4096
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t"
 
-# A line of such characters alone means to the shell what it says. Most lines of most files are like that, and
-# need no closer look unless they begin with a word of NOTABLE or hold something that may choose a GPU.
-_PLAIN = re.compile(rb"((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^ \t-]*)?")
-_MAY_CHOOSE = re.compile(rb"gpu|device|cuda", re.IGNORECASE)
+# Most lines need no closer look. Left to right, as the shell reads: what simple quotes, simple expansions and
+# redirections hide is put out of sight; if only plain characters remain, the line is one simple command. Any
+# other character survives and sends the line to the scanner, and so does what may set up or choose a GPU.
+_HIDDEN = re.compile(
+    rb"""'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*"|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
+    rb"""|(?<=[ \t])(?:\d?>&\d(?=[ \t]|$)|(?:\d?>>?|&>>?|<)[ \t]*(?=[\w./~'"$]))"""
+)
+_PLAIN = re.compile(
+    rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
+)
 _NOT_A_SHELL = re.compile(rb"#!.*\b(python|perl|ruby|node|Rscript|julia|awk|make|php|lua)")
 
 
@@ -122,8 +128,8 @@ class LineFeed:
             if text[1:2] == b"!" and self._number == 1:
                 self._shebang(line)
             return
-        plain = _PLAIN.fullmatch(text)
-        if plain and plain[1] not in NOTABLE and not _MAY_CHOOSE.search(text):
+        plain = _PLAIN.fullmatch(text) or _PLAIN.fullmatch(_HIDDEN.sub(b"^", text))
+        if plain and plain[1] not in NOTABLE and not MAY_CHOOSE.search(text):
             self._table.clear()
             self._add(text, text, self._number)
             return
@@ -142,7 +148,7 @@ class LineFeed:
         if complete:
             self._report(Fault("backslash-at-end", "warning", at, message, hint))
             self._scan = None
-            scan.finish()
+            scan.extend(b"")
             self._command(scan)
         else:
             hint = "is the file whole? If it is, take the backslash away"

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpusched.core.anatomy import MASKS, Anatomy
+from gpusched.core.anatomy import MASKS, Anatomy, Command, structure
 from gpusched.core.findings import Severity
-from gpusched.core.shellwords import Command, Scan, Token, literal, structure
+from gpusched.core.shellwords import Scan, Token, literal
 
 
 class Fault(NamedTuple):
@@ -74,6 +74,13 @@ _ORDINAL_OPTION = re.compile(
 _ORDINALS = re.compile(rb"(?:cuda:|gpu:)?(\d{1,4}(?:,\d{1,4})*)")
 _CUDA_ORDINAL = re.compile(rb"(?:[\w.+-]+=)?cuda:(\d{1,4})")
 
+# What every choice of GPUs holds; without it a line needs no look for one.
+MAY_CHOOSE = re.compile(
+    rb"""(?<![$\w{])(?:CUDA|NVIDIA)_|(?:gpu|device|cuda)[\w-]*(?:[ \t]+|=)['"]?(?:cuda:|gpu:)?\d"""
+    rb"""|cuda:\d|\benv\b""",
+    re.IGNORECASE,
+)
+
 _NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
 
@@ -122,12 +129,14 @@ def _check_commands(scan: Scan, base: int, gpus: int, verdict: Verdict) -> None:
     if unfinished is not None:
         message = f"the command is not whole: its {unfinished.text.decode()} has no counterpart on this line"
         verdict.add("unfinished", "error", base + unfinished.start, message, _ONE_LINE)
+    may_choose = MAY_CHOOSE.search(scan.text)
     left: dict[int, int] = {}  # by shell: where it left something in the background
     setup = real = trapped = False
     for command in commands:
         parts = Anatomy(command)
-        _check_devices(command, parts, scan.text, base, gpus, verdict)
-        if gpus:
+        if may_choose:
+            _check_devices(command, parts, scan.text, base, gpus, verdict)
+        if may_choose and gpus:
             _check_ordinals(command, base, gpus, verdict)
         if command.ender is not None and command.ender.text == b"&":
             left[command.shell] = base + command.ender.start
@@ -195,9 +204,10 @@ def _removal(command: Command, parts: Anatomy, removed: list[Token], text: bytes
     elif not kept and parts.declarer is None:
         edits.append(Edit(removed[0].start, removed[0].end, b":"))
         removed = removed[1:]
+    first = kept[0].start if kept and parts.declarer is None else 0
     for word in removed:
         start, end = word.start, word.end
-        if word is not command.words[-1]:
+        if start < first:  # nothing is left before it: take the blanks that follow
             end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
         else:
             start = len(text[:start].rstrip(b" \t"))
@@ -208,7 +218,7 @@ def _removal(command: Command, parts: Anatomy, removed: list[Token], text: bytes
 def _check_ordinals(command: Command, base: int, gpus: int, verdict: Verdict) -> None:
     """Find ordinals that do not exist where only the job's own GPUs are visible."""
     following = [*command.words[1:], None]
-    for word, after in zip(command.words, following, strict=True):
+    for word, after in zip(command.words, following, strict=False):
         text = literal(word.text)
         option = _ORDINAL_OPTION.fullmatch(text)
         if option is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal as signals
 
 from gpusched.core.model import Outcome, OutcomeKind
 
@@ -81,6 +80,12 @@ _EXIT_WORDS = {
     127: "not found (127)",
     141: "exit 141 (broken pipe: a command in the pipe ended early; pipefail is on)",
 }
+# By number, as Linux counts on x86 and Arm.
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM"),
+    *("TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF"),
+    *("WINCH", "IO", "PWR", "SYS"),
+)
 _KIND_WORDS = {
     OutcomeKind.TIMED_OUT: "time limit",
     OutcomeKind.CANCELLED: "cancelled",
@@ -114,7 +119,4 @@ def _describe_exit(code: int | None) -> str:
 def _signal_name(number: int | None) -> str:
     if number is None:
         return "a signal"
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return "SIG" + _SIGNALS[number - 1] if 0 < number <= len(_SIGNALS) else f"signal {number}"

@@ -152,10 +152,11 @@ def _wanted(
         if len(found) > 1:
             what = f"{token} begins more than one UUID"
             raise GpuschedError(what, where=_OPTION, hint="one of: " + ", ".join(d.uuid for d in found))
-        for device in _instances(devices, found):
-            if device not in allowed:
-                what = f"GPU {token} is outside of {_MASK}={mask}"
-                raise GpuschedError(what, where=_OPTION, hint=f"allowed: {_labels(allowed)}")
+        inside = [device for device in _instances(devices, found) if device in allowed]
+        if not inside:
+            what = f"GPU {token} is outside of {_MASK}={mask}"
+            raise GpuschedError(what, where=_OPTION, hint=f"allowed: {_labels(allowed)}")
+        for device in inside:
             if device in chosen and token not in repeated:
                 repeated.append(token)
             chosen.append(device)

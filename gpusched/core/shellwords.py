@@ -1,4 +1,4 @@
-"""Find the words, operators and simple commands of one bash command line. Expands nothing, runs nothing.
+"""Find the words and operators of one bash command line. Expands nothing, runs nothing.
 
 Positions are byte offsets into `Scan.text`. Exact for quotes, escapes, comments, line continuations,
 expansions and operators; a substitution is one opaque part of its word. No newline may be in the text.
@@ -9,24 +9,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-OPENERS = {b"if": b"fi", b"for": b"done", b"while": b"done", b"until": b"done", b"select": b"done"}
-OPENERS |= {b"case": b"esac", b"{": b"}"}
-CLOSERS = frozenset(OPENERS.values())
-CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
-RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
-
-_HEADED = {b"for": b"do", b"select": b"do", b"case": b"in", b"function": b""}  # no command up to this word
-_WANTS_MORE = frozenset({b"&&", b"||", b"|", b"|&"})
-
 _OPERATOR = re.compile(rb"&&|&>>?|&|\|\||\|&|\||;;&|;;|;&|;|<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)")
 _BLANKS = re.compile(rb"[ \t]*")
 _CLOSING = {b"'": re.compile(rb"[^']*'"), b"$'": re.compile(rb"[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)}
+_SIMPLE = re.compile(rb"(?:[^ \t\\'\"`$|&;()<>]+|'[^']*'|\"[^\"\\`$]*\"|\$\w+)+")  # what most words are
 _RUN = re.compile(rb"[^ \t\\'\"`$|&;()<>]+")
 _RUN_BACKQUOTED = re.compile(rb"[^\\`]+")
 _RUN_QUOTED = re.compile(rb"[^\\'\"`$}]+")
 _ARRAY = re.compile(rb"[A-Za-z_]\w*\+?=$")
-_DIGITS = re.compile(rb"\d+")
 _QUOTED = re.compile(rb"\$?'([^']*)'|\$?\"([^\"\\]*(?:\\.[^\"\\]*)*)\"|\\(.)", re.DOTALL)
+_QUOTE = re.compile(rb"[\\'\"]")
 _ESCAPED = re.compile(rb"\\([\\$`\"])")
 
 
@@ -40,22 +32,6 @@ class Token(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + len(self.text)
-
-
-class Command(NamedTuple):
-    """A simple command: its words without redirections, the (sub)shell it runs in, and what ends it."""
-
-    words: tuple[Token, ...]
-    shell: int
-    ender: Token | None
-
-
-class Structure(NamedTuple):
-    """The commands of a line, and the first token that shows that the line is no whole command."""
-
-    commands: tuple[Command, ...]
-    unfinished: Token | None
-    heredoc: Token | None
 
 
 class Scan:
@@ -80,15 +56,11 @@ class Scan:
         self._run()
 
     def extend(self, more: bytes) -> None:
-        """Put the next line in the place of the backslash at the end, as the shell does."""
+        """Put the next line, or nothing, in the place of the backslash at the end, as the shell does."""
         self.text = self.text[:-1] + more
         if self.tokens and not self.tokens[-1].is_word and self.tokens[-1].end == self._at:
             self._at = self.tokens.pop().start  # `&` may have become `&&`
         self._run()
-
-    def finish(self) -> None:
-        """End the line at a backslash that nothing follows."""
-        self.extend(b"")
 
     def _run(self) -> None:
         text, stack, i, end = self.text, self.open, self._at, len(self.text)
@@ -112,6 +84,12 @@ class Scan:
                 if char == b"#" and self._fresh == i:
                     self.comment = i
                     return
+                simple = _SIMPLE.match(text, i)
+                if simple is not None:
+                    if self._word < 0:
+                        self._word = i
+                    i = simple.end()
+                    continue
                 if self._is_operator(char, i):
                     self._end_word(i)
                     operator = text[i : _match_end(_OPERATOR, text, i)]
@@ -155,7 +133,7 @@ class Scan:
                 self._fresh = i + 2
             elif opener == b"$'" and not quoted:
                 stack.append((b"$'", i))
-            else:
+            elif opener != b"$$":
                 return i + 1
             return i + 2
         if char == b"}" and top in (b"${", b'"${'):
@@ -209,7 +187,7 @@ def _match_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
 
 def literal(word: bytes) -> bytes:
     """The word without its quotes; expansions stay as they are written."""
-    if not any(mark in word for mark in (b"'", b'"', b"\\")):
+    if not _QUOTE.search(word):
         return word
     return _QUOTED.sub(_unquote, word)
 
@@ -221,77 +199,3 @@ def _unquote(match: re.Match[bytes]) -> bytes:
     if double is not None:
         return _ESCAPED.sub(rb"\1", double)
     return bytes(escaped)
-
-
-def structure(scan: Scan) -> Structure:
-    """Group the tokens of a finished scan into simple commands."""
-    commands: list[Command] = []
-    words: list[Token] = []
-    compounds: list[tuple[bytes, Token]] = []  # what closes it, and where it began
-    shells, newest = [0], 0
-    header = b""  # the keyword whose header this is
-    redirected = False
-    stray = heredoc = None
-
-    def flush(ender: Token | None) -> None:
-        if words or (ender is not None and ender.text == b"&"):
-            commands.append(Command(tuple(words), shells[-1], ender))
-        words.clear()
-
-    for token in scan.tokens:
-        text = token.text
-        if token.is_word:
-            if redirected:
-                redirected = False
-            elif header:
-                if _HEADED[header] in (text, b""):
-                    header = b""
-            elif not words and text in RESERVED:
-                if text in OPENERS:
-                    compounds.append((OPENERS[text], token))
-                elif text in CLOSERS:
-                    if not compounds:
-                        stray = stray or token
-                    elif compounds[-1][0] == text:
-                        compounds.pop()
-                header = text if text in _HEADED else b""
-            elif text.endswith(b"()") and not words:
-                pass  # a function's name: its body follows
-            else:
-                words.append(token)
-        elif text[:1] in b"<>" or text[:2] == b"&>":
-            if text in (b"<<", b"<<-"):
-                heredoc = heredoc or token
-            if words and words[-1].end == token.start and _DIGITS.fullmatch(words[-1].text):
-                words.pop()  # a descriptor's number
-            redirected = True
-        elif text == b"(":
-            flush(None)
-            compounds.append((b")", token))
-            newest += 1
-            shells.append(newest)
-        elif text == b")":
-            if compounds and compounds[-1][0] == b")":
-                flush(None)
-                compounds.pop()
-                shells.pop()
-            elif compounds and compounds[-1][0] == b"esac":
-                words.clear()  # they were a pattern
-            else:
-                stray = stray or token
-        else:
-            flush(token)
-            header = b""
-    flush(None)
-    return Structure(tuple(commands), _unfinished(scan.tokens, compounds, redirected) or stray, heredoc)
-
-
-def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
-    if not tokens:
-        return None
-    first, last = tokens[0], tokens[-1]
-    if first.text in _WANTS_MORE or (first.text[:1] in (b";", b"&") and first.text[:2] != b"&>"):
-        return first
-    if last.text in _WANTS_MORE or redirected:
-        return last
-    return compounds[0][1] if compounds else None
