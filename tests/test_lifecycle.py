@@ -179,7 +179,7 @@ def from_outside(outcome: Outcome) -> bool:
     return outcome.kind is OutcomeKind.INTERRUPTED or not_begun
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(OUTCOMES, st.integers(0, 5), st.integers(0, 7), st.integers(0, 7), st.booleans())
 def test_every_verdict_is_a_legal_step_of_a_running_job(
     outcome: Outcome, retries: int, tries: int, losses: int, cancel_asked: bool

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from gpusched.core.availability import Availability, DeviceState
 from gpusched.core.lifecycle import Verdict, judge
-from gpusched.core.model import Attempt, AttemptFact, Job
+from gpusched.core.model import MIB, Attempt, AttemptFact, Job
 
+_NAMED = 8  # devices that a reason names
 _ENDED = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
 
 
@@ -55,6 +56,7 @@ class Snapshot:
     closed_to_starts: str = ""  # why nothing may start now; empty: jobs may start
     gpus_closed: str = ""  # why no GPU job may start now (NVML is silent)
     stop_all: bool = False  # end the running attempts
+    threshold_bytes: int = 500 * MIB  # a free device has less foreign memory than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +119,22 @@ def make_plan(snapshot: Snapshot) -> Plan:
                 cancel_asked=attempt.cancel_requested,
             )
             actions.append(Close(attempt, verdict))
+        elif attempt.fact in _ENDED:
+            continue  # how it ended is not known yet
         elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
             actions.append(Stop(attempt))
     board = _Board(snapshot)
+    places: list[Action] = []
     reasons: dict[int, Reason] = {}
     for job in snapshot.waiting:
         found = board.place(job)
         if isinstance(found, Reason):
             reasons[job.id] = found
-        elif isinstance(found, Claim):
-            actions.append(found)
         else:
-            actions.append(found)
+            places.append(found)
+    # released before others are claimed, so that max_gpus holds in between too
     actions.extend(Release(uuid) for uuid in board.unused())
-    return Plan(tuple(actions), reasons)
+    return Plan((*actions, *places), reasons)
 
 
 class _Board:
@@ -144,7 +148,9 @@ class _Board:
         open_attempts = [a for a in snapshot.attempts if a.fact not in _ENDED]
         on_jobs = {uuid for attempt in open_attempts for uuid in attempt.devices}
         settling = {d.uuid for d in snapshot.devices if d.held and d.availability.state is DeviceState.SETTLING}
-        self.kept = on_jobs | settling
+        # the shepherd of an attempt that cannot be ended keeps its claim: ours goes, so that nothing starts beside it
+        stuck = {u for a in snapshot.attempts if a.outcome and a.outcome.cause == "unkillable" for u in a.devices}
+        self.kept = on_jobs | (settling - stuck)
         self.max_gpus = snapshot.limits.max_gpus
         self.gpus_left = self.max_gpus - len(self.kept)
         self.cpu_jobs = snapshot.limits.cpu_jobs
@@ -152,11 +158,13 @@ class _Board:
         self.ready = [
             d
             for d in snapshot.devices
-            if d.availability.state is DeviceState.FREE and not d.refused and d.uuid not in self.kept
+            if d.availability.state is DeviceState.FREE and not d.refused and d.uuid not in self.kept | stuck
         ]
-        self.largest = max((d.total_bytes or 0 for d in self.devices if _present(d)), default=0)
+        # what each device is certain to offer once it is free of others, the largest first
+        certain = ((d.total_bytes or 0) - snapshot.threshold_bytes for d in self.devices if _present(d))
+        self.certain = sorted(certain, reverse=True)
         self.taken: set[str] = set()
-        self.blocked: tuple[int, Reason] | None = None  # the first GPU job that waits, and why
+        self.behind: Reason | None = None  # of all GPU jobs after one that is owed the next device
 
     def place(self, job: Job) -> Start | Claim | Reason:
         if self.closed:
@@ -167,12 +175,7 @@ class _Board:
             return self._place_cpu(job)
         if self.gpus_closed:
             return Reason("nvml", self.gpus_closed)
-        if self.blocked:
-            return Reason("behind", f"behind job {self.blocked[0]}, which waits: {self.blocked[1].text}")
-        found = self._place_gpu(job)
-        if isinstance(found, Reason):
-            self.blocked = (job.id, found)
-        return found
+        return self.behind or self._place_gpu(job)
 
     def _place_cpu(self, job: Job) -> Start | Reason:
         if self.cpu_left <= 0:
@@ -182,15 +185,18 @@ class _Board:
 
     def _place_gpu(self, job: Job) -> Start | Claim | Reason:
         if job.gpus > self.gpus_left:
-            return Reason("max_gpus", self._limit_text(job))
-        fitting = self._fitting(job)
+            return self._hold_up(job, Reason("max_gpus", self._limit_text(job)))
+        larger = self._waits_for_larger(job)
+        fitting = self._fitting(job, larger)
         if len(fitting) < job.gpus:
-            return Reason("devices", self._shortage(job, len(fitting)))
+            short = Reason("devices", self._shortage(job, len(fitting), larger))
+            if not larger:
+                return self._hold_up(job, short)
+            self._take(fitting)  # its own so far; the others are of no use to it
+            return short
         chosen = fitting[: job.gpus]
         self.gpus_left -= job.gpus
-        names = {d.uuid for d in chosen}
-        self.taken |= names
-        self.ready = [d for d in self.ready if d.uuid not in names]
+        self.taken |= self._take(chosen)
         unclaimed = tuple(d.uuid for d in chosen if not d.held)
         if unclaimed:
             return Claim(job.id, unclaimed)
@@ -199,15 +205,29 @@ class _Board:
             return Reason("look", f"looking once more at {', '.join(unseen)}")
         return Start(job.id, tuple(d.uuid for d in chosen))
 
-    def _fitting(self, job: Job) -> list[DeviceView]:
+    def _take(self, devices: Iterable[DeviceView]) -> set[str]:
+        names = {d.uuid for d in devices}
+        self.ready = [d for d in self.ready if d.uuid not in names]
+        return names
+
+    def _hold_up(self, job: Job, reason: Reason) -> Reason:
+        """The jobs after this one wait for it, so that it gets what becomes free next."""
+        self.behind = Reason("behind", f"behind job {job.id}, which waits: {reason.text}")
+        return reason
+
+    def _waits_for_larger(self, job: Job) -> bool:
+        """Whether this job ran out of memory, and the box has devices that are certain to have more free."""
+        return 0 < job.gpus <= len(self.certain) and 0 < job.above_bytes <= self.certain[job.gpus - 1]
+
+    def _fitting(self, job: Job, larger: bool) -> list[DeviceView]:
+        """The devices for this job that are to be had, the best first."""
         if not job.avoid and not job.above_bytes:
             return self.ready
         fitting = self.ready
-        if job.above_bytes:
-            if self.largest > job.above_bytes:
-                fitting = [d for d in fitting if _free_bytes(d) > job.above_bytes]
-            else:
-                fitting = sorted(fitting, key=_free_bytes, reverse=True)
+        if larger:
+            fitting = [d for d in fitting if _free_bytes(d) > job.above_bytes]
+        elif job.above_bytes:
+            fitting = sorted(fitting, key=_free_bytes, reverse=True)
         return sorted(fitting, key=lambda d: d.uuid in job.avoid)
 
     def _limit_text(self, job: Job) -> str:
@@ -216,17 +236,15 @@ class _Board:
         busy = len(self.kept) + len(self.taken)
         return f"{busy} of {self.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
 
-    def _shortage(self, job: Job, fitting: int) -> str:
+    def _shortage(self, job: Job, fitting: int, larger: bool) -> str:
         want = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs"
-        larger = " larger than the last one, which ran out of memory," if job.above_bytes < self.largest else ""
-        larger = larger if job.above_bytes else ""
-        notes = "; ".join(f"{d.label}: {_hurdle(d)}" for d in self._waited_for()) or "none is allowed"
-        have = f", has {fitting}" if job.gpus > 1 else ""
-        return f"waits for {want}{larger}{have} ({notes})"
-
-    def _waited_for(self, limit: int = 8) -> Iterable[DeviceView]:
+        room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if larger else ""
         others = [d for d in self.devices if d.uuid not in self.taken]
-        return others[:limit]
+        notes = [f"{d.label}: {_hurdle(d)}" for d in others[:_NAMED]]
+        if len(others) > _NAMED:
+            notes.append(f"{len(others) - _NAMED} more")
+        have = f", has {fitting}" if job.gpus > 1 else ""
+        return f"waits for {want}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
 
     def unused(self) -> list[str]:
         """Held devices that neither run, nor settle, nor are about to start: others may have them."""
@@ -238,7 +256,8 @@ def _present(device: DeviceView) -> bool:
 
 
 def _free_bytes(device: DeviceView) -> int:
-    return (device.total_bytes or 0) - (device.availability.foreign_bytes or 0)
+    foreign = device.availability.foreign_bytes
+    return 0 if foreign is None else (device.total_bytes or 0) - foreign
 
 
 def _hurdle(device: DeviceView) -> str:
