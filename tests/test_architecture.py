@@ -38,7 +38,8 @@ TABLE = (
     Row("host.nvml", ("core.*", "errors"), ("pynvml", "psutil")),
     Row("host.devices", ("core.*", "errors", "host.nvml*", "host.simulated", "host.simfiles")),
     Row("host.locks", ("errors",)),
-    Row("host.shepherd", ("host.attemptdir", "host.locks")),
+    Row("host.processes", ()),
+    Row("host.shepherd", ("host.attemptdir", "host.locks", "host.processes")),
     Row("host.launcher", ("core.*", "errors", "host.locks", "host.attemptdir", "host.shepherd")),
     Row("host.simulated", ("core.*", "errors", "host.locks", "host.simfiles")),
     Row(
@@ -47,7 +48,7 @@ TABLE = (
         ("platformdirs",),
     ),
     Row("host.metrics", ("core.*", "errors", "host.store")),
-    Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir"), ("psutil",)),
+    Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir", "host.processes")),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
     Row("submit", ("core.*", "host.*", "config", "errors")),

@@ -66,6 +66,7 @@ LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started
 BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
+TERMINATED = "terminated"  # cause of an interruption that nobody here asked for, with everything else running on
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone"})  # of an attempt that never began
 
 
@@ -89,12 +90,12 @@ def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_ask
         return Verdict(JobEvent.SUCCEEDED, tries + 1, losses)
     if outcome.kind is OutcomeKind.CANCELLED or cancel_asked:
         return Verdict(JobEvent.CANCELLED, tries, losses)
-    if outcome.kind is OutcomeKind.INTERRUPTED:
+    if outcome.kind is OutcomeKind.INTERRUPTED and outcome.cause != TERMINATED:
         return Verdict(JobEvent.INTERRUPTED, tries, losses)
     if outcome.kind is OutcomeKind.NOT_STARTED and outcome.cause in NO_FAULT_CAUSES:
         return Verdict(JobEvent.INTERRUPTED, tries, losses)
     unmarked = outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
-    if unmarked or outcome.cause in FREE_CAUSES:
+    if unmarked or outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED:
         losses += 1
         if losses <= LOSS_LIMIT:
             return Verdict(JobEvent.INTERRUPTED, tries, losses, _backoff_s(losses))

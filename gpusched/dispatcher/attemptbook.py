@@ -7,10 +7,11 @@ import selectors
 import shlex
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpusched.core import masking, usage
 from gpusched.core.jobfile import needs_script
+from gpusched.core.lifecycle import TERMINATED
 from gpusched.core.model import (
     NOTHING_USED,
     Attempt,
@@ -24,12 +25,16 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.core.outcome import classify
+from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.host import attemptdir, locks, reaper
 from gpusched.host.launcher import Launcher, Order, Told
 from gpusched.host.queuedir import LOGS, QueueDir
 
 STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left
 SHUTDOWN_WINDOW_S = 1.0
+DOUBT_S = 1.0  # a failure waits so long for a reading of its devices, which may have been lost
+
+_OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
 
 
 @dataclass(slots=True)
@@ -50,6 +55,7 @@ class Live:
     usage: Usage = NOTHING_USED
     progress: bytes = b""
     lingering_since: float | None = None
+    doubt_until: float | None = None  # it failed, and its devices have not been read since
     strange_device: str = ""  # a device that it uses without having been given it
 
     @property
@@ -77,7 +83,7 @@ class Live:
             self.row.number,
             self.devices,
             self.fact,
-            self.outcome,
+            self.outcome if self.doubt_until is None else None,
             self.cancel_requested,
             self.stop_sent,
             self.job.tries,
@@ -208,7 +214,7 @@ class AttemptBook:
 
     # ---- looking ----
 
-    def look(self, now: float, everywhere: bool, stopping_since: float | None, lost: Iterable[str]) -> list[Live]:
+    def look(self, now: float, everywhere: bool, stopping_since: float | None) -> list[Live]:
         """Look at the attempts that were told of (or at all); those that have just ended."""
         ended = []
         directories = list(self.live) if everywhere else list(self.told)
@@ -227,9 +233,26 @@ class AttemptBook:
                 continue
             self._close_handle(live)
             live.read_progress()
-            live.outcome = self._outcome(live, error, stopping_since, set(lost))
+            live.outcome = self._outcome(live, error, stopping_since)
+            if live.devices and live.outcome.kind in _OWN_ENDS and not live.outcome.ok and not live.outcome.cause:
+                live.doubt_until = now + DOUBT_S
             ended.append(live)
         return ended
+
+    def settle_doubts(self, now: float, devices: DeviceBook) -> None:
+        """Say of the attempts that have failed whether their device was lost, as soon as that is known."""
+        for live in self.live.values():
+            if live.doubt_until is None or live.outcome is None:
+                continue
+            if any(devices.is_lost(uuid) for uuid in live.devices):
+                live.outcome = replace(live.outcome, cause="gpu_lost")
+            elif now < live.doubt_until and not all(devices.is_read_since_settling(uuid) for uuid in live.devices):
+                continue
+            live.doubt_until = None
+
+    def next_doubt(self) -> float | None:
+        """When settle_doubts() has to be called at the latest."""
+        return min((live.doubt_until for live in self.live.values() if live.doubt_until is not None), default=None)
 
     def _end_strays(self, live: Live, now: float) -> None:
         if live.lingering_since is None:
@@ -241,14 +264,18 @@ class AttemptBook:
     def lingering(self) -> bool:
         return any(live.fact is AttemptFact.LINGERING for live in self.live.values())
 
-    def _outcome(self, live: Live, error: str, stopping_since: float | None, lost: set[str]) -> Outcome:
+    def _outcome(self, live: Live, error: str, stopping_since: float | None) -> Outcome:
         if live.fact is AttemptFact.NOT_STARTED:
             cause = "disk_full" if error else "dispatcher_gone" if live.adopted else ""
             return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
         if live.fact is AttemptFact.LOST:
             return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
         outcome = outcome_of(live.fields, live.cancel_requested)
-        if outcome.ok or outcome.kind not in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED):
+        asked = live.adopted or live.stop_sent or stopping_since is not None
+        if outcome.kind is OutcomeKind.INTERRUPTED and not asked:
+            note = "its shepherd got a TERM that was not gpusched's"
+            return Outcome(outcome.kind, outcome.exit_code, outcome.signal, TERMINATED, note)
+        if outcome.ok or outcome.kind not in _OWN_ENDS:
             return outcome
         if stopping_since is not None and live.ended_at(0.0) >= stopping_since - SHUTDOWN_WINDOW_S:
             return Outcome(OutcomeKind.INTERRUPTED, outcome.exit_code, outcome.signal, note="ended with the shutdown")
@@ -256,8 +283,6 @@ class AttemptBook:
         tail = b"\n".join(reaper.log_tail(path) for path in logs)
         text = tail.decode("utf-8", "replace")
         cause = classify(outcome.exit_code, outcome.signal, text, devices=len(live.devices))
-        if not cause and lost.intersection(live.devices):
-            cause = "gpu_lost"
         return Outcome(outcome.kind, outcome.exit_code, outcome.signal, cause, outcome.note)
 
     # ---- using ----

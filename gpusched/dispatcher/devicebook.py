@@ -144,6 +144,15 @@ class DeviceBook:
                 entry.ignore_until = now
                 entry.look_at = now
 
+    def is_lost(self, uuid: str) -> bool:
+        entry = self._entries.get(uuid)
+        return entry is not None and entry.availability.state is DeviceState.LOST
+
+    def is_read_since_settling(self, uuid: str) -> bool:
+        """Whether the device was read since settle() (or cannot be): what its state says is not older than that."""
+        entry = self._entries.get(uuid)
+        return entry is None or bool(self.error) or entry.missing or entry.asked_at >= entry.ignore_until
+
     # ---- claims ----
 
     def claim(self, uuids: Iterable[str], now: float) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gpusched.config import Settings
 from gpusched.core import selection
-from gpusched.core.availability import Criteria, DeviceState
+from gpusched.core.availability import Criteria
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobRow, JobState, Reading
 from gpusched.core.plan import Close, Limits, Plan, Snapshot, make_plan
@@ -48,6 +48,8 @@ log = logging.getLogger("gpusched.dispatcher")
 METRICS_EVERY_S = 30.0
 DISK_AGAIN_S = 5.0
 LINGER_AGAIN_S = 0.2
+WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
+WAITS_AGAIN_S = 600.0  # and said again so often
 HEAD_SPARE = 8  # waiting jobs looked at beyond those that could start
 HEAD_PAGES = 4  # fetched at once: as many times what is looked at
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
@@ -96,6 +98,7 @@ class Dispatcher:
         self._head_retry_at: float | None = None
         self._data_version = -1
         self._reason = ""
+        self._tell_wait_at = clock() + WAIT_IS_LONG_S
         self._apply(rules.settings)
 
     # ---- settings ----
@@ -209,10 +212,10 @@ class Dispatcher:
                     self._tell_stranger(live)
                 self._publish(now)
         self.reporter.tell_devices()
+        self.attempts.settle_doubts(now, self.devices)
 
     def _look(self, now: float, *, everywhere: bool) -> None:
-        lost = [uuid for uuid, state in self.devices.states().items() if state is DeviceState.LOST]
-        ended = self.attempts.look(now, everywhere, self.stop_all_since, lost)
+        ended = self.attempts.look(now, everywhere, self.stop_all_since)
         for live in ended:
             if live.outcome is not None and live.outcome.cause == "disk_full":
                 self._note_disk_full(live.outcome.note, now)
@@ -384,6 +387,11 @@ class Dispatcher:
                 log.debug("%s", action)
         reason = next(iter(plan.reasons.values()), None)
         self._reason = reason.text if reason else ""
+        if reason is None or self.attempts.live:
+            self._tell_wait_at = now + WAIT_IS_LONG_S
+        elif now >= self._tell_wait_at:
+            self._tell_wait_at = now + WAITS_AGAIN_S
+            self.reporter.tell("waiting", f"the next job {reason.text}")
         if now >= self._next_metrics:
             self._next_metrics = now + METRICS_EVERY_S
             self._write_metrics(now, every_job=False)
@@ -404,7 +412,12 @@ class Dispatcher:
     def _pause(self, now: float) -> float:
         """How long nothing needs to be done."""
         moments = [self._next_poll, self._next_metrics]
-        for moment in (self.devices.next_look(), self.feed.deadline(), self._head_retry_at):
+        for moment in (
+            self.devices.next_look(),
+            self.attempts.next_doubt(),
+            self.feed.deadline(),
+            self._head_retry_at,
+        ):
             if moment is not None:
                 moments.append(moment)
         if self.attempts.lingering():

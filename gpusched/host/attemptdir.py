@@ -39,7 +39,8 @@ def make(path: str) -> int:
     except FileExistsError:
         pass
     except FileNotFoundError:
-        os.makedirs(path, 0o700, exist_ok=True)
+        for missing in (os.path.dirname(path), path):  # makedirs would give the parent another mode
+            os.makedirs(missing, 0o700, exist_ok=True)
     return os.open(f"{path}/{LIFE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
@@ -117,46 +118,3 @@ def write_atomically(path: str, data: bytes, *, sync: bool = False, mode: int = 
         raise
     os.close(fd)
     os.rename(temporary, path)
-
-
-# ---- who a process is ------------------------------------------------------------------------------
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
-    fields = process_stat(pid)
-    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def process_stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state field on: [0] state, [1] ppid, [2] pgrp, [3] session, [19] start time."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            data = file.read()
-    except OSError:
-        return None
-    return data[data.rindex(b")") + 2 :].decode("ascii").split()
-
-
-def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
-
-
-def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
-    """Pids of live processes of ours whose environment holds every `NAME=value` of `marker`."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                environment = set(file.read().split(b"\0"))
-        except OSError:
-            continue
-        if environment.issuperset(marker) and process_start(int(name)) is not None:
-            found.append(int(name))
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.core.model import AttemptFact
-from gpusched.host import attemptdir, locks
+from gpusched.host import attemptdir, locks, processes
 
 LOG_TAIL_BYTES = 16 * 1024
 
@@ -39,23 +39,24 @@ def look(directory: str, marker: tuple[bytes, ...]) -> Sight:
         return Sight(AttemptFact.EXITED, fields)
     if not fields:
         return Sight(AttemptFact.NOT_STARTED)
-    fact = AttemptFact.LINGERING if attemptdir.marked_processes(marker) else AttemptFact.LOST
+    fact = AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.LOST
     return Sight(fact, fields)
+
+
+def _shepherd(mark: Mapping[str, str]) -> tuple[int, int] | None:
+    """Pid and start time of the shepherd that a mark names, if it is of this boot."""
+    try:
+        found = int(mark["pid"]), int(mark["start_ticks"])
+    except (KeyError, ValueError):
+        return None
+    return found if mark.get("boot_id") == processes.boot_id() else None
 
 
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:
     """A pidfd of the shepherd that a mark names, if that very process still lives."""
-    try:
-        pid, ticks = int(mark["pid"]), int(mark["start_ticks"])
-    except (KeyError, ValueError):
-        return None
-    if mark.get("boot_id") != attemptdir.boot_id():
-        return None
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return None
-    if attemptdir.process_start(pid) != ticks:
+    found = _shepherd(mark)
+    handle = None if found is None else processes.open_handle(found[0])
+    if found is not None and handle is not None and processes.process_start(found[0]) != found[1]:
         os.close(handle)
         return None
     return handle
@@ -63,31 +64,14 @@ def shepherd_handle(mark: Mapping[str, str]) -> int | None:
 
 def terminate(mark: Mapping[str, str]) -> bool:
     """Ask an adopted attempt's shepherd to end it. False when that shepherd is no more."""
-    handle = shepherd_handle(mark)
-    if handle is None:
-        return False
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
+    found = _shepherd(mark)
+    return found is not None and processes.send_signal(found[0], signal.SIGTERM, found[1])
 
 
 def end_strays(marker: tuple[bytes, ...], number: int) -> None:
     """Signal what is left of an attempt whose shepherd was killed: processes with its environment marker."""
-    for pid in attemptdir.marked_processes(marker):
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:
-            continue
-        try:
-            signal.pidfd_send_signal(handle, number)
-        except OSError:
-            pass
-        finally:
-            os.close(handle)
+    for pid in processes.marked_processes(marker):
+        processes.send_signal(pid, number)
 
 
 def log_tail(path: str) -> bytes:
@@ -112,7 +96,7 @@ def shepherds_of(pids: Iterable[int], shepherds: Mapping[int, str]) -> dict[int,
             if current in shepherds:
                 owners[pid] = shepherds[current]
                 break
-            fields = attemptdir.process_stat(current)
+            fields = processes.process_stat(current)
             if fields is None:
                 break
             current, steps = int(fields[1]), steps + 1

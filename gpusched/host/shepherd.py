@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import errno
 import marshal
 import os
 import select
@@ -22,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-from gpusched.host import attemptdir
+from gpusched.host import attemptdir, processes
 
 MESSAGE_LIMIT = 1 << 18
 FDS_LIMIT = 250
@@ -38,7 +37,8 @@ _RESET_SIGNALS = [n for n in range(1, 65) if n not in (signal.SIGKILL, signal.SI
 
 def main(channel_fd: int) -> None:
     """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    on, unused = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, on, unused, unused, unused)
     os.set_inheritable(channel_fd, False)  # no command gets it
     shepherd = Shepherd(socket.socket(fileno=channel_fd))
     while (received := shepherd.next_order()) is not None:
@@ -51,8 +51,8 @@ class Shepherd:
     def __init__(self, channel: socket.socket) -> None:
         self.channel: socket.socket | None = channel
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self.boot = attemptdir.boot_id()
-        self.start_ticks = attemptdir.process_start(os.getpid())
+        self.boot = processes.boot_id()
+        self.start_ticks = processes.process_start(os.getpid())
         self.environment = dict(os.environb)
         self.terminated = False
         self.stop_wanted = ""  # directory of the attempt that the dispatcher wants ended
@@ -303,7 +303,8 @@ class _Attempt:
 
     def _signal_all(self, number: int) -> None:
         for pid in {*_descendants(os.getpid()), *_strays(self.order["marker"])}:
-            _signal(pid, number)
+            if processes.send_signal(pid, number):
+                processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
 
     def _record(self, error: str = "", note: str = "") -> dict[str, object]:
         status = self.status
@@ -335,7 +336,7 @@ def _descendants(root: int) -> list[int]:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = attemptdir.process_stat(int(name))
+            fields = processes.process_stat(int(name))
             if fields is not None and fields[0] not in ("Z", "X"):
                 parents[int(name)] = int(fields[1])
     found: list[int] = []
@@ -353,23 +354,7 @@ def _descendants(root: int) -> list[int]:
 
 def _strays(marker: tuple[bytes, ...]) -> list[int]:
     """Processes that bear the attempt's marker in their environment, wherever they hang now."""
-    return [pid for pid in attemptdir.marked_processes(marker) if pid != os.getpid()]
-
-
-def _signal(pid: int, number: int) -> None:
-    """Signal exactly the process that is `pid` now, and wake it if it is stopped."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        signal.pidfd_send_signal(handle, number)
-        signal.pidfd_send_signal(handle, signal.SIGCONT)
-    except OSError as error:
-        if error.errno not in (errno.ESRCH, errno.EPERM):
-            raise
-    finally:
-        os.close(handle)
+    return [pid for pid in processes.marked_processes(marker) if pid != os.getpid()]
 
 
 if __name__ == "__main__":
