@@ -188,7 +188,7 @@ class Event:
     """One thing that happened, for the log, the event lines and the live view."""
 
     at: float
-    kind: str  # started | ended | retried | requeued | cancelled | device | queue | warning | error
+    kind: str  # started | ended | retried | waiting | device | queue | warning | error
     text: str
     job_id: int | None = None
 
