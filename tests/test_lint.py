@@ -436,7 +436,7 @@ def test_what_bash_takes_is_never_called_broken() -> None:
             continue
         taken += 1
         assert not codes(line) & {"open-quote", "unfinished", "here-document"}, line
-    assert taken > 100
+    assert taken > 50
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ _NAMED = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<close>["'
 # A shell word: quoted pieces (one that is cut off lasts to the end) and plain ones. Inside quotes that began
 # before the name, a value ends at a blank or at the quote; in JSON and the like, with its own quotes.
 _WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.|[^\s"'\\;&|<>()])+""", re.DOTALL)
-_INNER = re.compile(r"""(?:\\.|[^\s"'\\;&|])+""", re.DOTALL)
+_INNER = re.compile(r"""(?:\\"[^"\\]*\\"|\\.|'[^'"]*'|"[^'"]*"|[^\s"'\\;&|])+""", re.DOTALL)
 _ITEM = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s"',}\]]+""", re.DOTALL)
 _VARIABLE = re.compile(r"""["']?\$(?:\w+["']?|\{\w+\}["']?|\(.*|)""", re.DOTALL)
 
