@@ -72,6 +72,14 @@ def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     return list(ids)
 
 
+def parse_job(word: str, store: Store) -> int:
+    """The one job that a word names."""
+    ids = parse_jobs([word], store)
+    if len(ids) != 1:
+        raise GpuschedError(f"{word} names {len(ids)} jobs, but one is asked for", hint="an id such as 12")
+    return ids[0]
+
+
 def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     """What to type here to have this queue dispatched as it was, with the flags that say so."""
     from gpusched.core.masking import clean
@@ -113,11 +121,11 @@ def _short(path: str) -> str:
     return short_path(path, os.getcwd())
 
 
-def queue_name(place: QueueDir) -> str:
+def queue_name(place: QueueDir, known: Sequence[QueueDir] | None = None) -> str:
     """How to name this queue after -q: by its stem, unless another queue of the same stem comes first."""
     from gpusched.host import queuedir
 
-    for other in queuedir.known():
+    for other in queuedir.known() if known is None else known:
         if other.name == place.name:
             return place.name if other.path == place.path else _short(place.path)
     return _short(place.path)

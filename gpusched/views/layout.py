@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
+from gpusched.core.masking import clean
 from gpusched.views.report import DeviceLine, FrameLike, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
 from gpusched.views.words import Pace, about, clock, time_left
@@ -34,7 +35,7 @@ def lay_out(picture: Picture, width: int, height: int, *, unicode: bool = True) 
     devices = [device_line(item, frame.board.max_checks) for item in frame.board.devices]
     shown = list(picture.running[:rows])
     jobs = [_job_lines(job, picture.tail(job.logs), width, unicode) for job in shown]
-    foot = _foot(picture, width, unicode)
+    foot = _foot(picture, width, unicode, 1 if height < 20 else 2)
     title = _title(picture, width)
     room = rows - len(foot) - 1
     gpu_lines = _device_lines(devices, width, unicode)
@@ -44,8 +45,8 @@ def lay_out(picture: Picture, width: int, height: int, *, unicode: bool = True) 
         if spare >= 0:
             break
     else:
-        gpu_lines = _fewer_devices(devices, gpu_lines, max(room // 2, room - len(job_lines)))
-        job_lines = _job_block(picture.running, jobs, 1, room - len(gpu_lines), width)
+        job_lines = _job_block(picture.running, jobs, 1, room - 1, width)
+        gpu_lines = _fewer_devices(devices, gpu_lines, room - len(job_lines))
         spare = 0
     parts: Lines = [title] if room >= 0 else []
     for block in (gpu_lines, job_lines, foot):
@@ -71,22 +72,20 @@ def _device_lines(devices: Sequence[DeviceLine], width: int, unicode: bool) -> L
     wide = 20 if width >= 120 else 10 if width >= 76 else 0
     use_wide = 8 if width >= 120 else 0
     widest = max((len(d.memory) for d in devices), default=0)
-    rows: list[list[list[Part]]] = []
-    for d in devices:
-        memory = bar(_memory_shares(d), wide, plain=not unicode) if wide else []
-        use = bar([(d.utilisation or 0.0, "green")], use_wide, plain=not unicode) if use_wide else []
-        rows.append([memory, [(d.memory.rjust(widest), "")], use, [(d.use.rjust(4), "")]])
     lines: Lines = []
     labels = max([3, *(len(d.label) for d in devices)])
     words = min(16, max((len(d.word) for d in devices), default=0))
     names = min(24, max((len(d.name) for d in devices), default=0)) if width >= 132 else 0
-    for d, columns in zip(devices, rows, strict=True):
+    for d in devices:
         parts: list[Part] = [(d.label.rjust(labels), HEAD)]
         if names:
             parts.append((f"  {d.name[:names].ljust(names)}", DIM))
-        for column in columns:
-            if column:
-                parts += [("  " if len(column) > 1 or not wide else " ", ""), *column]
+        if wide:
+            parts += [("  ", ""), *bar(_memory_shares(d), wide, plain=not unicode)]
+        parts.append((f"{' ' if wide else '  '}{d.memory.rjust(widest)}  ", ""))
+        if use_wide:
+            parts += [*bar([(d.utilisation or 0.0, "green")], use_wide, plain=not unicode), (" ", "")]
+        parts.append((d.use.rjust(4), ""))
         parts += [("  ", ""), (d.word.ljust(words), TONES[d.tone])]
         used = sum(cell_len(text) for text, _ in parts) + 2
         parts += [("  ", ""), (_why(d, width - used), "" if d.tone == "bad" else DIM)]
@@ -176,7 +175,7 @@ def _job_block(
 # ---- the end ---------------------------------------------------------------------------------------
 
 
-def _foot(picture: Picture, width: int, unicode: bool) -> Lines:
+def _foot(picture: Picture, width: int, unicode: bool, reason_lines: int) -> Lines:
     frame = picture.frame
     counts = tally(frame.counts, frame.removed)
     words: list[Cell] = []
@@ -194,14 +193,17 @@ def _foot(picture: Picture, width: int, unicode: bool) -> Lines:
         ended += f"  {about(left)} left"
     progress = bar(shares, min(40, max(10, width // 3)), plain=not unicode)
     lines: Lines = [line(*words), line(*progress, ended)]
-    if sum(cell_len(each.plain) for each in lines) + 3 <= width:
+    if width >= 110:
         lines = [line(*progress, ended, "   ", *words)]
     if frame.closing:
         lines.append(line((f"{frame.closing}: nothing new starts", "yellow")))
     elif frame.board.gpus_closed:
         lines.append(line((f"nothing new starts on a GPU: {frame.board.gpus_closed}", "bold red")))
     elif counts.queued and frame.reason:
-        wrapped = textwrap.wrap(f"next: {frame.reason}", max(20, width), subsequent_indent="      ", max_lines=2)
+        reason = clean(f"next job: {frame.reason}")
+        wrapped = textwrap.wrap(
+            reason, max(20, width), subsequent_indent="  ", max_lines=reason_lines, placeholder=" …"
+        )
         lines += [line((text, DIM)) for text in wrapped]
     return lines
 

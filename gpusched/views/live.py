@@ -1,59 +1,46 @@
-"""The live view of a dispatcher: GPUs, running jobs, counts, and what is waited for. Starts no thread, keeps no state
-of the queue, and never fails for a terminal that is small, slow or gone.
+"""The live view of a dispatcher: GPUs, running jobs, counts, and what is waited for. Keeps no state of the queue, and
+never fails for a terminal that is small, slow or gone.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Iterable
 from typing import TextIO
 
-from rich.cells import cell_len
-from rich.console import Console, Group
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType
 from rich.text import Text
 
 from gpusched.core.masking import clean, last_line
 from gpusched.core.model import Event, JobState
+from gpusched.views.area import Area
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.lines import IMPORTANT, LOUD
 from gpusched.views.report import FrameLike, running_line
-from gpusched.views.tables import Line, is_unicode
 from gpusched.views.words import Pace
 
 REFRESH_S = 0.5
 TAIL_BYTES = 4096
-SHOWN_AT_ONCE = 12  # events printed above the view between two looks; the dispatcher's log has them all
+SHOWN_AT_ONCE = 12  # failures printed above the view between two looks; the dispatcher's log has them all
 _STYLES = {"warning": "yellow", "error": "bold red", "queue": "bold", "device": "yellow", "ended": "red"}
 
 
 class LiveView:
     """An observer that draws on a terminal. Everything it prints goes out in frame() and close(), never between."""
 
-    def __init__(self, out: TextIO, queue: str, *, console: Console | None = None) -> None:
+    def __init__(self, out: TextIO, queue: str, *, width: int | None = None, height: int | None = None) -> None:
         """`queue` is the queue's directory: its name is shown, and its logs are read from there."""
         self.refresh_s: float | None = REFRESH_S
-        self._out = out
         self._queue = queue
-        self._console = console or _TerminalConsole(file=out, highlight=False, markup=False, emoji=False)
-        self._live: Live | None = None
+        self._area: Area | None = Area(out, width=width, height=height)  # None: the terminal is gone
         self._pending: list[Event] = []
         self._left_out = 0
         self._tails = Tails(queue)
         self._pace: Pace | None = None
         self._failed_before = 0
-        self._shown: list[Line] = []
-        self._size = (0, 0)
-        self._gone = False
-
-    # ---- what a dispatcher calls ----
 
     def event(self, event: Event) -> None:
-        if self._gone or not _is_important(event):
+        if not _is_important(event):
             return
         if len(self._pending) < SHOWN_AT_ONCE or event.kind in IMPORTANT:
             self._pending.append(event)
@@ -61,70 +48,30 @@ class LiveView:
             self._left_out += 1
 
     def frame(self, frame: FrameLike) -> None:
-        if self._gone or not self._is_ready():
+        if self._area is None:
             return
         try:
-            self._draw(frame)
+            if self._area.is_ready():
+                lines = lay_out(self._picture(frame), *self._area.size, unicode=self._area.unicode)
+                self._area.draw(lines, self._news())
         except (OSError, ValueError):
-            self._gone = True  # the jobs go on without it
+            self._area = None  # the jobs go on without it
 
     def detach(self) -> None:
-        self._gone = True
+        self._area = None
 
     def close(self) -> None:
         """Take the view away, so that what comes next stands in its place; say what has not been said."""
-        if self._gone:
+        area, self._area = self._area, None
+        if area is None:
             return
         try:
-            self._say()
-            if self._live is not None:
-                self._live.stop()
+            area.close(self._news())
         except (OSError, ValueError):
             pass
-        self._live, self._gone = None, True
 
-    # ---- drawing ----
-
-    def _is_ready(self) -> bool:
-        """Whether the terminal takes text now. One that was stopped (Ctrl-S) must not stop the dispatcher."""
-        try:
-            fd = self._out.fileno()
-        except (OSError, ValueError):
-            return True  # no file behind it, as in a test
-        return bool(select.select((), (fd,), (), 0)[1])
-
-    def _draw(self, frame: FrameLike) -> None:
-        size = (self._console.width, self._console.height)
-        lines = lay_out(self._picture(frame), *size, unicode=is_unicode(self._console))
-        if lines == self._shown and size == self._size and not self._pending and not self._left_out:
-            return
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
-            self._live.start()
-            self._console.show_cursor(True)  # so that a killed dispatcher leaves a terminal that works
-        elif size[0] < self._size[0]:
-            self._make_room(size[0])
-        self._live.update(Group(*(_text(line) for line in lines)))
-        if not self._say():
-            self._live.refresh()
-        self._shown, self._size = lines, size
-
-    def _make_room(self, width: int) -> None:
-        """A narrower terminal has wrapped what is shown: go up over the lines that this made."""
-        more = sum(max(0, cell_len(line.plain) - 1) // width for line in self._shown)
-        if more:
-            steps = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * more
-            self._console.control(Control(ControlType.CARRIAGE_RETURN, *steps))
-
-    def _say(self) -> bool:
-        """Print the events that have come above the view; printing draws the view anew. False: there were none."""
+    def _news(self) -> list[Text]:
+        """The events that have come since the last look."""
         texts: list[Text] = []
         for event in self._pending:
             stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
@@ -136,9 +83,7 @@ class LiveView:
             more = f"         … and {self._left_out} more that failed: see dispatcher.log in {self._queue}"
             texts.append(Text(more, "red"))
         self._pending, self._left_out = [], 0
-        if texts:
-            self._console.print(Group(*texts))
-        return bool(texts)
+        return texts
 
     def _picture(self, frame: FrameLike) -> Picture:
         running = [running_line(view, frame.at) for view in frame.running]
@@ -160,21 +105,11 @@ class LiveView:
         return self._pace
 
 
-class _TerminalConsole(Console):
-    def on_broken_pipe(self) -> None:
-        """rich would leave the process here; a dispatcher goes on."""
-        raise BrokenPipeError
-
-
 def _is_important(event: Event) -> bool:
     """What a person should see pass by: all that asks for action, and failed attempts."""
     if event.kind in IMPORTANT or event.kind == "retried":
         return True
     return event.kind == "ended" and not event.text.startswith(f"job {event.job_id} succeeded")
-
-
-def _text(line: Line) -> Text:
-    return Text.assemble(*line.parts, no_wrap=True, overflow="crop")
 
 
 class Tails:
@@ -186,13 +121,9 @@ class Tails:
 
     def last(self, logs: Iterable[str]) -> str:
         """The last line of the log that was written to last."""
-        best = (0, "")
-        for name in logs:
-            best = max(best, self._read(name))
-        return best[1]
+        return max((self._read(name) for name in logs), default=(0, ""))[1]
 
     def _read(self, name: str) -> tuple[int, str]:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         path = os.path.join(self._directory, name)
         try:
             found = os.stat(path, follow_symlinks=False)
@@ -200,7 +131,7 @@ class Tails:
             known = self._known.get(name)
             if known is not None and known[0] == stamp:
                 return stamp[0], known[1]
-            fd = os.open(path, flags)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 tail = os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,7 +87,8 @@ class DeviceLine:
 
     @property
     def memory(self) -> str:
-        return f"{mib(self.used_bytes)}/{mib(self.total_bytes)} MiB"
+        total = mib(self.total_bytes)
+        return f"{mib(self.used_bytes).rjust(len(total))}/{total} MiB"
 
     @property
     def use(self) -> str:
@@ -181,7 +183,8 @@ def running_line(view: RunningView, now: float) -> RunningLine:
     told = parse_progress(attempt.progress)
     mark = "stopping" if view.stopping or job.cancel_requested_at is not None else ""
     if view.leftovers:
-        mark = ", ".join(part for part in (mark, f"ended, but left {clean(view.leftovers)}") if part)
+        left = f"ended, but left {clean(leftover_text(view.leftovers))}"
+        mark = f"{mark}, {left}" if mark else left
     return RunningLine(
         job_id=job.id,
         line=job.line,
@@ -194,6 +197,11 @@ def running_line(view: RunningView, now: float) -> RunningLine:
         progress=_progress_text(told),
         mark=mark,
     )
+
+
+def leftover_text(names: str) -> str:
+    """`51 sleep, 52 tee` as a shepherd writes it -> `sleep (pid 51), tee (pid 52)`."""
+    return re.sub(r"(\d+) ([^,]+)", r"\2 (pid \1)", names)
 
 
 def places(devices: Sequence[Any]) -> str:

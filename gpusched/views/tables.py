@@ -116,7 +116,7 @@ def write(out: TextIO, lines: Iterable[Line], *, console: Console | None = None)
             out.write(each.plain + "\n")
         return
     for text in laid_out(lines, console):
-        console.print(text, overflow="crop", no_wrap=True)
+        console.print(text, overflow="ignore", no_wrap=True, crop=False)
 
 
 def make_console(out: TextIO) -> Console:
@@ -161,16 +161,16 @@ def cut(each: Line, width: int, mark: str = "…") -> Line:
 
 
 def _wrapped(text: Text, console: Console) -> Iterable[Text]:
+    """Broken at blanks. A line with a word that fits nowhere, such as a path, is left to the terminal, to be copied."""
     text.rstrip()
-    if cell_len(text.plain) <= console.width:
+    indent = min(len(text.plain) - len(text.plain.lstrip()) + 2, console.width // 2)
+    room = console.width - indent
+    if cell_len(text.plain) <= console.width or any(cell_len(word) > room for word in text.plain.split()):
         yield text
         return
-    indent = min(len(text.plain) - len(text.plain.lstrip()) + 2, console.width // 2)
-    first = True
-    for part in text.wrap(console, console.width - indent):
+    for n, part in enumerate(text.wrap(console, room)):
         part.rstrip()
-        yield part if first else Text(" " * indent).append_text(part)
-        first = False
+        yield Text(" " * indent).append_text(part) if n else part
 
 
 def is_unicode(console: Console) -> bool:

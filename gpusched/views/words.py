@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,13 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+def moment(at: float, now: float) -> str:
+    """A time of day, with the date unless it is today's."""
+    then, today = time.localtime(at), time.localtime(now)
+    same = then[:3] == today[:3]
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", then)
 
 
 def about(seconds: float) -> str:
@@ -55,8 +64,8 @@ def short_path(path: str, cwd: str) -> str:
 
 
 def command_text(command: bytes) -> str:
-    """A command on one line, fit for a terminal: masked, with nothing in it that a terminal would obey."""
-    return clean(shown_command(command))
+    """A command on one line: masked, without runs of blanks, with nothing in it that a terminal would obey."""
+    return re.sub("  +", " ", clean(shown_command(command)))
 
 
 def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:

@@ -1,0 +1,245 @@
+"""`gpusched cancel`, `requeue` and `stop`: wishes, stored first, then told to whoever works. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from gpusched.cli import facts, target
+from gpusched.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpusched.core.model import JobState
+    from gpusched.host.queuedir import QueueDir
+    from gpusched.host.store import Store
+
+ACK_STEP_S = 0.05
+ACK_WAIT_S = 5.0
+
+
+class Told:
+    """What happened to which job, told with equal texts together."""
+
+    def __init__(self) -> None:
+        self._by_text: dict[str, list[int]] = {}
+        self.refused = False
+
+    def add(self, job_id: int, text: str, *, refused: bool = False) -> None:
+        self._by_text.setdefault(text, []).append(job_id)
+        self.refused |= refused
+
+    def print(self) -> None:
+        for text, ids in self._by_text.items():
+            noun = "job" if len(ids) == 1 else "jobs"
+            click.echo(f"{noun} {ranges(ids)}: {text}")
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_SOME_FAILED if self.refused else EXIT_OK
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """Ids in order, neighbours joined: 1, 3-7."""
+    spans: list[list[int]] = []
+    for job_id in sorted(ids):
+        if spans and job_id == spans[-1][1] + 1:
+            spans[-1][1] = job_id
+        else:
+            spans.append([job_id, job_id])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _wanted(jobs: Sequence[str], every: Sequence[JobState] | None, store: Store, flag: str) -> list[int]:
+    """The ids that the words or the flag name."""
+    if every is None:
+        if not jobs:
+            raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
+        return target.parse_jobs(jobs, store)
+    if jobs:
+        raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
+    return [row.id for row in store.jobs(every)]
+
+
+# ---- cancel ----------------------------------------------------------------------------------------
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched cancel 12\n  gpusched cancel 3-7 9 -q commands")
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+@target.queue_option
+@click.option("--all", "every", is_flag=True, help="Cancel every job that waits or runs.")
+def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
+    """Cancel jobs, running ones too.
+
+    A running job gets TERM, and KILL after the grace time; a cancelled one stays so until it is queued again. Exit
+    code 1 if a job had ended before.
+    """
+    from gpusched.core.model import JobState
+
+    place = target.find(queue)
+    store = target.open_store(place, read_only=False)
+    told = Told()
+    alive = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
+    try:
+        ids = _wanted(jobs, alive if every else None, store, "--all")
+        with store.transaction():
+            before = {job_id: store.job(job_id).state for job_id in ids}
+            after = {job_id: store.cancel(job_id, target.now()) for job_id in ids}
+        place.ring()
+        dispatched = place.dispatcher() is not None
+        for job_id in ids:
+            _tell_cancel(place, store, told, job_id, before[job_id], after[job_id], dispatched=dispatched)
+        if not ids:
+            click.echo("no job waits or runs")
+    finally:
+        store.close()
+    told.print()
+    return told.exit_code
+
+
+def _tell_cancel(
+    place: QueueDir, store: Store, told: Told, job_id: int, before: JobState, after: JobState, *, dispatched: bool
+) -> None:
+    from gpusched.core.model import JobState
+    from gpusched.host import reaper
+
+    if after is JobState.RUNNING:
+        if dispatched:
+            told.add(job_id, "is being stopped: TERM, and KILL after the grace time")
+            return
+        sight = facts.look(place, job_id, store.job(job_id).attempts)
+        if sight.alive and reaper.terminate(sight.fields):
+            told.add(job_id, "is being stopped by its own shepherd, since no dispatcher works on this queue")
+        else:
+            told.add(job_id, "is no longer seen running; the next dispatcher notes it as cancelled or as ended")
+    elif before is JobState.CANCELLED:
+        told.add(job_id, "was cancelled before")
+    elif after is JobState.CANCELLED:
+        told.add(job_id, "cancelled")
+    else:
+        told.add(job_id, f"has {after.value} before: nothing to cancel", refused=True)
+
+
+# ---- requeue ---------------------------------------------------------------------------------------
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched requeue 12\n  gpusched requeue --failed -q commands")
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+@target.queue_option
+@click.option("--failed", is_flag=True, help="Queue every failed job.")
+def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
+    """Queue failed or cancelled jobs again.
+
+    They keep their place in the order of the list, and all their tries are given back. Exit code 1 if a job was
+    neither failed nor cancelled.
+    """
+    from gpusched.core.lifecycle import InvalidTransition
+    from gpusched.core.model import JobState
+
+    place = target.find(queue)
+    store = target.open_store(place, read_only=False)
+    told = Told()
+    try:
+        ids = _wanted(jobs, (JobState.FAILED,) if failed else None, store, "--failed")
+        with store.transaction():
+            for job_id in ids:
+                try:
+                    store.requeue(job_id)
+                    told.add(job_id, "queued again")
+                except InvalidTransition as error:
+                    told.add(job_id, _why_not_again(error.state), refused=True)
+        place.ring()
+        told.print()
+        if not ids:
+            click.echo("no job has failed")
+        elif store.counts()[JobState.QUEUED]:
+            _tell_who_runs_them(place, store)
+    finally:
+        store.close()
+    return told.exit_code
+
+
+def _why_not_again(state: JobState | None) -> str:
+    word = state.value if state is not None else "new"
+    verb = "has" if word == "succeeded" else "is"
+    return f"{verb} {word}: only failed and cancelled jobs are queued again"
+
+
+def _tell_who_runs_them(place: QueueDir, store: Store) -> None:
+    by = facts.dispatching(place)
+    if by.alive and not (by.board is not None and by.board.closed):
+        return
+    who = f"its dispatcher is {by.board.closed}" if by.board is not None else "no dispatcher works on this queue"
+    click.echo(f"{who}; to run what is queued: {target.resume_command(place, store)}")
+
+
+# ---- stop ------------------------------------------------------------------------------------------
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop --now -q commands")
+@target.queue_option
+@click.option("--now", "at_once", is_flag=True, help="Stop the running jobs too; they are queued again.")
+def stop(queue: str | None, at_once: bool) -> int:
+    """Ask a dispatcher to leave.
+
+    It starts nothing new and leaves when the running jobs have ended, as after one Ctrl-C; with --now it stops them
+    first, as after two.
+    """
+    place = target.find(queue)
+    store = target.open_store(place, read_only=False)
+    try:
+        _stop(place, store, at_once=at_once)
+    finally:
+        store.close()
+    return EXIT_OK
+
+
+def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
+    from gpusched.core.model import JobState
+    from gpusched.views.words import count, short_path
+
+    name = short_path(place.path, os.getcwd())
+    pid = place.dispatcher()
+    if pid is None:
+        click.echo(f"no dispatcher works on {name}: there is nothing to stop")
+        running = store.counts()[JobState.RUNNING]
+        if running:
+            option = shlex.quote(target.queue_name(place))
+            click.echo(f"{count(running, 'job')} may still run by itself: gpusched status -q {option}")
+        return
+    who = f"the dispatcher of {name}" + (f" (pid {pid})" if pid else "")
+    running = store.counts()[JobState.RUNNING]
+    request = store.request("stop_now" if at_once else "stop", target.now())
+    place.ring()
+    heard = _wait(place, store, request)
+    if heard is None:
+        store.acknowledge(request, target.now())  # nobody is left to hear it, and the next one must not
+        click.echo(f"{who} has just left by itself")
+    elif not heard:
+        click.echo(f"{who} has been asked, but has not answered in {ACK_WAIT_S:g} s; it stops when it hears of it")
+    elif at_once:
+        click.echo(f"{who} stops {count(running, 'running job')}, queues what it stops again, and leaves")
+    elif running:
+        click.echo(f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}")
+        click.echo("to stop them too: gpusched stop --now")
+    else:
+        click.echo(f"{who} starts nothing new, and leaves")
+    sys.stdout.flush()
+
+
+def _wait(place: QueueDir, store: Store, request: int) -> bool | None:
+    """Whether the request was heard in time; None: its dispatcher is gone."""
+    until = time.monotonic() + ACK_WAIT_S
+    while not store.is_acknowledged(request):
+        if place.dispatcher() is None:
+            return True if store.is_acknowledged(request) else None
+        if time.monotonic() >= until:
+            return False
+        time.sleep(ACK_STEP_S)
+    return True

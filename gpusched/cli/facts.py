@@ -1,0 +1,202 @@
+"""What a queue and its dispatcher say of themselves: counts, who runs, why the rest waits. Prints and changes nothing.
+
+The reasons come from the dispatcher's own plan, made again from what it published and from the store, so that what is
+told here is what it thinks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpusched.core.model import AttemptRow, JobRow, RunningView
+    from gpusched.host.board import Board, BoardDevice
+    from gpusched.host.queuedir import QueueDir
+    from gpusched.host.store import Store
+    from gpusched.views.pages import QueueHead
+
+HEAD_LIMIT = 500  # waiting jobs whose reasons `status` asks for
+JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is worked on
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatching:
+    """Who works on a queue now. `board`: what it has published; None: not yet, or there is nobody."""
+
+    pid: int | None
+    board: Board | None
+
+    @property
+    def alive(self) -> bool:
+        return self.pid is not None
+
+
+def dispatching(place: QueueDir) -> Dispatching:
+    from gpusched.host import board
+
+    pid = place.dispatcher()
+    found = board.read(place.board) if pid is not None else None
+    if found is not None and pid and found.pid != pid:
+        found = None  # left by one that was killed
+    return Dispatching(pid, found)
+
+
+def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = None) -> dict[int, tuple[str, str]]:
+    """Why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
+    from gpusched.core.plan import Claim, Snapshot, Start, make_plan
+
+    rows = list(_head(store, until))
+    if by.board is None:
+        who = f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
+        return {row.id: ("nobody", who if by.alive else "no dispatcher works on this queue") for row in rows}
+    devices = tuple(item.view for item in by.board.devices)
+    plan = make_plan(
+        Snapshot(
+            now=now,
+            limits=by.board.limits,
+            devices=devices,
+            waiting=tuple(row.waiting for row in rows),
+            attempts=_attempts(store),
+            closed_to_starts=by.board.closed,
+            gpus_closed=by.board.gpus_closed,
+        )
+    )
+    labels = {view.uuid: view.label for view in devices}
+    told = {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
+    for action in plan.actions:
+        if isinstance(action, Claim | Start):
+            where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
+            told[action.job_id] = ("next", f"starts at the dispatcher's next look, on {where}")
+    return told
+
+
+def _head(store: Store, until: int | None) -> Iterator[JobRow]:
+    from gpusched.core.model import JobState
+
+    waiting = store.jobs([JobState.QUEUED])
+    if until is None:
+        yield from islice(waiting, HEAD_LIMIT)
+        return
+    for row in waiting:
+        yield row
+        if row.id == until:
+            return
+
+
+def _attempts(store: Store) -> tuple[Any, ...]:
+    from gpusched.core.model import Attempt
+
+    return tuple(Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running())
+
+
+# ---- running attempts ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """An open attempt, looked at without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
+
+    alive: bool
+    ended: bool
+    fields: Mapping[str, str]  # of its mark or record
+
+
+def look(place: QueueDir, job_id: int, number: int) -> Sight:
+    from gpusched.host import attemptdir, locks
+
+    directory = attemptdir.directory(place.state, job_id, number)
+    alive = locks.is_held(f"{directory}/{attemptdir.LIFE}")
+    fd = attemptdir.open_life(directory)
+    if fd is None:
+        return Sight(alive, False, {})
+    try:
+        fields = attemptdir.parse_fields(os.pread(fd, attemptdir.RECORD_BYTES, 0))
+    finally:
+        os.close(fd)
+    return Sight(alive, not alive and attemptdir.is_record(fields), fields)
+
+
+def running_views(place: QueueDir, store: Store) -> list[RunningView]:
+    """The running jobs with what their shepherds and their own progress files say."""
+    from gpusched.core.model import RunningView
+    from gpusched.host import attemptdir
+
+    views = []
+    for job, row in store.running():
+        told = attemptdir.read_progress(attemptdir.directory(place.state, job.id, row.number))
+        progress = told.decode("utf-8", "replace") if told is not None else row.progress
+        left = look(place, job.id, row.number).fields.get("leftovers", "")
+        views.append(RunningView(job, replace(row, progress=progress), left))
+    return views
+
+
+def last_log_line(place: QueueDir, row: AttemptRow) -> str:
+    from gpusched.core.masking import last_line
+    from gpusched.host.reaper import log_tail
+
+    for name in (row.error_log, row.log):
+        text = last_line(log_tail(f"{place.path}/{name}")) if name else ""
+        if text:
+            return text
+    return ""
+
+
+# ---- whole queues ----------------------------------------------------------------------------------
+
+
+def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) -> QueueHead:
+    """A queue in one line."""
+    from gpusched.views.pages import QueueHead
+    from gpusched.views.report import tally
+
+    counts = tally(store.counts(), store.count_removed())
+    told = next(iter(reasons(store, by, now).values()), ("", ""))[1] if counts.queued else ""
+    if counts.queued and not by.alive:
+        told = "a dispatcher"
+    runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
+    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told)
+
+
+def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:
+    """One queue for programs: the head of gpu_metrics.json, its dispatcher, devices, and up to `jobs` jobs."""
+    from gpusched.core.documents import job_document, metrics_head
+
+    waits = reasons(store, by, now)
+    source = store.source()
+    found: dict[str, Any] = {
+        "name": place.name,
+        "path": place.path,
+        "source": source.decode("utf-8", "replace") if source is not None else None,
+        "dispatcher": by.pid,
+        "waits_for": next(iter(waits.values()))[1] if waits else None,
+        **metrics_head(store.counts(), store.count_removed(), store.totals(), now),
+    }
+    del found["schema_version"]  # the document that this one goes into has its own
+    if jobs == 0:
+        return found
+    found["devices"] = []
+    if by.board is not None:
+        found["devices"] = [_device_document(item, by.board.max_checks) for item in by.board.devices]
+    rows = store.jobs(newest=jobs)
+    found["jobs"] = [
+        {**job_document(row, store.attempts(row.id), place.path), "waits_for": waits.get(row.id, ("", None))[1]}
+        for row in rows
+    ]
+    return found
+
+
+def _device_document(item: BoardDevice, max_checks: int) -> dict[str, Any]:
+    return {
+        "uuid": item.device.uuid,
+        "index": item.device.index,
+        "name": item.device.name,
+        "state": item.view.availability.state.value,
+        "why": item.view.refused or item.view.availability.why,
+        "checks": item.view.availability.count,
+        "max_checks": max_checks,
+        "job": item.job_id,
+    }
