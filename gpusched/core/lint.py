@@ -197,7 +197,8 @@ def _removal(command: Command, parts: Anatomy, removed: list[Token], text: bytes
     """Take words out of a command. Where nothing would be left of it, `:` stays in its place."""
     if not removed:
         return []
-    kept = [word for word in command.words if word not in removed and word != parts.declarer]
+    gone = {*removed, parts.declarer}
+    kept = [word for word in command.words if word not in gone]
     edits = []
     if parts.declarer is not None and all(word.text.startswith(b"-") for word in kept):
         edits.append(Edit(parts.declarer.start, parts.declarer.end, b":"))
