@@ -97,14 +97,52 @@ class JobState(str, Enum):
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
+class DependencyKind(str, Enum):
+    """What a job wants of the jobs that it waits for."""
+
+    SUCCEEDED = "after"  # all of them succeeded
+    ANY = "after-any"  # one of them succeeded
+    FAILED = "after-failed"  # all of them ended, and one of them failed
+    ENDED = "after-ended"  # all of them ended, however
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """`refs` are names, tags or ids of jobs of the same queue, as the source states them."""
+
+    kind: DependencyKind
+    refs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a job says of itself. None: what the options of the run say. `mem_bytes` is for each of its GPUs."""
+
+    gpus: int | None = None
+    mem_bytes: int | None = None
+    time_limit_s: float | None = None
+    retries: int | None = None
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    prio: int = 0
+    cwd: bytes | None = None  # as stated: relative to the submitter's directory
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    gpu_model: str = ""
+    after: tuple[Dependency, ...] = ()
+
+
+NO_ATTRIBUTES = Attributes()
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job as its source states it. Identity is the text and which occurrence of it."""
+    """One job as its source states it. Identity is text, cwd and env, and which occurrence of them."""
 
     command: bytes  # what the shell gets
     text: bytes  # what the file says: the identity (differs from `command` after --strip-gpu-env)
     line: int  # first physical line in the file, from 1
-    occurrence: int = 1  # 1 for the first job with this text, 2 for the next …
+    occurrence: int = 1  # 1 for the first job with this identity, 2 for the next …
+    attributes: Attributes = NO_ATTRIBUTES
 
 
 @dataclass(frozen=True, slots=True)
