@@ -9,7 +9,8 @@ from pathlib import Path
 from bench.common import Box, Row, Unusable, cpu_seconds, median
 from gpusched.core.availability import Availability, DeviceState
 from gpusched.core.model import MIB, Attempt, Job, JobState
-from gpusched.core.plan import DeviceView, Limits, Snapshot, Start, make_plan
+from gpusched.core.plan import make_plan
+from gpusched.core.snapshot import DeviceView, Limits, Snapshot, Start
 from gpusched.host import simfiles
 
 DEVICES = 64

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpusched.core.availability import Availability, Criteria, DeviceState, fold
 from gpusched.core.lifecycle import JobEvent, Verdict
 from gpusched.core.model import MIB, Attempt, AttemptFact, Job, Outcome, OutcomeKind
-from gpusched.core.plan import (
+from gpusched.core.plan import make_plan
+from gpusched.core.snapshot import (
     Action,
     Claim,
     Close,
@@ -26,7 +27,6 @@ from gpusched.core.plan import (
     Snapshot,
     Start,
     Stop,
-    make_plan,
 )
 from tests.traces import read_trace
 

@@ -145,7 +145,7 @@ class _Box:
         """The device at one look: free now, or why not."""
         from gpusched.core.availability import Availability, Criteria, fold
         from gpusched.core.model import MIB
-        from gpusched.core.plan import DeviceView
+        from gpusched.core.snapshot import DeviceView
         from gpusched.host.board import BoardDevice
 
         s = self.settings

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gpusched.config import Settings
     from gpusched.core.jobfile import JobFile
     from gpusched.core.model import Attempt, Device
-    from gpusched.core.plan import DeviceView
     from gpusched.core.reconcile import Held
+    from gpusched.core.snapshot import DeviceView
     from gpusched.host.queuedir import QueueDir
     from gpusched.host.store import Store
     from gpusched.submit import Rules
@@ -120,7 +120,7 @@ def _box(settings: Settings, occupied: set[str]) -> Box:
     from gpusched.core.availability import Availability, Criteria, fold
     from gpusched.core.masking import clean
     from gpusched.core.model import MIB
-    from gpusched.core.plan import DeviceView
+    from gpusched.core.snapshot import DeviceView
 
     if settings.gpus_per_job == 0:
         return Box()
@@ -152,7 +152,8 @@ def _box(settings: Settings, occupied: set[str]) -> Box:
 def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, settings: Settings) -> list[tuple[Entry, str]]:
     """What the first jobs would do, by the dispatcher's own plan."""
     from gpusched.core.model import Job
-    from gpusched.core.plan import Claim, Limits, Snapshot, Start, make_plan
+    from gpusched.core.plan import make_plan
+    from gpusched.core.snapshot import Claim, Limits, Snapshot, Start
 
     waiting = [entry for entry in entries if entry.state == "queued"][:FIRST_JOBS]
     jobs = tuple(Job(entry.job_id, settings.gpus_per_job) for entry in waiting)

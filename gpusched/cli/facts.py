@@ -47,7 +47,8 @@ def dispatching(place: QueueDir) -> Dispatching:
 
 def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = None) -> dict[int, tuple[str, str]]:
     """Why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
-    from gpusched.core.plan import Claim, Snapshot, Start, make_plan
+    from gpusched.core.plan import make_plan
+    from gpusched.core.snapshot import Claim, Snapshot, Start
 
     rows = list(_head(store, until))
     if by.board is None:

@@ -165,6 +165,14 @@ class Job:
     tries: int = 0
     avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
     above_bytes: int = 0  # after an out-of-memory: wants a device with more free memory than this
+    mem_bytes: int = 0  # budget on each of its devices, which others may then share; 0: has them alone
+    gpu_model: str = ""  # part of the device's name
+    tags: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Jobs of one shape fit the same devices: if the first cannot start now, none can."""
+        return (self.gpus, self.mem_bytes, self.gpu_model, self.above_bytes, self.tags)
 
 
 class OutcomeKind(str, Enum):
@@ -216,6 +224,9 @@ class Attempt:
     tries: int = 0  # tries that the job had spent before this attempt
     retries: int = 0
     losses: int = 0
+    mem_bytes: int = 0
+    tags: tuple[str, ...] = ()
+    peak_device_bytes: int | None = None  # the most that it was seen to use on one device
 
 
 # ---- what is told ----------------------------------------------------------------------------------
@@ -253,6 +264,7 @@ class Usage:
     mean_memory_bytes: float | None = None
     mean_utilisation: float | None = None  # 0 to 1
     energy_j: float | None = None
+    peak_device_bytes: int | None = None  # on one device
 
 
 NOTHING_USED = Usage()
@@ -299,11 +311,29 @@ class JobRow:
     cancel_requested_at: float | None
     avoid: frozenset[str] = frozenset()
     above_bytes: int = 0
+    mem_bytes: int = 0  # the budget now: as stated, or grown after an out-of-memory
+    stated_mem_bytes: int = 0
+    prio: int = 0
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    gpu_model: str = ""
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    blocked: bool = False  # by a job that it depends on
 
     @property
     def waiting(self) -> Job:
         """The job as the plan sees it."""
-        return Job(self.id, self.gpus, self.not_before, self.tries, self.avoid, self.above_bytes)
+        return Job(
+            self.id,
+            self.gpus,
+            self.not_before,
+            self.tries,
+            self.avoid,
+            self.above_bytes,
+            self.mem_bytes if self.gpus else 0,
+            self.gpu_model,
+            self.tags,
+        )
 
 
 # ---- what a dispatcher shows -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gpusched.core.documents import shown_command
 from gpusched.core.lifecycle import JobEvent, steer
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.outcome import describe
-from gpusched.core.plan import Claim, Close, Plan, Release, Start, Stop
+from gpusched.core.snapshot import Claim, Close, Plan, Release, Start, Stop
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live, log_paths
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.dispatcher.reporter import Reporter

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpusched.core import availability
 from gpusched.core.availability import Availability, Criteria, DeviceState
 from gpusched.core.model import Device, Reading, Sample
-from gpusched.core.plan import DeviceView
+from gpusched.core.snapshot import DeviceView
 from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 

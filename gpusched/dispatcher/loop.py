@@ -20,7 +20,8 @@ from gpusched.core import selection
 from gpusched.core.availability import Criteria
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobRow, JobState, Reading
-from gpusched.core.plan import Close, Limits, Plan, Snapshot, make_plan
+from gpusched.core.plan import make_plan
+from gpusched.core.snapshot import Close, Limits, Plan, Snapshot
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live
 from gpusched.dispatcher.devicebook import DeviceBook

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import Event, JobState, RunningView
-from gpusched.core.plan import Limits
+from gpusched.core.snapshot import Limits
 from gpusched.dispatcher.attemptbook import Live
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.host import board, metrics

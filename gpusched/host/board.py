@@ -10,7 +10,7 @@ from typing import Any
 
 from gpusched.core.availability import Availability, DeviceState
 from gpusched.core.model import Device, DeviceProcess, Sample
-from gpusched.core.plan import DeviceView, Limits
+from gpusched.core.snapshot import DeviceView, Limits
 from gpusched.host.attemptdir import write_atomically
 
 SCHEMA_VERSION = 1

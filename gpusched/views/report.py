@@ -11,7 +11,7 @@ from gpusched.core.availability import DeviceState
 from gpusched.core.documents import parse_progress
 from gpusched.core.masking import clean
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
-from gpusched.core.plan import DeviceView
+from gpusched.core.snapshot import DeviceView
 from gpusched.views.words import command_text, mib
 
 # ---- what a dispatcher hands over (dispatcher.loop.Frame and host.board.Board have this shape) -------------

@@ -1,0 +1,126 @@
+"""What a job waits for: names, tags and ids -> jobs, cycles found, and whether the wait is over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
+
+CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
+
+
+class Readiness(str, Enum):
+    READY = "ready"
+    WAITING = "waiting"
+    IMPOSSIBLE = "impossible"  # as things stand; a requeued job can change that
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A job that can be depended on."""
+
+    id: int
+    name: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class UnknownReference(Exception):
+    """A reference that names no job: `ref`, and the names that are there."""
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(ref)
+        self.ref = ref
+
+
+class Directory:
+    """Names, tags and ids of jobs. A name counts before a tag of the same spelling; an id is all digits."""
+
+    def __init__(self, jobs: Iterable[Known]) -> None:
+        self._names: dict[str, int] = {}
+        self._tags: dict[str, list[int]] = {}
+        self._ids: set[int] = set()
+        for job in jobs:
+            self._ids.add(job.id)
+            if job.name:
+                self._names[job.name] = job.id
+            for tag in job.tags:
+                self._tags.setdefault(tag, []).append(job.id)
+
+    def names(self) -> list[str]:
+        """What can be named, for a hint."""
+        return [*self._names, *self._tags]
+
+    def find(self, ref: str) -> tuple[int, ...]:
+        """The jobs that `ref` means. Raises UnknownReference."""
+        if ref in self._names:
+            return (self._names[ref],)
+        if ref in self._tags:
+            return tuple(self._tags[ref])
+        if ref.isascii() and ref.isdigit() and int(ref) in self._ids:
+            return (int(ref),)
+        raise UnknownReference(ref)
+
+    def resolve(self, job_id: int, after: Sequence[Dependency]) -> list[tuple[DependencyKind, tuple[int, ...]]]:
+        """The jobs behind each dependency, without the job itself (which may bear the tag that it waits for)."""
+        return [
+            (dependency.kind, tuple(dict.fromkeys(i for ref in dependency.refs for i in self.find(ref) if i != job_id)))
+            for dependency in after
+        ]
+
+
+def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
+    """Jobs that wait for each other in a circle, each for the next one; empty when there is no circle."""
+    done: set[int] = set()
+    for start in upstream:
+        if start in done:
+            continue
+        path: list[int] = [start]
+        on_path = {start}
+        iterators = [iter(upstream.get(start, ()))]
+        while iterators:
+            following = next(iterators[-1], None)
+            if following is None:
+                iterators.pop()
+                ended = path.pop()
+                on_path.discard(ended)
+                done.add(ended)
+            elif following in on_path:
+                return path[path.index(following) :]
+            elif following not in done:
+                path.append(following)
+                on_path.add(following)
+                iterators.append(iter(upstream.get(following, ())))
+    return []
+
+
+def readiness(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> Readiness:
+    """Whether a job may start, given the states of the jobs of each of its dependencies."""
+    worst = Readiness.READY
+    for kind, states in groups:
+        found = _readiness(kind, states)
+        if found is Readiness.IMPOSSIBLE:
+            return found
+        if found is Readiness.WAITING:
+            worst = found
+    return worst
+
+
+def _readiness(kind: DependencyKind, states: Sequence[JobState]) -> Readiness:
+    ended = [state in ENDED_STATES for state in states]
+    succeeded = [state is JobState.SUCCEEDED for state in states]
+    if kind is DependencyKind.SUCCEEDED:
+        if all(succeeded):
+            return Readiness.READY
+        lost = any(end and not ok for end, ok in zip(ended, succeeded, strict=True))
+        return Readiness.IMPOSSIBLE if lost else Readiness.WAITING
+    if kind is DependencyKind.ANY:
+        if any(succeeded) or not states:
+            return Readiness.READY
+        return Readiness.IMPOSSIBLE if all(ended) else Readiness.WAITING
+    if not all(ended):
+        return Readiness.WAITING
+    if kind is DependencyKind.FAILED and not any(state is JobState.FAILED for state in states):
+        return Readiness.IMPOSSIBLE
+    return Readiness.READY
