@@ -147,12 +147,29 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What each job of a submission needs; applies to all of its waiting jobs."""
+    """What a job needs: what it says of itself, filled up with the options of the submission."""
 
     gpus: int = 1
     time_limit_s: float | None = None
     retries: int = 0
     cwd: bytes = b"/"
+    mem_bytes: int = 0  # rounded as the plan counts it
+    prio: int = 0
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    gpu_model: str = ""
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    git: str = ""  # commit of the work tree, with "+" when it had changes
+
+    @property
+    def shape(self) -> str:
+        """Jobs of one shape fit the same devices."""
+        return shape_text(self.gpus, self.mem_bytes, self.gpu_model, 0, self.tags)
+
+
+def shape_text(gpus: int, mem_bytes: int, gpu_model: str, above_bytes: int, tags: tuple[str, ...]) -> str:
+    """The shape of a job as text; CPU jobs are of one shape."""
+    return f"{gpus}/{mem_bytes}/{gpu_model}/{above_bytes}/{','.join(tags)}" if gpus else "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +336,9 @@ class JobRow:
     gpu_model: str = ""
     env: tuple[tuple[bytes, bytes], ...] = ()
     blocked: bool = False  # by a job that it depends on
+    position: int = 0  # in the order of the list
+    shape: str = ""
+    git: str = ""
 
     @property
     def waiting(self) -> Job:

@@ -24,6 +24,16 @@ CREATE TABLE jobs (
     not_before          REAL    NOT NULL DEFAULT 0,
     avoid               TEXT    NOT NULL DEFAULT '',
     above_bytes         INTEGER NOT NULL DEFAULT 0,
+    mem_bytes           INTEGER NOT NULL DEFAULT 0, -- the budget on each device now
+    stated_mem_bytes    INTEGER NOT NULL DEFAULT 0,
+    prio                INTEGER NOT NULL DEFAULT 0,
+    name                TEXT    NOT NULL DEFAULT '',
+    tags                TEXT    NOT NULL DEFAULT '', -- comma-separated
+    gpu_model           TEXT    NOT NULL DEFAULT '',
+    env                 TEXT    NOT NULL DEFAULT '[]', -- JSON, pairs of strings
+    git                 TEXT    NOT NULL DEFAULT '',
+    blocked             INTEGER NOT NULL DEFAULT 0, -- by a job that it depends on
+    shape               TEXT    NOT NULL, -- jobs of one shape fit the same devices
     submitted_at        REAL    NOT NULL,
     first_started_at    REAL,
     ended_at            REAL,
@@ -31,9 +41,19 @@ CREATE TABLE jobs (
     UNIQUE (identity, occurrence)
 ) STRICT;
 
--- The head of the queue, GPU jobs and CPU jobs apart, at the same cost for a hundred waiting jobs and for a million.
-CREATE INDEX jobs_waiting ON jobs ((gpus = 0), position) WHERE state = 'queued';
+-- The head of the queue, each shape of jobs apart, at the same cost for a hundred waiting jobs and for a million.
+CREATE INDEX jobs_waiting ON jobs (shape, prio DESC, position) WHERE state = 'queued' AND blocked = 0;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+
+-- What a job waits for: rows of one group are alternatives or companions, as its kind says.
+CREATE TABLE dependencies (
+    job_id      INTEGER NOT NULL REFERENCES jobs (id),
+    grp         INTEGER NOT NULL,
+    kind        TEXT    NOT NULL CHECK (kind IN ('after', 'after-any', 'after-failed', 'after-ended')),
+    upstream_id INTEGER NOT NULL REFERENCES jobs (id),
+    PRIMARY KEY (job_id, grp, upstream_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX dependencies_upstream ON dependencies (upstream_id, job_id);
 
 CREATE TABLE counts (
     state TEXT PRIMARY KEY,
@@ -66,6 +86,7 @@ CREATE TABLE attempts (
     mean_memory_bytes REAL,
     mean_utilisation  REAL,
     energy_j          REAL,
+    peak_device_bytes INTEGER,
     max_rss_bytes     INTEGER,
     cpu_s             REAL,
     progress          TEXT    NOT NULL DEFAULT '',

@@ -7,18 +7,31 @@ of its own unless it runs inside `transaction()`.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 
+from gpusched.core.dependencies import (
+    CAUSE_DEPENDENCY,
+    Directory,
+    Known,
+    Readiness,
+    UnknownReference,
+    find_cycle,
+    readiness,
+)
 from gpusched.core.lifecycle import JobEvent, Verdict, next_state
 from gpusched.core.model import (
     ENDED_STATES,
     NOTHING_USED,
     AttemptRow,
+    DependencyKind,
     DeviceUse,
     JobRow,
     JobSpec,
@@ -27,20 +40,24 @@ from gpusched.core.model import (
     OutcomeKind,
     Requirements,
     Usage,
+    shape_text,
 )
 from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 10_000
+PAGE_MIN, PAGE_SUM = 4, 1000  # waiting jobs looked at: of each shape at least, and of all shapes about
+SHAPES_MAX = 500
 
 _JOB = (
     "id, command, line, cwd, state, cause, gpus, time_limit_s, retries, tries, losses, attempts, not_before, "
-    "submitted_at, first_started_at, ended_at, cancel_requested_at, avoid, above_bytes"
+    "submitted_at, first_started_at, ended_at, cancel_requested_at, avoid, above_bytes, mem_bytes, stated_mem_bytes, "
+    "prio, name, tags, gpu_model, env, blocked, position, shape, git"
 )
 _ATTEMPT = (
     "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, samples, "
-    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, max_rss_bytes, cpu_s, progress"
+    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, max_rss_bytes, cpu_s, progress"
 )
 
 
@@ -59,6 +76,7 @@ class Store:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version."""
         self.path = path
         self._depth = 0
+        self._changed: deque[int] = deque()  # jobs whose dependants are still to be weighed
         if not create and not os.path.exists(path):
             raise StoreError(
                 "there is no queue here",
@@ -194,63 +212,160 @@ class Store:
     def submit(
         self,
         specs: Sequence[JobSpec],
-        needs: Requirements,
+        needs: Callable[[JobSpec], Requirements],
         now: float,
         *,
         complete: bool = True,
         retry_failed: bool = False,
         append: bool = False,
     ) -> Change:
-        """Make the queue hold `specs`; what was not ended yet gets the new order, lines and requirements."""
+        """Make the queue hold `specs`; what was not ended yet gets the new order, lines and requirements.
+
+        Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
+        """
         with self.transaction():
             held: list[Held] = []
             first = 0
             if append:
                 first = self._db.execute("SELECT coalesce(max(position) + 1, 0) FROM jobs").fetchone()[0]
                 for spec in specs:
-                    held.extend(
-                        self._held("WHERE identity = ? AND occurrence = ?", (identity(spec.text), spec.occurrence))
-                    )
+                    held.extend(self._held("WHERE identity = ? AND occurrence = ?", (identity(spec), spec.occurrence)))
             else:
                 held.extend(self._held("", ()))
             change = reconcile(specs, held, complete=complete, retry_failed=retry_failed, first_position=first)
-            self._db.executemany(
-                "INSERT INTO jobs (command, identity, occurrence, line, position, cwd, gpus, time_limit_s, retries, "
-                "state, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (
-                        spec.command,
-                        identity(spec.text),
-                        spec.occurrence,
-                        spec.line,
-                        position,
-                        needs.cwd,
-                        needs.gpus,
-                        needs.time_limit_s,
-                        needs.retries,
-                        next_state(None, JobEvent.SUBMITTED).value,
-                        now,
-                    )
-                    for spec, position in change.add
-                ),
-            )
+            self._insert(change.add, needs, now)
             for job_id in change.requeue:
                 self._requeue(job_id)
-            self._db.executemany(
-                "UPDATE jobs SET line = ?2, position = ?3 WHERE id = ?1 AND (line <> ?2 OR position <> ?3)",
-                ((job_id, spec.line, position) for job_id, spec, position in change.keep),
-            )
-            self._db.executemany(
-                "UPDATE jobs SET command = ?, cwd = ?, gpus = ?, time_limit_s = ?, retries = ? "
-                "WHERE id = ? AND state IN ('queued', 'held')",
-                (
-                    (spec.command, needs.cwd, needs.gpus, needs.time_limit_s, needs.retries, job_id)
-                    for job_id, spec, _ in change.keep
-                ),
-            )
+            self._update(change.keep, needs)
+            self._connect(change)
             for job_id in change.cancel:
                 self._move(job_id, JobEvent.CANCELLED, cause=CAUSE_REMOVED, ended_at=now)
         return change
+
+    def _insert(self, add: Sequence[tuple[JobSpec, int]], needs: Callable[[JobSpec], Requirements], now: float) -> None:
+        state = next_state(None, JobEvent.SUBMITTED).value
+        self._db.executemany(
+            "INSERT INTO jobs (command, line, position, identity, occurrence, state, submitted_at, cwd, gpus, "
+            "time_limit_s, retries, mem_bytes, stated_mem_bytes, prio, name, tags, gpu_model, env, git, shape) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (spec.command, spec.line, position, identity(spec), spec.occurrence, state, now, *_columns(needs(spec)))
+                for spec, position in add
+            ),
+        )
+
+    def _update(self, keep: Sequence[tuple[int, JobSpec, int]], needs: Callable[[JobSpec], Requirements]) -> None:
+        self._db.executemany(
+            "UPDATE jobs SET line = ?2, position = ?3 WHERE id = ?1 AND (line <> ?2 OR position <> ?3)",
+            ((job_id, spec.line, position) for job_id, spec, position in keep),
+        )
+        # a budget that has grown after an out-of-memory stays, unless another one is stated now
+        self._db.executemany(
+            "UPDATE jobs SET command = ?1, cwd = ?2, gpus = ?3, time_limit_s = ?4, retries = ?5, "
+            "mem_bytes = CASE WHEN stated_mem_bytes = ?7 THEN mem_bytes ELSE ?6 END, stated_mem_bytes = ?7, prio = ?8, "
+            "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, "
+            "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?14 END "
+            "WHERE id = ?15 AND state IN ('queued', 'held')",
+            ((spec.command, *_columns(needs(spec)), job_id) for job_id, spec, _ in keep),
+        )
+
+    def _connect(self, change: Change) -> None:
+        """Turn the references of new and waiting jobs into rows, and weigh these jobs."""
+        ids = self._ids_of(spec for spec, _ in change.add if spec.attributes.after)
+        wanting = [(ids[id(spec)], spec) for spec, _ in change.add if spec.attributes.after]
+        kept = {job_id: spec for job_id, spec, _ in change.keep}
+        had = [job_id for (job_id,) in self._db.execute("SELECT DISTINCT job_id FROM dependencies") if job_id in kept]
+        for job_id in {*had, *(job_id for job_id, spec in kept.items() if spec.attributes.after)}:
+            if self.job(job_id).state in ENDED_STATES or self.job(job_id).state is JobState.RUNNING:
+                continue
+            self._db.execute("DELETE FROM dependencies WHERE job_id = ?", (job_id,))
+            wanting.append((job_id, kept[job_id]))
+        if not wanting:
+            return
+        directory = Directory(
+            Known(job_id, name, tuple(tags.split(",")) if tags else ())
+            for job_id, name, tags in self._db.execute("SELECT id, name, tags FROM jobs")
+        )
+        for job_id, spec in wanting:
+            try:
+                groups = directory.resolve(job_id, spec.attributes.after)
+            except UnknownReference as error:
+                raise _unknown_reference(spec, error.ref, directory.names()) from None
+            self._db.executemany(
+                "INSERT INTO dependencies VALUES (?, ?, ?, ?)",
+                ((job_id, n, kind.value, up) for n, (kind, ups) in enumerate(groups) for up in ups),
+            )
+        self._refuse_cycles()
+        for job_id, _ in wanting:
+            self._weigh(job_id)
+
+    def _ids_of(self, specs: Iterable[JobSpec]) -> dict[int, int]:
+        query = "SELECT id FROM jobs WHERE identity = ? AND occurrence = ?"
+        return {id(s): self._db.execute(query, (identity(s), s.occurrence)).fetchone()[0] for s in specs}
+
+    def _refuse_cycles(self) -> None:
+        upstream: dict[int, list[int]] = {}
+        for job_id, up in self._db.execute("SELECT job_id, upstream_id FROM dependencies"):
+            upstream.setdefault(job_id, []).append(up)
+        circle = find_cycle(upstream)
+        if circle:
+            lines = [str(self.job(job_id).line) for job_id in circle]
+            raise GpuschedError(
+                "jobs wait for each other in a circle: line " + " waits for line ".join([*lines, lines[0]]),
+                hint="take one after= out; nothing of this list was taken",
+            )
+
+    # ---- dependencies ----
+
+    def _weigh(self, job_id: int) -> None:
+        """Say of a job whether those that it waits for let it start; cancel, hold or free it accordingly."""
+        row = self._db.execute("SELECT state, cause, blocked FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        state, cause = JobState(row[0]), row[1]
+        stopped = cause == CAUSE_DEPENDENCY and state in (JobState.CANCELLED, JobState.HELD)
+        if state is not JobState.QUEUED and not stopped:
+            return
+        found = readiness(self._upstream(job_id))
+        if found is Readiness.IMPOSSIBLE:
+            if state is JobState.QUEUED:
+                event = JobEvent.HELD if self.meta("on_dep_fail") == "hold" else JobEvent.CANCELLED
+                ended_at = None if event is JobEvent.HELD else time.time()
+                self._move(job_id, event, cause=CAUSE_DEPENDENCY, ended_at=ended_at)
+            return
+        if stopped and state is JobState.HELD:
+            self._move(job_id, JobEvent.RELEASED, cause="")
+        elif stopped:
+            self._requeue(job_id)
+        blocked = found is Readiness.WAITING
+        if blocked != bool(row[2]):
+            self._db.execute("UPDATE jobs SET blocked = ? WHERE id = ?", (blocked, job_id))
+
+    def _upstream(self, job_id: int) -> list[tuple[DependencyKind, list[JobState]]]:
+        groups: dict[int, tuple[DependencyKind, list[JobState]]] = {}
+        query = (
+            "SELECT d.grp, d.kind, j.state FROM dependencies d JOIN jobs j ON j.id = d.upstream_id WHERE d.job_id = ?"
+        )
+        for number, kind, state in self._db.execute(query, (job_id,)):
+            groups.setdefault(number, (DependencyKind(kind), []))[1].append(JobState(state))
+        return list(groups.values())
+
+    def upstream(self, job_id: int) -> list[tuple[str, JobRow]]:
+        """What a job waits for: kind and job, in the order in which it names them."""
+        query = "SELECT kind, upstream_id FROM dependencies WHERE job_id = ? ORDER BY grp, upstream_id"
+        return [(kind, self.job(up)) for kind, up in self._db.execute(query, (job_id,)).fetchall()]
+
+    def _ripple(self, job_id: int) -> None:
+        """Weigh every job that waits for this one, and those that wait for them, without recursion."""
+        self._changed.append(job_id)
+        if len(self._changed) > 1:
+            return  # whoever is at it comes to it
+        query = "SELECT DISTINCT job_id FROM dependencies WHERE upstream_id = ?"
+        try:
+            while self._changed:
+                for (dependant,) in self._db.execute(query, (self._changed[0],)).fetchall():
+                    self._weigh(dependant)
+                self._changed.popleft()
+        finally:
+            self._changed.clear()
 
     def _held(self, where: str, values: tuple[object, ...]) -> Iterator[Held]:
         query = f"SELECT id, identity, occurrence, state, cause FROM jobs {where}"
@@ -263,27 +378,47 @@ class Store:
         row = self._db.execute("SELECT state, line FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
-        state = next_state(JobState(row[0]), event, f"job {job_id}, line {row[1]}")
+        before = JobState(row[0])
+        state = next_state(before, event, f"job {job_id}, line {row[1]}")
         more = "".join(f", {name} = ?" for name in columns)
         self._db.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
+        if (state in ENDED_STATES) != (before in ENDED_STATES):
+            self._ripple(job_id)
         return state
 
     def _requeue(self, job_id: int) -> None:
-        fresh = {"tries": 0, "losses": 0, "not_before": 0.0, "avoid": "", "above_bytes": 0}
+        job = self.job(job_id)
+        shape = shape_text(job.gpus, job.mem_bytes, job.gpu_model, 0, job.tags)
+        fresh = {"tries": 0, "losses": 0, "not_before": 0.0, "avoid": "", "above_bytes": 0, "shape": shape}
         self._move(job_id, JobEvent.REQUEUED, cause="", ended_at=None, cancel_requested_at=None, **fresh)
+        self._weigh(job_id)
 
     # ---- what a dispatcher does ----
 
     def head(self, now: float, limit: int) -> list[JobRow]:
-        """The first waiting jobs that may start by their own time: `limit` GPU jobs and `limit` CPU jobs."""
-        rows: list[JobRow] = []
-        for cpu in (0, 1):
-            query = (
-                f"SELECT {_JOB} FROM jobs WHERE state = 'queued' AND (gpus = 0) = ? AND not_before <= ? "
-                "ORDER BY position LIMIT ?"
-            )
-            rows += [_job(row) for row in self._db.execute(query, (cpu, now, limit))]
-        return rows
+        """The first waiting jobs of each shape that may start by their own time, in the order in which they start.
+
+        `limit` is for each shape; where there are many shapes, fewer of each come.
+        """
+        shapes = self._shapes()
+        page = min(limit, max(PAGE_MIN, PAGE_SUM // max(1, len(shapes))))
+        query = (
+            f"SELECT {_JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 AND shape = ? AND not_before <= ? "
+            "ORDER BY prio DESC, position LIMIT ?"
+        )
+        rows = [_job(row) for shape in shapes for row in self._db.execute(query, (shape, now, page))]
+        return sorted(rows, key=lambda row: (-row.prio, row.position)) if len(shapes) > 1 else rows
+
+    def _shapes(self) -> list[str]:
+        """The shapes of waiting jobs, found by leaps over the index."""
+        query = (
+            "WITH RECURSIVE leap (shape) AS ("
+            "SELECT min(shape) FROM jobs WHERE state = 'queued' AND blocked = 0 UNION ALL "
+            "SELECT (SELECT min(shape) FROM jobs WHERE state = 'queued' AND blocked = 0 AND shape > leap.shape) "
+            f"FROM leap WHERE leap.shape IS NOT NULL LIMIT {SHAPES_MAX + 1}) "
+            "SELECT shape FROM leap WHERE shape IS NOT NULL"
+        )
+        return [shape for (shape,) in self._db.execute(query)]
 
     def next_not_before(self, now: float) -> float | None:
         """When the next job that backs off may start."""
@@ -323,14 +458,18 @@ class Store:
         progress: str = "",
         avoid: frozenset[str] = frozenset(),
         above_bytes: int = 0,
+        mem_bytes: int | None = None,
         now: float,
     ) -> JobState:
-        """Close an open attempt with its outcome, and move its job as the verdict says."""
+        """Close an open attempt with its outcome, and move its job as the verdict says.
+
+        `mem_bytes` is the budget of the next attempt, if it is another one.
+        """
         with self.transaction():
             self._db.execute(
                 "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
                 "samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, energy_j = ?, "
-                "max_rss_bytes = ?, cpu_s = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+                "peak_device_bytes = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     ended_at,
                     outcome.kind.value,
@@ -343,6 +482,7 @@ class Store:
                     usage.mean_memory_bytes,
                     usage.mean_utilisation,
                     usage.energy_j,
+                    usage.peak_device_bytes,
                     max_rss_bytes,
                     cpu_s,
                     progress,
@@ -352,6 +492,8 @@ class Store:
             )
             if verdict.event is JobEvent.SUCCEEDED:
                 return self._move(job_id, verdict.event, cause="", ended_at=ended_at, tries=verdict.tries)
+            job = self.job(job_id)
+            budget = job.mem_bytes if mem_bytes is None else mem_bytes
             ends = verdict.event in (JobEvent.FAILED, JobEvent.CANCELLED)
             return self._move(
                 job_id,
@@ -363,6 +505,8 @@ class Store:
                 not_before=now + verdict.delay_s if verdict.delay_s else 0.0,
                 avoid=",".join(sorted(avoid)),
                 above_bytes=above_bytes,
+                mem_bytes=budget,
+                shape=shape_text(job.gpus, budget, job.gpu_model, above_bytes, job.tags),
             )
 
     def blame_shutdown(self, since: float) -> list[int]:
@@ -387,13 +531,14 @@ class Store:
         with self.transaction():
             self._db.execute(
                 "UPDATE attempts SET samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, "
-                "energy_j = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+                "energy_j = ?, peak_device_bytes = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     usage.samples,
                     usage.peak_memory_bytes,
                     usage.mean_memory_bytes,
                     usage.mean_utilisation,
                     usage.energy_j,
+                    usage.peak_device_bytes,
                     progress,
                     job_id,
                     number,
@@ -511,10 +656,46 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
+def _columns(needs: Requirements) -> tuple[object, ...]:
+    """The columns of a job that its requirements fill, in the order of the statements above."""
+    env = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env])
+    return (
+        needs.cwd,
+        needs.gpus,
+        needs.time_limit_s,
+        needs.retries,
+        needs.mem_bytes,
+        needs.mem_bytes,
+        needs.prio,
+        needs.name,
+        ",".join(needs.tags),
+        needs.gpu_model,
+        env,
+        needs.git,
+        needs.shape,
+    )
+
+
+def _unknown_reference(spec: JobSpec, ref: str, names: Sequence[str]) -> GpuschedError:
+    nearest = difflib.get_close_matches(ref, names, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean {nearest[0]}?"
+        if nearest
+        else "a job bears name=…, or several bear tag=…; ids are those of `status`"
+    )
+    return GpuschedError(f"there is no job or tag {ref!r} to wait for", where=f"line {spec.line}", hint=hint)
+
+
 def _job(row: tuple) -> JobRow:  # type: ignore[type-arg]
     fields = list(row)
     fields[4] = JobState(row[4])
     fields[17] = frozenset(row[17].split(",")) if row[17] else frozenset()
+    fields[23] = tuple(row[23].split(",")) if row[23] else ()
+    if row[25] != "[]":
+        fields[25] = tuple((a.encode("latin-1"), b.encode("latin-1")) for a, b in json.loads(row[25]))
+    else:
+        fields[25] = ()
+    fields[26] = bool(row[26])
     return JobRow(*fields)
 
 
@@ -531,10 +712,10 @@ def _attempt(row: tuple) -> AttemptRow:  # type: ignore[type-arg]
         log=row[9],
         error_log=row[10],
         devices=tuple(DeviceUse(*item) for item in json.loads(row[11])),
-        usage=Usage(*row[12:17]),
-        max_rss_bytes=row[17],
-        cpu_s=row[18],
-        progress=row[19],
+        usage=Usage(*row[12:18]),
+        max_rss_bytes=row[18],
+        cpu_s=row[19],
+        progress=row[20],
     )
 
 
