@@ -34,6 +34,7 @@ CREATE TABLE jobs (
 -- The head of the queue, GPU jobs and CPU jobs apart, at the same cost for a hundred waiting jobs and for a million.
 CREATE INDEX jobs_waiting ON jobs ((gpus = 0), position) WHERE state = 'queued';
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 
 CREATE TABLE counts (
     state TEXT PRIMARY KEY,
