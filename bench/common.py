@@ -44,10 +44,13 @@ class Row:
     at_least: float | None = None
     at_most: float | None = None
     of_ratio: bool = False  # the limits are of the ratio to the reference, not of the value
+    paired: float | None = None  # the ratio, where it comes of rounds that stood side by side
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
+        if self.paired is not None:
+            return self.paired
         return self.value / self.reference if self.reference and self.value is not None else None
 
     @property
@@ -80,6 +83,11 @@ def interleaved(
             os.sync()  # nobody pays for what another one left in memory
             found[name].append(contestants[name](directory))
     return found
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' own ratios: what disturbs a round disturbs both of its sides."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -178,7 +186,7 @@ class Box:
                     if attempt.outcome is not None and not attempt.outcome.ok:
                         raise Unusable(f"job {job.id} ended with {attempt.outcome}")
                     found.append((attempt.started_at, attempt.ended_at))
-        return sorted(found)
+        return sorted(found, key=lambda attempt: attempt[0])
 
     @contextmanager
     def running(self, lines: Sequence[str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -246,4 +254,16 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-__all__ = ["MIB", "ROOT", "SHELL", "Box", "Row", "Unusable", "interleaved", "median", "script", "spread"]
+__all__ = [
+    "MIB",
+    "ROOT",
+    "SHELL",
+    "Box",
+    "Row",
+    "Unusable",
+    "interleaved",
+    "median",
+    "paired_ratio",
+    "script",
+    "spread",
+]

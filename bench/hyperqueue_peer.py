@@ -5,7 +5,6 @@ A server and a worker in this process; every job writes its stdout and stderr to
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -28,8 +27,7 @@ def main(jobs: int, at_once: int, directory: str, command: str) -> None:
         job.program(["bash", "-o", "pipefail", "-c", command])
     client = cluster.client()
     began = time.time()
-    with contextlib.redirect_stderr(None):
-        done = client.wait_for_jobs([client.submit(job)], raise_on_error=False)
+    done = client.wait_for_jobs([client.submit(job)], raise_on_error=False)
     # it tells the end once a second only: the newest file knows better
     files = list(os.scandir(place / "files"))
     ended = max(entry.stat().st_ctime for entry in files)

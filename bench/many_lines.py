@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import MIB, Box, Row, Unusable, interleaved, median, peak_bytes, spread
+from bench.common import MIB, Box, Row, Unusable, interleaved, median, paired_ratio, peak_bytes, spread
 from gpusched.core.model import JobState
 
 AT_ONCE = 8
@@ -76,7 +76,7 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
         tell,
     )
     small, large = found[f"{few} lines"], found[f"{many} lines"]
-    rate, reference = median(h.rate for h in large), median(h.rate for h in small)
+    rates, references = [h.rate for h in large], [h.rate for h in small]
     first = f"{few} lines"
     return [
         Row(
@@ -97,12 +97,13 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
         ),
         Row(
             f"{many:,} lines: rate of the first {jobs:,}",
-            rate,
+            median(rates),
             "jobs/s",
             first,
-            reference,
+            median(references),
             0.8,
             of_ratio=True,
-            note=f"{spread([h.rate for h in large])}; {first}: {spread([h.rate for h in small])}",
+            paired=paired_ratio(rates, references),
+            note=f"{spread(rates)}; {first}: {spread(references)}" if rounds > 1 else "",
         ),
     ]

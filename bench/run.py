@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def measure(name: str, place: Path, quick: bool, tell: Callable[[str], None]) ->
     try:
         rows: list[Row] = module.measure(place / name, quick, lambda text: tell(f"{name}: {text}"))
         return rows
-    except (Unusable, OSError) as error:
+    except (Unusable, OSError, subprocess.SubprocessError) as error:
         return [Row(f"{name}: not measured", None, "", note=str(error).partition("\n")[0])]
 
 

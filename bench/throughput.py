@@ -12,7 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import ROOT, SHELL, Box, Row, Unusable, clean_environment, interleaved, median, script, spread
+from bench.common import (
+    ROOT,
+    SHELL,
+    Box,
+    Row,
+    Unusable,
+    clean_environment,
+    interleaved,
+    median,
+    paired_ratio,
+    script,
+    spread,
+)
 
 COMMAND = "true"
 AT_ONCE = 8
@@ -127,30 +139,31 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
     if shutil.which("tsp"):
         contestants["task-spooler"] = lambda directory: spooler(directory, jobs // SLOW_PEER_SHARE)
     found = interleaved(place, rounds, contestants, tell)
-    working = {name: median(r.working for r in rates) for name, rates in found.items()}
-    whole = {name: median(r.whole for r in rates) for name, rates in found.items()}
-    note = spread([r.working for r in found["gpusched"]])
-    noise = spread([r.working for r in found["bare loop"]])
-    ours, base = working["gpusched"], working["bare loop"]
+    working = {name: [r.working for r in rates] for name, rates in found.items()}
+    whole = {name: [r.whole for r in rates] for name, rates in found.items()}
+    note = " ".join(f"{name}: {spread(working[name])};" for name in ("gpusched", "bare loop")) if rounds > 1 else ""
     rows = [
-        Row(
-            f"{jobs} × true, first start to last end", ours, "jobs/s", "bare loop", base, 0.5, of_ratio=True, note=note
-        ),
-        Row(
-            "the same, whole life of the program",
-            whole["gpusched"],
-            "jobs/s",
-            "bare loop",
-            whole["bare loop"],
-            0.5,
-            of_ratio=True,
-            note=f"bare loop: {noise}" if noise else "",
-        ),
+        _row(f"{jobs} × true, first start to last end", working, "bare loop", 0.5, note),
+        _row("the same, whole life of the program", whole, "bare loop", 0.5),
     ]
     for name, must_beat in (("parallel --joblog", True), ("HyperQueue", True), ("task-spooler", False)):
         if name in found:
-            limit = 1.0 if must_beat else None
-            rows.append(Row(f"against {name}", ours, "jobs/s", name, working[name], limit, of_ratio=True))
+            rows.append(_row(f"against {name}", working, name, 1.0 if must_beat else None))
         else:
-            rows.append(Row(f"against {name}", ours, "jobs/s", "not installed"))
+            rows.append(Row(f"against {name}", median(working["gpusched"]), "jobs/s", "not installed"))
     return rows
+
+
+def _row(name: str, rates: dict[str, list[float]], other: str, at_least: float | None, note: str = "") -> Row:
+    ours, theirs = rates["gpusched"], rates[other]
+    return Row(
+        name,
+        median(ours),
+        "jobs/s",
+        other,
+        median(theirs),
+        at_least,
+        of_ratio=True,
+        paired=paired_ratio(ours, theirs),
+        note=note,
+    )

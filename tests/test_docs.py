@@ -1,15 +1,17 @@
 """The docs are compared with the program: what stands there exists, and what exists stands there.
 
-`GPUSCHED_BLESS=1` (`make bless`) rewrites the generated blocks of docs/reference.md.
+`GPUSCHED_BLESS=1` (`make bless`) rewrites the generated blocks of the pages in docs/.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +21,14 @@ import pytest
 from gpusched import errors
 from gpusched.cli import main as front
 from gpusched.config import NOT_SETTINGS, SETTINGS
+from gpusched.core import lifecycle, outcome
+from gpusched.core.availability import DeviceState
+from gpusched.core.documents import job_document, metrics_head, parse_progress
+from gpusched.core.lifecycle import TRANSITIONS, Verdict, judge
+from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind
+from tests.test_architecture import MODULES, TABLE, TREES
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference.md"
 WIDTH = 100
 EXIT_CODES = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
 
@@ -82,24 +89,119 @@ def prose(paragraph: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
+def table(head: str, rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table below the words of `head`, with what Markdown would read as its own made plain."""
+    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
+    for row in rows:
+        cells = (re.sub(r"(?<!\\)\|", r"\|", cell).replace("<", "&lt;").replace(">", "&gt;") for cell in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
 def settings_block() -> str:
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows = []
     for setting in SETTINGS.values():
         value = f" {setting.metavar}" if setting.metavar else " true or false"
-        cells = (f"`{setting.name}`:{value}", setting.default_text(), setting.help)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
-    return "\n".join([*rows, ""])
+        rows.append((f"`{setting.name}`:{value}", setting.default_text(), setting.help))
+    return table("setting | default | meaning", rows)
 
 
-def blocks() -> dict[str, str]:
-    return {"commands": "\n".join(map(command_block, front.COMMANDS)), "settings": settings_block()}
+def rooms_block() -> str:
+    """Every module with the first sentence that it says of itself."""
+    parts = []
+    for room, names in rooms().items():
+        rows = []
+        for name in names:
+            sentence = re.split(r"(?<=[.!?])\s", (ast.get_docstring(TREES[name]) or "").strip(), maxsplit=1)[0]
+            rows.append((f"`{MODULES[name].relative_to(ROOT)}`", " ".join(sentence.split())))
+        parts.append(f"### {room}\n\n" + table("file | what it is for", rows))
+    return "\n".join(parts)
+
+
+def rooms() -> dict[str, list[str]]:
+    """The folders of the house, each with its modules."""
+    found: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            found.setdefault(f"{path.parent.relative_to(ROOT)}/", []).append(name)
+    return found
+
+
+def arrows_block() -> str:
+    def words(patterns: tuple[str, ...]) -> str:
+        return ", ".join("anything" if p == "*" else f"`{p}`" for p in patterns) or "-"
+
+    rows = [(f"`{row.module or 'gpusched'}`", words(row.inside), words(row.beyond)) for row in TABLE]
+    return table("module | may import, inside gpusched | beyond the standard library", rows)
+
+
+def states_block() -> str:
+    rows = [
+        (f"`{old.value}`" if old else "-", event.value, f"`{new.value}`") for (old, event), new in TRANSITIONS.items()
+    ]
+    return table("from | event | to", rows)
+
+
+ENDS = (
+    ("exit 0", Outcome(OutcomeKind.EXITED, exit_code=0)),
+    ("any other exit code", Outcome(OutcomeKind.EXITED, exit_code=1)),
+    ("a signal", Outcome(OutcomeKind.SIGNALLED, signal=11)),
+    ("the time limit", Outcome(OutcomeKind.TIMED_OUT)),
+    ("`gpu_oom`, `host_oom`", Outcome(OutcomeKind.EXITED, exit_code=1, cause="gpu_oom")),
+    ("`gpu_busy`, `gpu_lost`", Outcome(OutcomeKind.EXITED, exit_code=1, cause="gpu_busy")),
+    ("lost: its shepherd was killed, or the box went down", Outcome(OutcomeKind.LOST)),
+    ("not started: its shepherd was killed first", Outcome(OutcomeKind.NOT_STARTED)),
+    ("not started: the dispatcher was killed first", Outcome(OutcomeKind.NOT_STARTED, cause="dispatcher_gone")),
+    ("not started: `disk_full`", Outcome(OutcomeKind.NOT_STARTED, cause="disk_full")),
+    (
+        "not started: `bad_command` (no such working directory or shell)",
+        Outcome(OutcomeKind.NOT_STARTED, cause="bad_command"),
+    ),
+    ("interrupted: by TERM, by the second Ctrl-C, by `stop --now`", Outcome(OutcomeKind.INTERRUPTED)),
+    ("cancelled", Outcome(OutcomeKind.CANCELLED)),
+)
+
+
+def judgement_block() -> str:
+    """What judge() makes of the first such end of a job that has one retry, and of the first that is final."""
+    rows = []
+    for words, end in ENDS:
+        first = judge(end, retries=1, tries=0, losses=0, cancel_asked=False)
+        last = judge(end, retries=1, tries=1, losses=3, cancel_asked=False)
+        rows.append(
+            (words, becomes(first), spends(first), becomes(last) if last.event is not first.event else "the same")
+        )
+    return table("it ended by | the job is then | spends | after one try and three losses", rows)
+
+
+def becomes(verdict: Verdict) -> str:
+    state = TRANSITIONS[JobState.RUNNING, verdict.event].value
+    return f"`{state}`" + (f", after {verdict.delay_s:g} s" if verdict.delay_s else "")
+
+
+def spends(verdict: Verdict) -> str:
+    return "a try" if verdict.tries else "a loss" if verdict.losses else "nothing"
+
+
+BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/reference.md": {
+        "commands": lambda: "\n".join(map(command_block, front.COMMANDS)),
+        "settings": settings_block,
+    },
+    "docs/architecture.md": {
+        "rooms": rooms_block,
+        "arrows": arrows_block,
+        "states": states_block,
+        "judgement": judgement_block,
+    },
+}
 
 
 # ---- what the docs say -----------------------------------------------------------------------------
 
 
 def pages() -> dict[str, str]:
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in found if path.exists()}
 
 
@@ -109,16 +211,19 @@ def mentions(word: str) -> bool:
     return any(whole.search(text) for text in pages().values())
 
 
-def test_the_generated_blocks_are_those_of_this_program() -> None:
-    text = new = REFERENCE.read_text("utf-8")
-    for name, block in blocks().items():
+@pytest.mark.parametrize("page", BLOCKS)
+def test_the_generated_blocks_are_those_of_this_program(page: str) -> None:
+    path = ROOT / page
+    text = new = path.read_text("utf-8")
+    for name, make in BLOCKS[page].items():
         mark = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert mark.search(text), f"docs/reference.md has no block {name}"
+        assert mark.search(text), f"{page} has no block {name}"
+        block = make()
         new = mark.sub(lambda m, block=block: f"{m[1]}\n{block}\n{m[2]}", new)  # type: ignore[misc]
     if os.environ.get("GPUSCHED_BLESS"):
-        REFERENCE.write_text(new, "utf-8")
+        path.write_text(new, "utf-8")
     else:
-        assert text == new, "docs/reference.md is old: run 'make bless' and look at what it changes"
+        assert text == new, f"{page} is old: run 'make bless' and look at what it changes"
 
 
 @pytest.mark.parametrize("name", front.COMMANDS)
@@ -141,12 +246,74 @@ def test_every_variable_that_a_job_gets_is_in_the_docs(name: str) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/reference.md"])
 def test_every_exit_code_is_in_the_tables_and_no_other(page: str) -> None:
     assert page in pages(), f"there is no {page}"
-    section = re.search(
-        r"^#+ Exit codes\n(.*?)(?=^#|\Z)", pages()[page], re.DOTALL | re.MULTILINE | re.IGNORECASE
-    )
+    section = re.search(r"^#+ Exit codes\n(.*?)(?=^#|\Z)", pages()[page], re.DOTALL | re.MULTILINE | re.IGNORECASE)
     assert section is not None, f"{page} has no section 'Exit codes'"
     codes = re.findall(r"^\| *`?(\d+)`? *\|", section[1], re.MULTILINE)
     assert sorted(map(int, codes)) == sorted(EXIT_CODES.values())
+
+
+# ---- tables of the docs against the code -----------------------------------------------------------
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """The words in code marks in the first column of the tables of a section."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", pages()[page], re.DOTALL | re.MULTILINE)
+    assert found is not None, f"{page} has no section {heading!r}"
+    cells = re.findall(r"^\|((?:[^|\n]|\\\|)*)\|", found[2], re.MULTILINE)
+    return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_field_of_the_metrics_is_in_the_docs_and_no_other() -> None:
+    zeros = dict.fromkeys(("total_wait_time", "started_jobs", "total_job_time", "total_runtime", "start_time"), 0.0)
+    head = metrics_head(dict.fromkeys(JobState, 0), 0, zeros, 0.0)
+    job = JobRow(1, b"x", 1, b"/", JobState.QUEUED, "", 1, None, 0, 0, 0, 0, 0.0, 0.0, None, None, None)
+    attempt = AttemptRow(1, 1, 0.0, None, None, "log", "", (DeviceUse("GPU-1", 0),))
+    row = job_document(job, [attempt], "/q")
+    devices = {"uuid", "index", "name", "total_bytes", "state", "why"}
+    assert first_cells("docs/reference.md", "The metrics") == {*head, *row, *devices, "devices", "jobs"}
+
+
+def test_every_outcome_and_cause_is_in_the_docs() -> None:
+    told = first_cells("docs/reference.md", "How an attempt ends")
+    causes = {*outcome._CAUSE_WORDS, *lifecycle.FREE_CAUSES, *lifecycle.NO_FAULT_CAUSES}
+    assert told == {kind.value for kind in OutcomeKind} | causes
+
+
+def test_every_state_of_a_device_is_in_the_docs() -> None:
+    told = first_cells("docs/architecture.md", "The states of a device")
+    assert told == {state.value for state in DeviceState}
+
+
+def test_every_key_of_a_progress_file_is_in_the_docs() -> None:
+    text = pages()["docs/reference.md"]
+    example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    shown = json.loads(example[1])
+    assert parse_progress(example[1]) == shown
+    assert set(shown) == {"done", "total", "unit", "ready", "message"}
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    broken = []
+    for page, text in pages().items():
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            aim = (ROOT / page).parent / path if path else ROOT / page
+            if not aim.exists() or (anchor and anchor not in anchors(aim.read_text("utf-8"))):
+                broken.append(f"{page}: {target}")
+    assert broken == []
+
+
+def anchors(text: str) -> set[str]:
+    """The names that headings get when they are shown as a page."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# ---- commands that the docs show ------------------------------------------------------------------
 
 
 def shown_calls(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -170,9 +337,7 @@ def test_what_the_docs_tell_people_to_type_exists() -> None:
         for verb, flags in shown_calls(text):
             if verb.startswith("-"):
                 continue
-            known = (
-                {n for option in options(verb) for n in names(option)} if verb in front.COMMANDS else set()
-            )
+            known = {n for option in options(verb) for n in names(option)} if verb in front.COMMANDS else set()
             known |= {"-h", "--help"}
             wrong += [f"{page}: gpusched {verb}"] if verb not in front.COMMANDS else []
             wrong += [f"{page}: gpusched {verb} {flag}" for flag in flags if flag not in known]

@@ -189,7 +189,7 @@ def _page(found: list[Found]) -> list[Line]:
         if each.board is None and d.word == "free":
             d = replace(d, word="free now")
         mine = each.item.job_id is not None or each.item.view.held
-        if each.holder is not None and not mine and d.tone in ("good", "wait"):
+        if each.holder is not None and not mine and (d.word == "claimed" or d.tone in ("good", "wait")):
             d = replace(d, word="claimed", detail="", tone="busy")
         shown.append(replace(d, claimed=_claim_text(each.holder, now)))
     lines = pages.device_table(shown, full=True)

@@ -160,12 +160,16 @@ def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, settings: 
     limits = Limits(settings.gpus_at_once, settings.cpu_jobs)
     plan = make_plan(Snapshot(0.0, limits, box.views, jobs, tuple(attempts)))
     labels = {view.uuid: view.label for view in box.views}
-    told = {job_id: f"waits: {reason.text}" for job_id, reason in plan.reasons.items()}
+    told = {job_id: _waits(reason.text) for job_id, reason in plan.reasons.items()}
     for action in plan.actions:
         if isinstance(action, Claim | Start):
             where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
             told[action.job_id] = f"starts on {where}"
     return [(entry, told[entry.job_id]) for entry in waiting if entry.job_id in told and box.error is None]
+
+
+def _waits(text: str) -> str:
+    return text if text.startswith("waits") else f"waits: {text}"
 
 
 # ---- telling ---------------------------------------------------------------------------------------

@@ -105,6 +105,13 @@ class Sight:
     ended: bool
     fields: Mapping[str, str]  # of its mark or record
 
+    @property
+    def word(self) -> str:
+        """What it does while there is no dispatcher, after "it"."""
+        if self.alive:
+            return "goes on by itself"
+        return "has ended; the next dispatcher notes how" if self.ended else "is not seen running any more"
+
 
 def look(place: QueueDir, job_id: int, number: int) -> Sight:
     from gpusched.host import attemptdir, locks

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -91,10 +92,12 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
     head = facts.head(place, store, by, now, place.name)
     board = by.board
     devices = [report.device_line(item, board.max_checks) for item in board.devices] if board is not None else []
-    running = [
-        (report.running_line(view, now), facts.last_log_line(place, view.attempt))
-        for view in facts.running_views(place, store)
-    ]
+    running = []
+    for view in facts.running_views(place, store):
+        shown = report.running_line(view, now)
+        if not by.alive:
+            shown = replace(shown, mark=facts.look(place, view.job.id, view.attempt.number).word)
+        running.append((shown, facts.last_log_line(place, view.attempt)))
     reasons = facts.reasons(store, by, now)
     waiting = list(islice(store.jobs([JobState.QUEUED]), pages.SHOWN_JOBS))
     failed: list[tuple[JobRow, AttemptRow | None]] = []
@@ -175,7 +178,7 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
         return ["it is held"]
     if row.state is JobState.QUEUED:
         _, why = facts.reasons(store, by, scene.now, until=row.id).get(row.id, ("", ""))
-        return goes_on or [f"waits: {why.removeprefix('waits ')}"]
+        return goes_on or [f"why   {why}"]
     if row.state is not JobState.RUNNING:
         return []
     sight = facts.look(place, row.id, row.attempts)
@@ -184,12 +187,8 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
         from gpusched.views.report import leftover_text
 
         texts.append(f"its command has ended, but left {leftover_text(sight.fields['leftovers'])}")
-    if sight.ended:
-        texts.append("it has ended; the next dispatcher notes how")
-    elif not by.alive and sight.alive:
-        texts.append("it goes on by itself")
-    elif not sight.alive and not by.alive:
-        texts.append("nothing of it is seen any more; the next dispatcher decides what becomes of it")
+    if not by.alive:
+        texts.append(f"it {sight.word}")
     attempts = store.attempts(row.id)
     tail = facts.last_log_line(place, attempts[-1]) if attempts else ""
     return [*texts, *([f"last line: {tail}"] if tail else []), *goes_on]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from gpusched.config import Settings
 from gpusched.core import selection
 from gpusched.core.availability import Criteria
+from gpusched.core.findings import render_findings
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobRow, JobState, Reading
 from gpusched.core.plan import make_plan
@@ -42,7 +43,7 @@ from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import DiskFull, Store
-from gpusched.submit import Rules, refusal, submit
+from gpusched.submit import Rules, submit
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -337,7 +338,8 @@ class Dispatcher:
             while (batch := self.feed.poll(now)) is not None:
                 if batch.jobs.errors:
                     self.refused_lines += len(batch.jobs.errors)
-                    self.reporter.tell("error", str(refusal(batch.jobs.errors, "input")))
+                    lines = render_findings(batch.jobs.errors, "standard input")
+                    self.reporter.tell("error", f"left out, for it cannot be right (the other lines run):\n{lines}")
                 change = submit(
                     self.store,
                     batch.jobs.specs,
@@ -447,8 +449,7 @@ class Dispatcher:
 
     def _leave(self) -> None:
         now = self.clock()
-        if not self.quit:
-            self._write_metrics(now, every_job=True)
+        self._write_metrics(now, every_job=not self.quit)
         self.step("leaving")
         self.devices.release_all()
         self.attempts.close()

@@ -374,23 +374,41 @@ class Store:
 
     # ---- the one way to change a state ----
 
-    def _move(self, job_id: int, event: JobEvent, **columns: object) -> JobState:
+    def _move(self, job_id: int, event: JobEvent, expected: JobState | None = None, **columns: object) -> JobState:
+        """`expected` spares a question where the state is known; a job that is in another one is not changed by it."""
+        more = "".join(f", {name} = ?" for name in columns)
+        change = f"UPDATE jobs SET state = ?{more} WHERE id = ? AND state = ?"
+        if expected is not None:
+            state = next_state(expected, event, f"job {job_id}")
+            if self._db.execute(change, (state.value, *columns.values(), job_id, expected.value)).rowcount:
+                if state in ENDED_STATES:
+                    self._ripple(job_id)
+                return state
         row = self._db.execute("SELECT state, line FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
         before = JobState(row[0])
         state = next_state(before, event, f"job {job_id}, line {row[1]}")
-        more = "".join(f", {name} = ?" for name in columns)
-        self._db.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
+        self._db.execute(change, (state.value, *columns.values(), job_id, before.value))
         if (state in ENDED_STATES) != (before in ENDED_STATES):
             self._ripple(job_id)
         return state
 
     def _requeue(self, job_id: int) -> None:
         job = self.job(job_id)
-        shape = shape_text(job.gpus, job.mem_bytes, job.gpu_model, 0, job.tags)
-        fresh = {"tries": 0, "losses": 0, "not_before": 0.0, "avoid": "", "above_bytes": 0, "shape": shape}
-        self._move(job_id, JobEvent.REQUEUED, cause="", ended_at=None, cancel_requested_at=None, **fresh)
+        self._move(
+            job_id,
+            JobEvent.REQUEUED,
+            cause="",
+            ended_at=None,
+            cancel_requested_at=None,
+            tries=0,
+            losses=0,
+            not_before=0.0,
+            avoid="",
+            above_bytes=0,
+            shape=shape_text(job.gpus, job.mem_bytes, job.gpu_model, 0, job.tags),
+        )
         self._weigh(job_id)
 
     # ---- what a dispatcher does ----
@@ -422,7 +440,7 @@ class Store:
 
     def next_not_before(self, now: float) -> float | None:
         """When the next job that backs off may start."""
-        query = "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > ?"
+        query = "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 AND not_before > ?"
         value = self._db.execute(query, (now,)).fetchone()[0]
         return None if value is None else float(value)
 
@@ -437,7 +455,7 @@ class Store:
                 return None
             number = int(row[1]) + 1
             first = started_at if row[2] is None else row[2]
-            self._move(job_id, JobEvent.STARTED, attempts=number, first_started_at=first)
+            self._move(job_id, JobEvent.STARTED, JobState.QUEUED, attempts=number, first_started_at=first)
             self._db.execute(
                 "INSERT INTO attempts (job_id, number, started_at, log, error_log, devices) VALUES (?, ?, ?, ?, ?, ?)",
                 (job_id, number, started_at, log, error_log, _devices_text(devices)),
@@ -469,7 +487,8 @@ class Store:
             self._db.execute(
                 "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
                 "samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, energy_j = ?, "
-                "peak_device_bytes = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+                "peak_device_bytes = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? "
+                "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     ended_at,
                     outcome.kind.value,
@@ -491,7 +510,8 @@ class Store:
                 ),
             )
             if verdict.event is JobEvent.SUCCEEDED:
-                return self._move(job_id, verdict.event, cause="", ended_at=ended_at, tries=verdict.tries)
+                running, tries = JobState.RUNNING, verdict.tries
+                return self._move(job_id, verdict.event, running, cause="", ended_at=ended_at, tries=tries)
             job = self.job(job_id)
             budget = job.mem_bytes if mem_bytes is None else mem_bytes
             ends = verdict.event in (JobEvent.FAILED, JobEvent.CANCELLED)

@@ -104,9 +104,9 @@ class Area:
         elif size[0] < self._drawn_size[0]:
             self._make_room(size[0])
         self._live.update(Group(*(Text.assemble(*line.parts, no_wrap=True, overflow="crop") for line in lines)))
-        if above:
-            self._console.print(Group(*above))  # printing draws the area anew
-        else:
+        with self._console:  # one write for both
+            if above:
+                self._console.print(Group(*above))
             self._live.refresh()
         self._shown, self._drawn_size = lines, size
 

@@ -99,12 +99,13 @@ def _device_lines(devices: Sequence[DeviceLine], width: int, unicode: bool) -> L
 
 
 def _memory_shares(d: DeviceLine) -> list[tuple[float, str]]:
-    """Ours, then that of others."""
+    """Ours, then that of others; what the driver keeps for itself is too little to be seen."""
     if not d.total_bytes or d.used_bytes is None:
         return []
     others = d.used_bytes if d.foreign_bytes is None else min(d.foreign_bytes, d.used_bytes)
     ours = d.used_bytes - others
-    return [(ours / d.total_bytes, "cyan"), (others / d.total_bytes, "yellow" if d.tone == "busy" else "blue")]
+    shares = [(ours / d.total_bytes, "cyan"), (others / d.total_bytes, "yellow" if d.tone == "busy" else "blue")]
+    return [(share, style) for share, style in shares if share > 0.005]
 
 
 def _why(d: DeviceLine, room: int) -> str:

@@ -12,7 +12,7 @@ from gpusched.core.masking import clean
 from gpusched.core.model import Event
 
 LOUD = ("warning", "error")
-IMPORTANT = (*LOUD, "queue", "device")
+IMPORTANT = (*LOUD, "queue", "device")  # what a quiet run tells
 PENDING = 10_000  # lines kept for a reader that does not read; the dispatcher's log has them all
 PIECE_BYTES = 4096  # a pipe or terminal that is ready takes this much without making the writer wait
 

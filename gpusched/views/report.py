@@ -126,7 +126,7 @@ def device_line(item: BoardItem, max_checks: int, *, of_queue: str = "") -> Devi
         word=word,
         detail=clean(detail),
         tone="busy" if item.view.refused else _TONES.get(known.state, "bad"),
-        processes=process_texts(sample.processes if sample else ()),
+        processes=process_texts(sample.processes if sample and not sample.error else ()),
     )
 
 
