@@ -131,6 +131,14 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _tag_limits(text: str) -> str:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not re.fullmatch(r"[^\s=,]+=[1-9]\d*", word):
+            raise ValueError(f"TAG=N, comma-separated, N at least 1; {word!r} is not")
+    return ",".join(words)
+
+
 def _switch(text: str) -> bool:
     if text.lower() in {"true", "yes", "on", "1"}:
         return True
@@ -316,6 +324,49 @@ class Settings:
         is_path=True,
         shown_default="your own state directory",
     )
+    max_jobs_per_gpu: int = _row(
+        4, _whole(1), "Let at most N jobs that state their memory (mem=) share one GPU", metavar="N"
+    )
+    gpu_strategy: str = _choice(
+        "fill-first",
+        ("fill-first", "round-robin", "memory-aware"),
+        "Choose GPUs for jobs that state their memory: fill those in use, spread, or take the emptiest",
+    )
+    max_bypass: float = _row(
+        600.0,
+        _duration(zero=True),
+        "Let smaller jobs pass a larger one that waits for this long, then keep GPUs for it",
+        metavar="TIME",
+        shown_default="10m",
+    )
+    tag_max_gpus: str | None = _row(
+        None,
+        _tag_limits,
+        "Hold at most so many GPUs with the jobs of a tag: ablation=2,prep=1",
+        metavar="TAG=N,...",
+        shown_default="none",
+    )
+    max_fails: int | None = _row(
+        None, _whole(1), "Start nothing more once N jobs have failed", metavar="N", shown_default="none"
+    )
+    on_dep_fail: str = _choice(
+        "cancel",
+        ("cancel", "hold"),
+        "Cancel or hold a job when one that it depends on has failed",
+    )
+    idle_timeout: float | None = _row(
+        None,
+        _duration(zero=False),
+        "Report a job whose GPUs show no process of its own for this long",
+        metavar="TIME",
+        shown_default="none",
+    )
+    idle_action: str = _choice("report", ("report", "stop"), "Report an idle job only, or stop it")
+    snapshot: bool = _row(
+        False,
+        _switch,
+        "Run the jobs from a copy of the git work tree as it is now",
+    )
     settle_timeout: float = _row(
         30.0,
         _duration(zero=True),
@@ -334,6 +385,12 @@ class Settings:
     def gpus_at_once(self) -> int:
         """`max_gpus` with its default worked out."""
         return max(DEFAULT_MAX_GPUS, self.gpus_per_job) if self.max_gpus is None else self.max_gpus
+
+    @property
+    def tag_limits(self) -> dict[str, int]:
+        """`tag_max_gpus` by tag."""
+        words = (word.split("=") for word in (self.tag_max_gpus or "").split(",") if word)
+        return {tag: int(n) for tag, n in words}
 
     def to_json(self) -> str:
         """All values, for the dispatcher that works on the same queue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ from gpusched.core import jobfile
 from gpusched.core.findings import Finding, render_findings
 from gpusched.core.jobfile import JobFile
 from gpusched.core.model import JobSpec, Requirements
+from gpusched.core.plan import round_budget
 from gpusched.core.reconcile import Change
+from gpusched.core.snapshot import Limits
 from gpusched.errors import GpuschedError
 from gpusched.host.store import Store
 
@@ -25,9 +28,26 @@ class Rules:
     retry_failed: bool = False
 
     @property
-    def needs(self) -> Requirements:
+    def limits(self) -> Limits:
+        """How much of the box the queue takes."""
         s = self.settings
-        return Requirements(s.gpus_per_job, s.time_limit, s.retries, self.cwd)
+        return Limits(s.gpus_at_once, s.cpu_jobs, s.max_jobs_per_gpu, s.tag_limits, s.gpu_strategy, s.max_bypass)
+
+    def needs(self, spec: JobSpec) -> Requirements:
+        """What this job needs: what it says of itself, else what the options say."""
+        says, options = spec.attributes, self.settings
+        return Requirements(
+            gpus=options.gpus_per_job if says.gpus is None else says.gpus,
+            time_limit_s=options.time_limit if says.time_limit_s is None else says.time_limit_s,
+            retries=options.retries if says.retries is None else says.retries,
+            cwd=self.cwd if says.cwd is None else os.path.join(self.cwd, says.cwd),
+            mem_bytes=round_budget(says.mem_bytes or 0),
+            prio=says.prio,
+            name=says.name,
+            tags=says.tags,
+            gpu_model=says.gpu_model,
+            env=says.env,
+        )
 
 
 def read(data: bytes, rules: Rules, where: str) -> JobFile:

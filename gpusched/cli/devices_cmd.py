@@ -111,7 +111,7 @@ class _Box:
             found.update({item.device.uuid: (item, board, name) for item in board.devices})
         for board, name in boards:  # the queue that has a job on it, or holds it, knows best
             for item in board.devices:
-                if item.job_id is not None or item.view.held:
+                if item.job_ids or item.view.held:
                     found[item.device.uuid] = (item, board, name)
         rows = list(found.values())
         reading = self._read(needed=not rows or self.settings.simulate is not None)
@@ -188,7 +188,7 @@ def _page(found: list[Found]) -> list[Line]:
         d = report.device_line(each.item, checks, of_queue=each.queue)
         if each.board is None and d.word == "free":
             d = replace(d, word="free now")
-        mine = each.item.job_id is not None or each.item.view.held
+        mine = bool(each.item.job_ids) or each.item.view.held
         if each.holder is not None and not mine and (d.word == "claimed" or d.tone in ("good", "wait")):
             d = replace(d, word="claimed", detail="", tone="busy")
         shown.append(replace(d, claimed=_claim_text(each.holder, now)))
@@ -237,7 +237,7 @@ def _device_document(each: Found) -> dict[str, Any]:
         "checks": known.count if each.board is not None else None,
         "max_checks": each.board.max_checks if each.board is not None else None,
         "queue": each.queue or None,
-        "job": each.item.job_id,
+        "jobs": list(each.item.job_ids),
         "read_at": known.at or None,
         **_sample_document(sample, each.item.view.total_bytes),
         "claim": None

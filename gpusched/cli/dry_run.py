@@ -15,7 +15,7 @@ from gpusched.errors import EXIT_OK, GpuschedError
 if TYPE_CHECKING:
     from gpusched.config import Settings
     from gpusched.core.jobfile import JobFile
-    from gpusched.core.model import Attempt, Device
+    from gpusched.core.model import Attempt, Device, Requirements
     from gpusched.core.reconcile import Held
     from gpusched.core.snapshot import DeviceView
     from gpusched.host.queuedir import QueueDir
@@ -35,6 +35,7 @@ class Entry:
     what: str
     state: str  # that it would have
     command: bytes
+    needs: Requirements | None = None  # of a job that is in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: Rules, *, as_json: bool) -> i
         if store is not None:
             store.close()
     box = _box(rules.settings, {uuid for attempt in attempts for uuid in attempt.devices})
-    reasons = _reasons(entries, attempts, box, rules.settings)
+    reasons = _reasons(entries, attempts, box, rules)
     if as_json:
         print(json.dumps(_document(place, entries, box, reasons), indent=2))
     else:
@@ -82,11 +83,12 @@ def _entries(store: Store | None, jobs: JobFile, rules: Rules) -> list[Entry]:
     entries: list[tuple[int, Entry]] = []
     queued = JobState.QUEUED.value
     for n, (spec, position) in enumerate(change.add, len(rows) + 1):
-        entries.append((position, Entry(n, spec.line, "add", queued, spec.command)))
+        entries.append((position, Entry(n, spec.line, "add", queued, spec.command, rules.needs(spec))))
     for job_id, spec, position in change.keep:
         again = job_id in change.requeue
         state = queued if again else rows[job_id].state.value
-        entries.append((position, Entry(job_id, spec.line, "requeue" if again else "keep", state, spec.command)))
+        what = "requeue" if again else "keep"
+        entries.append((position, Entry(job_id, spec.line, what, state, spec.command, rules.needs(spec))))
     found = [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
     for job_id in change.cancel:
         row = rows[job_id]
@@ -149,16 +151,20 @@ def _box(settings: Settings, occupied: set[str]) -> Box:
     return Box(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
 
 
-def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, settings: Settings) -> list[tuple[Entry, str]]:
+def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rules) -> list[tuple[Entry, str]]:
     """What the first jobs would do, by the dispatcher's own plan."""
     from gpusched.core.model import Job
     from gpusched.core.plan import make_plan
-    from gpusched.core.snapshot import Claim, Limits, Snapshot, Start
+    from gpusched.core.snapshot import Claim, Snapshot, Start
 
-    waiting = [entry for entry in entries if entry.state == "queued"][:FIRST_JOBS]
-    jobs = tuple(Job(entry.job_id, settings.gpus_per_job) for entry in waiting)
-    limits = Limits(settings.gpus_at_once, settings.cpu_jobs)
-    plan = make_plan(Snapshot(0.0, limits, box.views, jobs, tuple(attempts)))
+    free = [e for e in entries if e.state == "queued" and e.needs is not None]
+    waiting = sorted(free, key=lambda e: -(e.needs.prio if e.needs else 0))[:FIRST_JOBS]
+    jobs = tuple(
+        Job(e.job_id, e.needs.gpus, mem_bytes=e.needs.mem_bytes, gpu_model=e.needs.gpu_model, tags=e.needs.tags)
+        for e in waiting
+        if e.needs is not None
+    )
+    plan = make_plan(Snapshot(0.0, rules.limits, box.views, jobs, tuple(attempts)))
     labels = {view.uuid: view.label for view in box.views}
     told = {job_id: _waits(reason.text) for job_id, reason in plan.reasons.items()}
     for action in plan.actions:

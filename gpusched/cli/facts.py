@@ -51,23 +51,28 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
     from gpusched.core.snapshot import Claim, Snapshot, Start
 
     rows = list(_head(store, until))
+    blocked = {row.id: ("dependency", _waits_for(store, row)) for row in rows if row.blocked}
     if by.board is None:
         who = f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
-        return {row.id: ("nobody", who if by.alive else "no dispatcher works on this queue") for row in rows}
+        nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
+        return {row.id: blocked.get(row.id, nobody) for row in rows}
     devices = tuple(item.view for item in by.board.devices)
     plan = make_plan(
         Snapshot(
             now=now,
             limits=by.board.limits,
             devices=devices,
-            waiting=tuple(row.waiting for row in rows),
+            waiting=tuple(row.waiting for row in rows if not row.blocked),
             attempts=_attempts(store),
             closed_to_starts=by.board.closed,
             gpus_closed=by.board.gpus_closed,
+            threshold_bytes=by.board.threshold_bytes,
+            max_checks=by.board.max_checks,
+            waited_since=by.board.waited_since,
         )
     )
     labels = {view.uuid: view.label for view in devices}
-    told = {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
+    told = blocked | {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
     for action in plan.actions:
         if isinstance(action, Claim | Start):
             where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
@@ -78,7 +83,7 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
 def _head(store: Store, until: int | None) -> Iterator[JobRow]:
     from gpusched.core.model import JobState
 
-    waiting = store.jobs([JobState.QUEUED])
+    waiting = store.jobs([JobState.QUEUED], by_start=True)
     if until is None:
         yield from islice(waiting, HEAD_LIMIT)
         return
@@ -91,7 +96,19 @@ def _head(store: Store, until: int | None) -> Iterator[JobRow]:
 def _attempts(store: Store) -> tuple[Any, ...]:
     from gpusched.core.model import Attempt
 
-    return tuple(Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running())
+    return tuple(
+        Attempt(job.id, row.number, tuple(d.uuid for d in row.devices), mem_bytes=job.mem_bytes, tags=job.tags)
+        for job, row in store.running()
+    )
+
+
+def _waits_for(store: Store, row: JobRow) -> str:
+    """The jobs that a blocked job depends on, and where they are."""
+    parts = []
+    for kind, job in store.upstream(row.id):
+        name = f" ({job.name})" if job.name else ""
+        parts.append(f"{kind} job {job.id}{name}, which is {job.state.value}")
+    return "waits: " + "; ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
 
 
 # ---- running attempts ------------------------------------------------------------------------------
@@ -206,5 +223,5 @@ def _device_document(item: BoardDevice, max_checks: int) -> dict[str, Any]:
         "why": item.view.refused or item.view.availability.why,
         "checks": item.view.availability.count,
         "max_checks": max_checks,
-        "job": item.job_id,
+        "jobs": list(item.job_ids),
     }

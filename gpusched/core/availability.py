@@ -180,6 +180,11 @@ def fold(
         settling_since = None
     elif occupied:
         state = DeviceState.RUNNING
+        if settling_since is not None:  # one of the jobs that share the device has left, its memory is not back yet
+            if sample.at - settling_since > settle_timeout_s or explained(device, sample, mine, criteria):
+                settling_since = None
+            else:
+                count = before.count
     elif never_used(device):
         state, settling_since = DeviceState.SET_ASIDE, None
     elif explained(device, sample, mine, criteria):
@@ -212,10 +217,15 @@ def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
     return pids if sample.processes is None else pids & {p.pid for p in sample.processes}
 
 
-def settle(before: Availability, now: float) -> Availability:
-    """The availability at the moment when an attempt of ours has left the device; the next samples decide."""
+def settle(before: Availability, now: float, *, occupied: bool = False) -> Availability:
+    """The availability at the moment when an attempt of ours has left the device; the next samples decide.
+
+    `occupied`: another attempt of ours is on it still.
+    """
     if before.state is DeviceState.LOST:
         return before
+    if occupied:
+        return replace(before, settling_since=now)
     return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
 
 

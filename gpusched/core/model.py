@@ -27,6 +27,7 @@ class Device:
     mig_parent: bool = False  # a GPU in MIG mode: never handed out itself
     compute_mode: str = "default"  # default | exclusive_process | prohibited
     unified_memory: bool = False  # a board known to share the host's memory
+    group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not told
 
     @property
     def is_mig(self) -> bool:

@@ -15,9 +15,15 @@ CAUSE_REMOVED = "removed"  # cancelled because its line left the file
 _WAITING = (JobState.QUEUED, JobState.HELD)
 
 
-def identity(text: bytes) -> bytes:
-    """Sixteen bytes that stand for the text of a command."""
-    return hashlib.blake2b(text, digest_size=16).digest()
+def identity(spec: JobSpec) -> bytes:
+    """Sixteen bytes that stand for text, cwd and env of a job."""
+    found = hashlib.blake2b(spec.text, digest_size=16)
+    says = spec.attributes
+    if says.cwd is not None:
+        found.update(b"\0cwd=" + says.cwd)
+    for name, value in sorted(says.env):
+        found.update(b"\0env." + name + b"=" + value)
+    return found.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def reconcile(
     keep: list[tuple[int, JobSpec, int]] = []
     requeue: list[int] = []
     for position, spec in enumerate(specs, first_position):
-        job = known.pop((identity(spec.text), spec.occurrence), None)
+        job = known.pop((identity(spec), spec.occurrence), None)
         if job is None:
             add.append((spec, position))
             continue

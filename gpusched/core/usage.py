@@ -34,7 +34,14 @@ def add(usage: Usage, samples: Iterable[Sample], pids: Set[int], energy_j: float
         mean_memory_bytes=_mean(usage.mean_memory_bytes, memory, n),
         mean_utilisation=_mean(usage.mean_utilisation, utilisation, n),
         energy_j=usage.energy_j if energy_j is None else (usage.energy_j or 0.0) + energy_j,
+        peak_device_bytes=_larger(usage.peak_device_bytes, _most(seen, pids)),
     )
+
+
+def _most(samples: Iterable[Sample], pids: Set[int]) -> int | None:
+    """The most that the processes hold on one of these devices."""
+    told = [memory for sample in samples if (memory := memory_of([sample], pids)) is not None]
+    return max(told, default=None)
 
 
 def _larger(before: int | None, now: int | None) -> int | None:

@@ -15,7 +15,8 @@ from gpusched.core.documents import shown_command
 from gpusched.core.lifecycle import JobEvent, steer
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.outcome import describe
-from gpusched.core.snapshot import Claim, Close, Plan, Release, Start, Stop
+from gpusched.core.plan import grown_budget
+from gpusched.core.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live, log_paths
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.dispatcher.reporter import Reporter
@@ -65,6 +66,8 @@ class Actor:
         for action in plan.actions:
             if isinstance(action, Stop):
                 self._attempts.stop(self._attempts.find(action.attempt.job_id, action.attempt.number))
+            elif isinstance(action, Look):
+                self._devices.look(action.devices, self._clock())
             elif isinstance(action, Release):
                 self._devices.release(action.uuid)
             elif isinstance(action, Claim):
@@ -138,6 +141,8 @@ class Actor:
         if live.strange_device and not outcome.note:
             outcome = replace(outcome, note=f"chose its own GPU ({live.strange_device})")
         avoid, above = steer(outcome, live.row.devices, live.job.avoid, live.job.above_bytes)
+        if live.job.mem_bytes:
+            above = 0  # its budget grows instead
         fields = live.fields
         state = self._store.close_attempt(
             attempt.job_id,
@@ -151,9 +156,17 @@ class Actor:
             progress=live.progress.decode("utf-8", "replace"),
             avoid=avoid,
             above_bytes=above,
+            mem_bytes=self._next_budget(live),
             now=now,
         )
         return live, state
+
+    def _next_budget(self, live: Live) -> int | None:
+        """More memory for the next attempt of a job that ran out of what it had stated."""
+        ran_out = live.outcome is not None and live.outcome.cause == "gpu_oom"
+        return (
+            grown_budget(live.job.mem_bytes, live.usage.peak_device_bytes) if ran_out and live.job.mem_bytes else None
+        )
 
     def _finish_close(self, live: Live, state: JobState, now: float) -> None:
         self._attempts.forget(live)

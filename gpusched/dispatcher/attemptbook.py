@@ -25,6 +25,7 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.core.outcome import classify
+from gpusched.core.snapshot import Resident
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.host import attemptdir, locks, reaper
 from gpusched.host.launcher import Launcher, Order, Told
@@ -56,6 +57,8 @@ class Live:
     progress: bytes = b""
     lingering_since: float | None = None
     doubt_until: float | None = None  # it failed, and its devices have not been read since
+    used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that told
+    told_over_budget: bool = False
     strange_device: str = ""  # a device that it uses without having been given it
 
     @property
@@ -89,6 +92,9 @@ class Live:
             self.job.tries,
             self.job.retries,
             self.job.losses,
+            self.job.mem_bytes,
+            self.job.tags,
+            self.usage.peak_device_bytes,
         )
 
     def view(self) -> RunningView:
@@ -188,6 +194,7 @@ class AttemptBook:
         marker = marker_of(self.queue, job.id, row.number)
         environment = {
             **environment,
+            **dict(job.env),
             **dict(word.split(b"=", 1) for word in marker),
             b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
             b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attemptdir.PROGRESS}"),
@@ -310,6 +317,10 @@ class AttemptBook:
                 continue
             mine = [samples[uuid] for uuid in live.devices if uuid in samples]
             pids = {pid for pid, owner in owners.items() if owner is live}
+            for sample in mine:
+                used_here = usage.memory_of([sample], pids)
+                if used_here is not None:
+                    live.used_bytes[sample.uuid] = used_here
             if mine:
                 energy = [used[uuid] for uuid in live.devices if uuid in used]
                 live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None)
@@ -332,6 +343,26 @@ class AttemptBook:
                 used[uuid] = sample.energy_j - before
             self._energy[uuid] = sample.energy_j
         return used
+
+    def residents(self) -> dict[str, tuple[Resident, ...]]:
+        """Which jobs are on which device, with their budgets and what they use."""
+        found: dict[str, tuple[Resident, ...]] = {}
+        for live in self.live.values():
+            if not live.ended:
+                for uuid in live.devices:
+                    resident = Resident(live.job.id, live.job.mem_bytes, live.used_bytes.get(uuid))
+                    found[uuid] = (*found.get(uuid, ()), resident)
+        return found
+
+    def over_budget(self) -> list[tuple[Live, str, int]]:
+        """Attempts newly seen to use more than they stated: with the device and the bytes there."""
+        found = []
+        for live in self.live.values():
+            for uuid, used in live.used_bytes.items():
+                if 0 < live.job.mem_bytes < used and not live.told_over_budget:
+                    live.told_over_budget = True
+                    found.append((live, uuid, used))
+        return found
 
     def ours_on(self, sample: Sample) -> set[int]:
         """Pids on the device that belong to the attempt that holds it."""

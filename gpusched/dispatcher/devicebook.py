@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpusched.core import availability
 from gpusched.core.availability import Availability, Criteria, DeviceState
 from gpusched.core.model import Device, Reading, Sample
-from gpusched.core.snapshot import DeviceView
+from gpusched.core.snapshot import DeviceView, Resident
 from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 
@@ -135,12 +135,12 @@ class DeviceBook:
             looks.append(deadline)
         return min(looks) if looks else None
 
-    def settle(self, uuids: Iterable[str], now: float) -> None:
+    def settle(self, uuids: Iterable[str], now: float, occupied: Set[str]) -> None:
         """An attempt of ours has left these devices: look at once, and again until their memory is back."""
         for uuid in uuids:
             entry = self._entries.get(uuid)
             if entry is not None and not self.error:
-                entry.availability = availability.settle(entry.availability, now)
+                entry.availability = availability.settle(entry.availability, now, occupied=uuid in occupied)
                 entry.ignore_until = now
                 entry.look_at = now
 
@@ -174,6 +174,10 @@ class DeviceBook:
         self.source.request(frozenset(entry.device.uuid for entry, _ in taken), now)
         return True
 
+    def look(self, uuids: Iterable[str], now: float) -> None:
+        """Read these devices once more, at once."""
+        self.source.request(frozenset(uuids), now)
+
     def release(self, uuid: str) -> None:
         self._drop_claim(self._entries[uuid])
 
@@ -192,8 +196,8 @@ class DeviceBook:
 
     # ---- views ----
 
-    def views(self) -> tuple[DeviceView, ...]:
-        """The allowed devices as the plan sees them, in order of preference."""
+    def views(self, residents: Mapping[str, tuple[Resident, ...]]) -> tuple[DeviceView, ...]:
+        """The allowed devices as the plan sees them, in order of preference; `residents` are the jobs on them."""
         return tuple(
             DeviceView(
                 e.availability,
@@ -202,8 +206,11 @@ class DeviceBook:
                 e.claim is not None,
                 e.claim is not None and e.asked_at >= e.claimed_at,
                 e.refused,
+                residents.get(uuid, ()),
+                e.device.name,
+                e.device.group,
             )
-            for e in self._entries.values()
+            for uuid, e in self._entries.items()
         )
 
     def known(self) -> tuple[Device, ...]:

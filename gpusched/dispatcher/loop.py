@@ -12,7 +12,8 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from gpusched.config import Settings
@@ -22,7 +23,7 @@ from gpusched.core.findings import render_findings
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobRow, JobState, Reading
 from gpusched.core.plan import make_plan
-from gpusched.core.snapshot import Close, Limits, Plan, Snapshot
+from gpusched.core.snapshot import Close, Plan, Snapshot
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -96,7 +97,9 @@ class Dispatcher:
         self._next_poll = self._next_metrics = self._next_frame = 0.0
         self._head: list[JobRow] = []
         self._head_complete = False  # whether _head is still what the store would say
-        self._head_more = (False, False)  # whether more GPU jobs, more CPU jobs wait behind it
+        self._head_sizes: Counter[str] = Counter()  # jobs of each shape that were fetched
+        self._head_page = 0  # a shape of which so many came may have more
+        self._waited_since: dict[int, float] = {}  # jobs that others have passed
         self._head_retry_at: float | None = None
         self._data_version = -1
         self._reason = ""
@@ -132,7 +135,12 @@ class Dispatcher:
             settings.allow_unreadable_memory,
         )
         self.devices.settle_timeout_s = settings.settle_timeout
-        self.limits = Limits(settings.gpus_at_once, settings.cpu_jobs)
+        self.rules = replace(self.rules, settings=settings)
+        self.limits = self.rules.limits
+
+    @property
+    def _sharing(self) -> bool:
+        return any(row.mem_bytes for row in self._head)
 
     # ---- the loop ----
 
@@ -212,6 +220,7 @@ class Dispatcher:
                 self.actor.forget_labels()
                 for live in self.attempts.measure({s.uuid: s for s in reading.samples if not s.error}):
                     self._tell_stranger(live)
+                self._tell_over_budget()
                 self._publish(now)
         self.reporter.tell_devices()
         self.attempts.settle_doubts(now, self.devices)
@@ -221,7 +230,7 @@ class Dispatcher:
         for live in ended:
             if live.outcome is not None and live.outcome.cause == "disk_full":
                 self._note_disk_full(live.outcome.note, now)
-            self.devices.settle(live.devices, now)
+            self.devices.settle(live.devices, now, self.attempts.occupied())
 
     def _snapshot(self, now: float) -> Snapshot:
         if self._disk_full and now >= self._disk_again_at:
@@ -230,30 +239,47 @@ class Dispatcher:
         return Snapshot(
             now=now,
             limits=self.limits,
-            devices=self.devices.views(),
+            devices=self.devices.views(self.attempts.residents()),
             waiting=() if self.draining else tuple(row.waiting for row in self._waiting(now)),
             attempts=attempts,
             closed_to_starts=self.draining or self._disk_full,
             gpus_closed=self.devices.error,
             stop_all=self.stop_all_since is not None,
             threshold_bytes=self.devices.criteria.threshold_bytes,
+            max_checks=self.devices.criteria.max_checks,
+            waited_since=self._waited_since,
         )
 
     def _waiting(self, now: float) -> list[JobRow]:
-        """The head of the queue: what could start now, and a few more; fetched only when it may have changed."""
-        wanted = self.limits.max_gpus + self.limits.cpu_jobs + HEAD_SPARE
+        """The head of the queue: the first jobs of each shape; fetched only when it may have changed."""
         retry_due = self._head_retry_at is not None and now >= self._head_retry_at
-        if not self._head_complete or retry_due or self._runs_short(wanted):
-            self._head, self._head_complete = self.store.head(now, HEAD_PAGES * wanted), True
-            sizes = _sizes(self._head)
-            self._head_more = (sizes[0] >= HEAD_PAGES * wanted, sizes[1] >= HEAD_PAGES * wanted)
+        if not self._head_complete or retry_due or self._runs_short():
+            self._head, self._head_complete = self.store.head(now, HEAD_PAGES * self._wanted()), True
+            self._head_sizes = Counter(row.shape for row in self._head)
+            self._head_page = max(self._head_sizes.values(), default=0)
             self._head_retry_at = self.store.next_not_before(now)
-        gpu = [row for row in self._head if row.gpus][:wanted]
-        cpu = [row for row in self._head if not row.gpus][:wanted]
-        return gpu + cpu
+        if len(self._head_sizes) <= 1:
+            return self._head[: self._wanted()]
+        left = dict.fromkeys(self._head_sizes, self._wanted())
+        shown = []
+        for row in self._head:
+            if left[row.shape]:
+                left[row.shape] -= 1
+                shown.append(row)
+        return shown
 
-    def _runs_short(self, wanted: int) -> bool:
-        return any(more and size < wanted for more, size in zip(self._head_more, _sizes(self._head), strict=True))
+    def _wanted(self) -> int:
+        """How many jobs of one shape are looked at: as many as could start at once, and a few more."""
+        limits = self.limits
+        return limits.max_gpus * (limits.jobs_per_gpu if self._sharing else 1) + limits.cpu_jobs + HEAD_SPARE
+
+    def _runs_short(self) -> bool:
+        """Whether so many jobs of a shape have started that those behind them, not fetched yet, could be next."""
+        full = [shape for shape, size in self._head_sizes.items() if size >= self._head_page]
+        if not full:
+            return False
+        now_there = Counter(row.shape for row in self._head)
+        return any(now_there[shape] < min(self._wanted(), self._head_page) for shape in full)
 
     # ---- acting ----
 
@@ -269,6 +295,7 @@ class Dispatcher:
             self._note_disk_full(str(error), now)
             return
         if gone:
+            self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head = [row for row in self._head if row.id not in gone]
         if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
             self._head_complete = False  # a job waits again
@@ -329,7 +356,6 @@ class Dispatcher:
         try:
             self._apply(Settings.from_json(text))
             self.actor.style, self.actor.visible_devices = self.style, self.settings.visible_devices
-            self.rules = replace(self.rules, settings=self.settings)
         except GpuschedError as error:
             self.reporter.tell("warning", f"newer options are not taken: {error}")
 
@@ -374,9 +400,15 @@ class Dispatcher:
         text = f"job {live.job.id} uses {live.strange_device}, which it was not given: it must choose its own GPU"
         self.reporter.tell("warning", text, live.job.id)
 
+    def _tell_over_budget(self) -> None:
+        for live, uuid, used in self.attempts.over_budget():
+            index = next(device.index for device in live.row.devices if device.uuid == uuid)
+            text = f"job {live.job.id} uses {used // MIB} MiB on GPU {index}, and stated {live.job.mem_bytes // MIB}"
+            self.reporter.tell("warning", f"{text}: counted at its real use", live.job.id)
+
     def _board(self, now: float) -> Board:
         closed = self.draining or self._disk_full
-        return self.reporter.board(now, self.attempts.live.values(), self.limits, closed)
+        return self.reporter.board(now, self.attempts, self.limits, closed, self._waited_since)
 
     def _publish(self, now: float) -> None:
         try:
@@ -388,6 +420,8 @@ class Dispatcher:
         if log.isEnabledFor(logging.DEBUG):
             for action in plan.actions:
                 log.debug("%s", action)
+        if plan.first_waiting is not None:
+            self._waited_since.setdefault(plan.first_waiting, now)
         reason = next(iter(plan.reasons.values()), None)
         self._reason = reason.text if reason else ""
         if reason is None or self.attempts.live:
@@ -456,9 +490,3 @@ class Dispatcher:
         self.feed.detach()
         self.sleeper.close()
         self.reporter.leave(now)
-
-
-def _sizes(rows: Sequence[JobRow]) -> tuple[int, int]:
-    """How many GPU jobs and CPU jobs there are."""
-    gpu = sum(1 for row in rows if row.gpus)
-    return gpu, len(rows) - gpu

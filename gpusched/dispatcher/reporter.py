@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import Event, JobState, RunningView
 from gpusched.core.snapshot import Limits
-from gpusched.dispatcher.attemptbook import Live
+from gpusched.dispatcher.attemptbook import AttemptBook, Live
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.host import board, metrics
 from gpusched.host.board import Board, BoardDevice
@@ -109,9 +109,11 @@ class Reporter:
                 what = "is set aside" if state in _ODD else "is back"
                 self.tell("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {what}: {why}")
 
-    def board(self, now: float, attempts: Iterable[Live], limits: Limits, closed: str) -> Board:
+    def board(
+        self, now: float, attempts: AttemptBook, limits: Limits, closed: str, waited_since: Mapping[int, float]
+    ) -> Board:
         """What is known of the devices now."""
-        on = {uuid: live.job.id for live in attempts for uuid in live.devices}
+        residents = attempts.residents()
         return Board(
             at=now,
             pid=os.getpid(),
@@ -120,10 +122,11 @@ class Reporter:
             max_checks=self._devices.criteria.max_checks,
             threshold_bytes=self._devices.criteria.threshold_bytes,
             devices=tuple(
-                BoardDevice(self._devices.device(view.uuid), view, on.get(view.uuid)) for view in self._devices.views()
+                BoardDevice(self._devices.device(view.uuid), view) for view in self._devices.views(residents)
             ),
             closed=closed,
             gpus_closed=self._devices.error,
+            waited_since=dict(waited_since),
         )
 
     def publish(self, found: Board) -> None:
@@ -158,7 +161,7 @@ class Reporter:
                 "state": view.availability.state.value,
                 "why": view.availability.why,
             }
-            for view in self._devices.views()
+            for view in self._devices.views({})
         ]
         metrics.write(self._queue.metrics, self._store, devices, self._queue.path, now, every_job=every_job)
 

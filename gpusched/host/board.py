@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.core.availability import Availability, DeviceState
 from gpusched.core.model import Device, DeviceProcess, Sample
-from gpusched.core.snapshot import DeviceView, Limits
+from gpusched.core.snapshot import DeviceView, Limits, Resident
 from gpusched.host.attemptdir import write_atomically
 
 SCHEMA_VERSION = 1
@@ -21,7 +21,11 @@ LIMIT_BYTES = 4 << 20
 class BoardDevice:
     device: Device
     view: DeviceView
-    job_id: int | None = None  # of this queue, on it now
+
+    @property
+    def job_ids(self) -> tuple[int, ...]:
+        """Jobs of this queue that are on it now."""
+        return tuple(resident.job_id for resident in self.view.residents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Board:
     devices: tuple[BoardDevice, ...]
     closed: str = ""
     gpus_closed: str = ""
+    waited_since: dict[int, float] = field(default_factory=dict)  # jobs that others have passed
 
 
 def write(path: str, board: Board) -> None:
@@ -52,6 +57,7 @@ def read(path: str) -> Board | None:
         if document.pop("schema_version") != SCHEMA_VERSION:
             return None
         document["limits"] = Limits(**document["limits"])
+        document["waited_since"] = {int(job): since for job, since in document["waited_since"].items()}
         document["devices"] = tuple(_device(item) for item in document["devices"])
         return Board(**document)
     except (OSError, ValueError, KeyError, TypeError):
@@ -67,8 +73,10 @@ def _device(item: dict[str, Any]) -> BoardDevice:
         sample["processes"] = None if processes is None else tuple(DeviceProcess(**p) for p in processes)
         known["sample"] = Sample(**sample)
     known["state"] = DeviceState(known["state"])
+    known["ours"] = tuple(known["ours"])
     view["availability"] = Availability(**known)
-    return BoardDevice(Device(**item["device"]), DeviceView(**view), item["job_id"])
+    view["residents"] = tuple(Resident(**resident) for resident in view["residents"])
+    return BoardDevice(Device(**item["device"]), DeviceView(**view))
 
 
 def remove(path: str) -> None:

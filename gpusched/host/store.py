@@ -57,7 +57,8 @@ _JOB = (
 )
 _ATTEMPT = (
     "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, samples, "
-    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, max_rss_bytes, cpu_s, progress"
+    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, max_rss_bytes, cpu_s, "
+    "progress"
 )
 
 
@@ -551,7 +552,8 @@ class Store:
         with self.transaction():
             self._db.execute(
                 "UPDATE attempts SET samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, "
-                "energy_j = ?, peak_device_bytes = ?, progress = ? WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+                "energy_j = ?, peak_device_bytes = ?, progress = ? "
+                "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     usage.samples,
                     usage.peak_memory_bytes,
@@ -619,10 +621,13 @@ class Store:
             raise GpuschedError(f"there is no job {job_id} in this queue", hint="`gpusched status -v` lists the jobs")
         return _job(row)
 
-    def jobs(self, states: Sequence[JobState] = (), *, newest: int | None = None) -> Iterator[JobRow]:
-        """Jobs in the order of the file, streamed; with `newest` the most recently touched ones only."""
+    def jobs(
+        self, states: Sequence[JobState] = (), *, newest: int | None = None, by_start: bool = False
+    ) -> Iterator[JobRow]:
+        """Jobs in the order of the file, streamed; with `newest` the most recently touched ones only, by
+        their start with `by_start`."""
         where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
-        order = "ORDER BY position, id"
+        order = "ORDER BY prio DESC, position" if by_start else "ORDER BY position, id"
         if newest is not None:
             touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
             order = f"ORDER BY {touched}, position LIMIT {newest:d}"

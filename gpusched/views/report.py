@@ -25,7 +25,7 @@ class BoardItem(Protocol):
     @property
     def view(self) -> DeviceView: ...
     @property
-    def job_id(self) -> int | None: ...
+    def job_ids(self) -> tuple[int, ...]: ...
 
 
 class BoardLike(Protocol):
@@ -113,7 +113,7 @@ def device_line(item: BoardItem, max_checks: int, *, of_queue: str = "") -> Devi
     """A device of a dispatcher's board. `of_queue` names the queue where there may be several."""
     known, sample = item.view.availability, item.view.availability.sample
     word, detail = _state_words(item, max_checks)
-    if of_queue and item.job_id is not None:
+    if of_queue and item.job_ids:
         word += f" of {of_queue}"
     return DeviceLine(
         uuid=item.device.uuid,
@@ -133,8 +133,9 @@ def device_line(item: BoardItem, max_checks: int, *, of_queue: str = "") -> Devi
 def _state_words(item: BoardItem, max_checks: int) -> tuple[str, str]:
     known = item.view.availability
     state, why = known.state, known.why
-    if item.job_id is not None:
-        return f"job {item.job_id}", "" if why in (_RUNNING_WHY, "free") else why
+    if item.job_ids:
+        jobs = "jobs " if len(item.job_ids) > 1 else "job "
+        return jobs + ", ".join(map(str, item.job_ids)), "" if why in (_RUNNING_WHY, "free") else why
     if item.view.refused:
         return "claimed", item.view.refused.removeprefix("claimed ")
     if state is DeviceState.CHECKING:
