@@ -124,9 +124,9 @@ class Queue:
     def submit(self, jobs: JobFile, rules: Rules, *, complete: bool = True) -> Change:
         """Make the queue hold these jobs. The dispatcher, if there is one, takes the newer options too."""
         with self.store.transaction():
-            change = submit(self.store, jobs.specs, rules, time.time(), complete=complete)
             self.store.set_meta("settings", rules.settings.to_json())
-        return change
+            self.store.set_meta("on_dep_fail", rules.settings.on_dep_fail)
+            return submit(self.store, jobs.specs, rules, time.time(), complete=complete)
 
     def dispatch(
         self,

@@ -245,6 +245,7 @@ class Attempt:
     mem_bytes: int = 0
     tags: tuple[str, ...] = ()
     peak_device_bytes: int | None = None  # the most that it was seen to use on one device
+    lasted_s: float = 0.0  # of one that has ended
 
 
 # ---- what is told ----------------------------------------------------------------------------------

@@ -59,6 +59,9 @@ class Live:
     doubt_until: float | None = None  # it failed, and its devices have not been read since
     used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that told
     told_over_budget: bool = False
+    seen_at: float | None = None  # when a process of its own was last seen on its devices
+    told_idle: bool = False
+    stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
     strange_device: str = ""  # a device that it uses without having been given it
 
     @property
@@ -95,6 +98,7 @@ class Live:
             self.job.mem_bytes,
             self.job.tags,
             self.usage.peak_device_bytes,
+            max(0.0, self.ended_at(self.row.started_at) - self.row.started_at) if self.ended else 0.0,
         )
 
     def view(self) -> RunningView:
@@ -278,6 +282,8 @@ class AttemptBook:
         if live.fact is AttemptFact.LOST:
             return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
         outcome = outcome_of(live.fields, live.cancel_requested)
+        if live.stop_cause and outcome.kind is OutcomeKind.INTERRUPTED:
+            return replace(outcome, kind=OutcomeKind.TIMED_OUT, cause=live.stop_cause)
         asked = live.adopted or live.stop_sent or stopping_since is not None
         if outcome.kind is OutcomeKind.INTERRUPTED and not asked:
             note = "its shepherd got a TERM that was not gpusched's"
@@ -317,6 +323,9 @@ class AttemptBook:
                 continue
             mine = [samples[uuid] for uuid in live.devices if uuid in samples]
             pids = {pid for pid, owner in owners.items() if owner is live}
+            if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in mine):
+                live.seen_at = mine[0].at  # where processes cannot be told apart, nobody is called idle
+                live.told_idle = False
             for sample in mine:
                 used_here = usage.memory_of([sample], pids)
                 if used_here is not None:
@@ -362,6 +371,16 @@ class AttemptBook:
                 if 0 < live.job.mem_bytes < used and not live.told_over_budget:
                     live.told_over_budget = True
                     found.append((live, uuid, used))
+        return found
+
+    def idle(self, now: float, timeout_s: float) -> list[Live]:
+        """Attempts whose devices have shown no process of theirs for so long, newly found."""
+        found = []
+        for live in self.live.values():
+            since = live.row.started_at if live.seen_at is None else live.seen_at
+            if live.devices and not live.ended and not live.told_idle and now - since >= timeout_s:
+                live.told_idle = True
+                found.append(live)
         return found
 
     def ours_on(self, sample: Sample) -> set[int]:

@@ -53,6 +53,7 @@ DISK_AGAIN_S = 5.0
 LINGER_AGAIN_S = 0.2
 WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and said again so often
+QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
 HEAD_SPARE = 8  # waiting jobs looked at beyond those that could start
 HEAD_PAGES = 4  # fetched at once: as many times what is looked at
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
@@ -92,6 +93,8 @@ class Dispatcher:
         self.draining = ""  # why nothing new starts any more
         self.stop_all_since: float | None = None
         self.exit_code: int | None = None
+        self._failed_here = 0
+        self._quick_failures: Counter[str] = Counter()  # by tag, in a row
         self._disk_full = ""
         self._disk_again_at = 0.0
         self._next_poll = self._next_metrics = self._next_frame = 0.0
@@ -221,6 +224,7 @@ class Dispatcher:
                 for live in self.attempts.measure({s.uuid: s for s in reading.samples if not s.error}):
                     self._tell_stranger(live)
                 self._tell_over_budget()
+                self._tell_idle(now)
                 self._publish(now)
         self.reporter.tell_devices()
         self.attempts.settle_doubts(now, self.devices)
@@ -297,8 +301,29 @@ class Dispatcher:
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head = [row for row in self._head if row.id not in gone]
+        self._mind_failures(plan)
         if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
             self._head_complete = False  # a job waits again
+
+    def _mind_failures(self, plan: Plan) -> None:
+        """Stop starting jobs when too many fail, or those of one tag fail at once."""
+        for close in plan.actions:
+            if not isinstance(close, Close):
+                continue
+            failed = close.verdict.event is JobEvent.FAILED
+            self._failed_here += failed
+            for tag in close.attempt.tags:
+                quick = failed and close.attempt.lasted_s < QUICK_FAILURE_S
+                self._quick_failures[tag] = self._quick_failures[tag] + 1 if quick else 0
+                if self._quick_failures[tag] == QUICK_FAILURES and (n := self.store.hold_tag(tag, "failures")):
+                    what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
+                    self.reporter.tell(
+                        "queue", f"{what}: {n} more are held; `gpusched release --tag {tag}` lets them go"
+                    )
+                    self._head_complete = False
+        limit = self.settings.max_fails
+        if limit is not None and self._failed_here >= limit and not self.draining:
+            self._drain(f"{self._failed_here} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
 
     # ---- hearing ----
 
@@ -399,6 +424,16 @@ class Dispatcher:
     def _tell_stranger(self, live: Live) -> None:
         text = f"job {live.job.id} uses {live.strange_device}, which it was not given: it must choose its own GPU"
         self.reporter.tell("warning", text, live.job.id)
+
+    def _tell_idle(self, now: float) -> None:
+        timeout = self.settings.idle_timeout
+        for live in self.attempts.idle(now, timeout) if timeout is not None else ():
+            stop = self.settings.idle_action == "stop"
+            text = f"job {live.job.id} has shown no process on its GPUs for {timeout:g} s (--idle-timeout)"
+            self.reporter.tell("warning", f"{text}: {'stopping it' if stop else 'see its log'}", live.job.id)
+            if stop:
+                live.stop_cause = "idle"
+                self.attempts.stop(live)
 
     def _tell_over_budget(self) -> None:
         for live, uuid, used in self.attempts.over_budget():

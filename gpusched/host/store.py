@@ -591,6 +591,27 @@ class Store:
                 return job.state
             return self._move(job_id, JobEvent.CANCELLED, cause="", ended_at=now)
 
+    def hold(self, job_id: int, cause: str = "") -> JobState:
+        """Keep a waiting job from starting. Raises InvalidTransition for any other."""
+        with self.transaction():
+            return self._move(job_id, JobEvent.HELD, cause=cause)
+
+    def hold_tag(self, tag: str, cause: str) -> int:
+        """Hold every waiting job that bears the tag; how many there were."""
+        with self.transaction():
+            query = "SELECT id FROM jobs WHERE state = 'queued' AND ',' || tags || ',' LIKE '%,' || ? || ',%'"
+            jobs = [job_id for (job_id,) in self._db.execute(query, (tag,))]
+            for job_id in jobs:
+                self._move(job_id, JobEvent.HELD, JobState.QUEUED, cause=cause)
+        return len(jobs)
+
+    def release(self, job_id: int) -> JobState:
+        """Let a held job start again. Raises InvalidTransition for any other."""
+        with self.transaction():
+            state = self._move(job_id, JobEvent.RELEASED, cause="")
+            self._weigh(job_id)
+            return state
+
     def requeue(self, job_id: int) -> JobState:
         """Queue a failed or cancelled job again. Raises InvalidTransition for any other."""
         with self.transaction():
