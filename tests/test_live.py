@@ -158,7 +158,7 @@ def test_what_is_waited_for(change: dict[str, object], says: str) -> None:
 class Terminal(io.StringIO):
     """A terminal in memory, which can go away."""
 
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
     gone: OSError | None = None
     writes = 0
 
