@@ -233,6 +233,10 @@ def test_a_frame_is_drawn_over_the_last_one(live: LiveView, terminal: Terminal) 
     live.close()
 
 
+def test_it_asks_for_few_frames(live: LiveView) -> None:
+    assert live.refresh_s is not None and 0.25 <= live.refresh_s <= 0.5
+
+
 def test_nothing_is_drawn_when_nothing_has_changed(live: LiveView, terminal: Terminal) -> None:
     live.frame(FRAME)
     before = terminal.writes
