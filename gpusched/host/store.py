@@ -212,7 +212,7 @@ class Store:
                         self._held("WHERE identity = ? AND occurrence = ?", (identity(spec.text), spec.occurrence))
                     )
             else:
-                held.extend(self._held("", ()))
+                held = self.held()
             change = reconcile(specs, held, complete=complete, retry_failed=retry_failed, first_position=first)
             self._db.executemany(
                 "INSERT INTO jobs (command, identity, occurrence, line, position, cwd, gpus, time_limit_s, retries, "
@@ -251,6 +251,10 @@ class Store:
             for job_id in change.cancel:
                 self._move(job_id, JobEvent.CANCELLED, cause=CAUSE_REMOVED, ended_at=now)
         return change
+
+    def held(self) -> list[Held]:
+        """What the queue holds, for comparing with a list."""
+        return list(self._held("", ()))
 
     def _held(self, where: str, values: tuple[object, ...]) -> Iterator[Held]:
         query = f"SELECT id, identity, occurrence, state, cause FROM jobs {where}"
