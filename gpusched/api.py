@@ -105,16 +105,11 @@ class Queue:
         """
         settings = settings or Settings()
         place = place_for(source, settings)
-        queuedir.prepare(place)
-        store = Store(place.database, create=True)
-        owner = _owner(source)
-        with store.transaction():
-            found = store.source()
-            if found is None:
-                store.set_meta("source", owner)
-            elif found != owner:
+        while (found := _make(place, _owner(source))) is not None:
+            another = place_for(source, settings)  # a file of the same stem may have been faster by a hair
+            if another == place:
                 raise _other_file(place, found)
-        store.close()
+            place = another
         queuedir.remember(place)
         return cls(place, settings)
 
@@ -204,6 +199,20 @@ def place_for(source: str, settings: Settings) -> QueueDir:
         finally:
             store.close()
     return place
+
+
+def _make(place: QueueDir, owner: bytes) -> bytes | None:
+    """Make the queue of this owner, or find it made; the owner that it has instead, if so."""
+    queuedir.prepare(place)
+    store = Store(place.database, create=True)
+    try:
+        with store.transaction():
+            found = store.source()
+            if found is None:
+                store.set_meta("source", owner)
+        return None if found in (None, owner) else found
+    finally:
+        store.close()
 
 
 def _owner(source: str) -> bytes:

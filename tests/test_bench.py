@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import run
-from bench.common import Row, paired_ratio
+from bench.common import Row, Unusable, paired_ratio
 
 # Bounds of what a number can be, by its unit, on a machine that is busy with other tests.
 POSSIBLE = {
@@ -56,7 +56,7 @@ def test_report_says_what_could_not_be_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> list[Row]:
-        raise run.Unusable("3 of 5 jobs failed\nand more")
+        raise Unusable("3 of 5 jobs failed\nand more")
 
     monkeypatch.setattr(importlib.import_module("bench.startup"), "measure", fail)
     assert run.main(["--only", "startup", "--dir", str(tmp_path)]) == 0

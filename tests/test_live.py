@@ -158,7 +158,7 @@ def test_what_is_waited_for(change: dict[str, object], says: str) -> None:
 class Terminal(io.StringIO):
     """A terminal in memory, which can go away."""
 
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
     gone: OSError | None = None
     writes = 0
 
@@ -231,6 +231,10 @@ def test_a_frame_is_drawn_over_the_last_one(live: LiveView, terminal: Terminal) 
     assert any("1:41" in line for line in lines) and not any("1:40" in line for line in lines)
     assert any("20%|##" in line for line in lines) and not any("10%|#" in line for line in lines)
     live.close()
+
+
+def test_it_asks_for_few_frames(live: LiveView) -> None:
+    assert live.refresh_s is not None and 0.25 <= live.refresh_s <= 0.5
 
 
 def test_nothing_is_drawn_when_nothing_has_changed(live: LiveView, terminal: Terminal) -> None:

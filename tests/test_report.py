@@ -214,10 +214,19 @@ def on_terminal(width: int, lines: list[tables.Line]) -> list[str]:
 
 
 def test_on_a_terminal_columns_are_cut_and_prose_is_wrapped() -> None:
-    words_ = "  why   waits for a GPU that is free, and so on"
-    lines = on_terminal(20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(words_)])
+    why = "  why   waits for a GPU that is free, and so on"
+    lines = on_terminal(
+        20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(why), tables.line("one two three four five")]
+    )
     assert lines[1] == "x  " + "y" * 16 + "…"
-    assert lines[2:] == ["  why   waits", "    for a GPU that", "    is free, and so", "    on"]
+    assert lines[2:] == [
+        "  why   waits for a",
+        "        GPU that is",
+        "        free, and so",
+        "        on",
+        "one two three four",
+        "  five",
+    ]
 
 
 def test_a_path_is_never_broken() -> None:

@@ -179,6 +179,68 @@ def _tell_who_runs_them(place: QueueDir, store: Store) -> None:
     click.echo(f"{who}; to run what is queued: {target.resume_command(place, store)}")
 
 
+# ---- hold and release ------------------------------------------------------------------------------
+
+
+@click.command(epilog="\b\nExample:\n  gpusched hold 12 14-20")
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+@target.queue_option
+@click.option("--tag", metavar="TAG", help="Hold every waiting job that bears this tag.")
+def hold(jobs: tuple[str, ...], queue: str | None, tag: str | None) -> int:
+    """Keep waiting jobs from starting.
+
+    They stay held, over all starts of the queue, until they are released. Exit code 1 if a job does not wait.
+    """
+    from gpusched.core.model import JobState
+
+    return _move_all(jobs, queue, tag, JobState.QUEUED, "held", "hold")
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched release 12\n  gpusched release --tag ablation")
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+@target.queue_option
+@click.option("--tag", metavar="TAG", help="Release every held job that bears this tag.")
+def release(jobs: tuple[str, ...], queue: str | None, tag: str | None) -> int:
+    """Let held jobs start again.
+
+    Exit code 1 if a job is not held.
+    """
+    from gpusched.core.model import JobState
+
+    return _move_all(jobs, queue, tag, JobState.HELD, "released", "release")
+
+
+def _move_all(
+    jobs: tuple[str, ...], queue: str | None, tag: str | None, from_state: JobState, done: str, verb: str
+) -> int:
+    from gpusched.core.lifecycle import InvalidTransition
+    from gpusched.core.model import JobState
+
+    place = target.find(queue)
+    store = target.open_store(place, read_only=False)
+    told = Told()
+    try:
+        ids = _wanted(jobs, (from_state,) if tag else None, store, "--tag")
+        ids = [job_id for job_id in ids if tag is None or tag in store.job(job_id).tags]
+        with store.transaction():
+            for job_id in ids:
+                try:
+                    store.hold(job_id) if verb == "hold" else store.release(job_id)
+                    told.add(job_id, done)
+                except InvalidTransition as error:
+                    state = error.state.value if error.state is not None else "new"
+                    told.add(job_id, f"is {state}: only {from_state.value} jobs can be {done}", refused=True)
+        place.ring()
+        told.print()
+        if not ids:
+            click.echo(f"no {from_state.value} job bears the tag {tag}")
+        elif verb == "release" and store.counts()[JobState.QUEUED]:
+            _tell_who_runs_them(place, store)
+    finally:
+        store.close()
+    return told.exit_code
+
+
 # ---- stop ------------------------------------------------------------------------------------------
 
 

@@ -41,8 +41,7 @@ def as_json_text(loaded: Loaded) -> str:
     return json.dumps(
         {
             "settings": {
-                name: {"value": getattr(loaded.settings, name), "origin": loaded.origins[name]}
-                for name in SETTINGS
+                name: {"value": getattr(loaded.settings, name), "origin": loaded.origins[name]} for name in SETTINGS
             },
             "files": [{"layer": f.layer, "path": f.path, "state": f.state} for f in loaded.files],
             "warnings": list(loaded.warnings),

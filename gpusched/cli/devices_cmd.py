@@ -191,7 +191,7 @@ def _page(found: list[Found]) -> list[Line]:
         mine = bool(each.item.job_ids) or each.item.view.held
         if each.holder is not None and not mine and (d.word == "claimed" or d.tone in ("good", "wait")):
             d = replace(d, word="claimed", detail="", tone="busy")
-        shown.append(replace(d, claimed=_claim_text(each.holder, now)))
+        shown.append(replace(d, claimed=_claim_text(each, now)))
     lines = pages.device_table(shown, full=True)
     queues = {each.queue: each.board for each in found if each.board is not None}
     if queues:
@@ -203,18 +203,23 @@ def _page(found: list[Found]) -> list[Line]:
     return lines
 
 
-def _claim_text(holder: Holder | None, now: float) -> str:
+def _claim_text(each: Found, now: float) -> str:
     """Who claimed it and since when; a label comes from another user."""
     from gpusched.core.masking import clean
     from gpusched.views.words import moment
 
+    holder = each.holder
     if holder is None:
         return ""
+    since = ""
+    if holder.since is not None and 0 < holder.since < 1e11:
+        since = f" since {moment(holder.since, now)}"
+    if each.board is not None and holder.pid == each.board.pid:
+        return f"claimed{since}" if since else ""  # by the dispatcher that counts it, which is named below
     text = f"claimed by {clean(holder.user)}"
     if holder.pid is not None:
         text += f", pid {holder.pid}"
-    if holder.since is not None and 0 < holder.since < 1e11:
-        text += f", since {moment(holder.since, now)}"
+    text += f",{since}" if since else ""
     return text + (f", for {clean(holder.queue)[:200]}" if holder.queue else "")
 
 

@@ -77,7 +77,7 @@ def _entries(store: Store | None, jobs: JobFile, rules: Rules) -> list[Entry]:
     from gpusched.core.model import JobState
     from gpusched.core.reconcile import reconcile
 
-    held: list[Held] = list(store._held("", ())) if store is not None else []
+    held: list[Held] = store.held() if store is not None else []
     rows = {row.id: row for row in store.jobs()} if store is not None else {}
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
     entries: list[tuple[int, Entry]] = []

@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("gpusched.cli.show_cmd", "explain", "Say why a job waits, or how it ended"),
     "cancel": ("gpusched.cli.change_cmd", "cancel", "Cancel jobs, running ones too"),
     "requeue": ("gpusched.cli.change_cmd", "requeue", "Queue failed or cancelled jobs again"),
+    "hold": ("gpusched.cli.change_cmd", "hold", "Keep waiting jobs from starting"),
+    "release": ("gpusched.cli.change_cmd", "release", "Let held jobs start again"),
     "stop": ("gpusched.cli.change_cmd", "stop", "Ask a dispatcher to leave"),
     "devices": ("gpusched.cli.devices_cmd", "devices", "Show the GPUs: who is on each, free or not, and why"),
     "config": ("gpusched.cli.config_cmd", "config", "Show each setting, its value and its origin"),

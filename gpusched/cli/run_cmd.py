@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     "setup",
     "shell",
     "leftovers",
+    "max_jobs_per_gpu",
+    "gpu_strategy",
+    "max_bypass",
+    "tag_max_gpus",
+    "max_fails",
+    "on_dep_fail",
+    "idle_timeout",
+    "idle_action",
+    "snapshot",
     "split_streams",
     "allow_unreadable_memory",
     "strip_gpu_env",
@@ -146,13 +155,13 @@ def _read_list(file: str) -> tuple[bytes, os.stat_result | None]:
 
 
 def _parse(data: bytes, rules: Rules, file: str, *, verbose: bool, quiet: bool) -> JobFile:
-    from gpusched.core.findings import render_findings
+    from gpusched.core.findings import SHOWN_PER_CODE, render_findings
     from gpusched.submit import read
 
     jobs = read(data, rules, file)
-    told = [f for f in jobs.findings if f.severity == "warning" or (verbose and f.severity == "hint")]
-    if told and not quiet:
-        click.echo(render_findings(told, file), err=True)
+    if jobs.findings and not quiet:
+        limit = len(jobs.findings) if verbose else SHOWN_PER_CODE
+        click.echo(render_findings(jobs.findings, file, limit=limit), err=True)
     if not jobs.specs and file != "-":
         raise GpuschedError("holds no command", where=file, hint="one shell command a line; lines with # are skipped")
     return jobs

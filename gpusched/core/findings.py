@@ -12,7 +12,7 @@ from gpusched.core.masking import clean, mask_secrets
 Severity = Literal["error", "warning", "hint"]
 
 _EXCERPT_WIDTH = 100
-_SHOWN_PER_CODE = 5
+SHOWN_PER_CODE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Finding:
         return "\n".join(lines)
 
 
-def render_findings(findings: Iterable[Finding], file: str = "", *, limit: int = _SHOWN_PER_CODE) -> str:
+def render_findings(findings: Iterable[Finding], file: str = "", *, limit: int = SHOWN_PER_CODE) -> str:
     """Findings by code, worst first: the first few of each in full, its hint once, the others by number."""
     groups: dict[tuple[int, str], list[Finding]] = {}
     for finding in findings:

@@ -187,9 +187,10 @@ def change_keys(path: str, **changes: object) -> None:
 
 def number(text: str | None) -> int:
     """The whole number that a value holds; 0 where there is none."""
-    with suppress(ValueError, OverflowError):
+    try:
         return int(float(text or 0))
-    return 0
+    except (ValueError, OverflowError):
+        return 0
 
 
 # ---- processes -------------------------------------------------------------------------------------

@@ -15,11 +15,25 @@ from gpusched.host import simfiles
 
 
 @dataclass(slots=True)
+class _File:
+    """A key=value file, read again only when it has changed."""
+
+    path: str
+    stamp: tuple[int, int, int] = (0, 0, 0)  # of what `keys` was read from
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def read(self) -> dict[str, str]:
+        found = os.stat(self.path)
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp != self.stamp:
+            self.keys, self.stamp = simfiles.read_keys(self.path), stamp
+        return self.keys
+
+
+@dataclass(slots=True)
 class _Gpu:
     n: int
-    state_path: str
-    stamp: tuple[int, int, int] = (0, 0, 0)  # of the state file that `state` was read from
-    state: dict[str, str] = field(default_factory=dict)
+    state: _File
 
 
 class SimulatedSource:
@@ -28,9 +42,9 @@ class SimulatedSource:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         numbers = simfiles.gpu_numbers(directory)
-        self._box_path = os.path.join(directory, "box")
-        self._gpus = [_Gpu(n, os.path.join(simfiles.gpu_path(directory, n), "state")) for n in numbers]
-        self._by_uuid = {_refreshed(gpu)["uuid"]: gpu for gpu in self._gpus}
+        self._box = _File(os.path.join(directory, "box"))
+        self._gpus = [_Gpu(n, _File(os.path.join(simfiles.gpu_path(directory, n), "state"))) for n in numbers]
+        self._by_uuid = {gpu.state.read()["uuid"]: gpu for gpu in self._gpus}
         self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which to hand it out
         self._trouble: GpuschedError | None = None
 
@@ -66,14 +80,14 @@ class SimulatedSource:
         return {simfiles.ENV_DIRECTORY: self.directory}
 
     def describe(self) -> str:
-        names = [gpu.state.get("name", "?") for gpu in self._gpus]
+        names = [gpu.state.keys.get("name", "?") for gpu in self._gpus]
         return f"simulated GPUs ({', '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names))})"
 
     def close(self) -> None:
         self._ready.clear()
 
     def _read(self, uuids: frozenset[str] | None, now: float) -> Reading:
-        box = simfiles.read_keys(self._box_path)
+        box = self._box.read()
         if "fail" in box:
             return Reading(now, now, complete=uuids is None, error=box["fail"])
         devices: list[Device] = []
@@ -82,7 +96,7 @@ class SimulatedSource:
         gone: set[str] = set()
         chosen = self._gpus if uuids is None else [self._by_uuid[u] for u in uuids if u in self._by_uuid]
         for gpu in chosen:
-            state = _refreshed(gpu)
+            state = gpu.state.read()
             slow_ms += simfiles.number(state.get("slow_ms"))
             if state.get("present") == "0":
                 gone.add(state["uuid"])
@@ -118,15 +132,6 @@ class SimulatedSource:
             temperature_c=simfiles.number(state.get("temp", str(30 + load // 2))) if whole else None,
             power_w=60 + load * 3.0 if whole else None,
         )
-
-
-def _refreshed(gpu: _Gpu) -> dict[str, str]:
-    """The state of a GPU, read again only when its file has changed."""
-    found = os.stat(gpu.state_path)
-    stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
-    if stamp != gpu.stamp:
-        gpu.state, gpu.stamp = simfiles.read_keys(gpu.state_path), stamp
-    return gpu.state
 
 
 def _device(state: dict[str, str], index: int) -> Device:

@@ -232,7 +232,7 @@ class Store:
                 for spec in specs:
                     held.extend(self._held("WHERE identity = ? AND occurrence = ?", (identity(spec), spec.occurrence)))
             else:
-                held.extend(self._held("", ()))
+                held = self.held()
             change = reconcile(specs, held, complete=complete, retry_failed=retry_failed, first_position=first)
             self._insert(change.add, needs, now)
             for job_id in change.requeue:
@@ -285,7 +285,9 @@ class Store:
             return
         directory = Directory(
             Known(job_id, name, tuple(tags.split(",")) if tags else ())
-            for job_id, name, tags in self._db.execute("SELECT id, name, tags FROM jobs")
+            for job_id, name, tags in self._db.execute(
+                "SELECT id, name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,)
+            )
         )
         for job_id, spec in wanting:
             try:
@@ -367,6 +369,10 @@ class Store:
                 self._changed.popleft()
         finally:
             self._changed.clear()
+
+    def held(self) -> list[Held]:
+        """What the queue holds, for comparing with a list."""
+        return list(self._held("", ()))
 
     def _held(self, where: str, values: tuple[object, ...]) -> Iterator[Held]:
         query = f"SELECT id, identity, occurrence, state, cause FROM jobs {where}"

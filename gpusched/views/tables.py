@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -161,16 +162,22 @@ def cut(each: Line, width: int, mark: str = "…") -> Line:
 
 
 def _wrapped(text: Text, console: Console) -> Iterable[Text]:
-    """Broken at blanks. A line with a word that fits nowhere, such as a path, is left to the terminal, to be copied."""
+    """Broken at blanks, with what follows below the text after a label.
+
+    A line with a word that fits nowhere, such as a path, is left to the terminal, so that it can be copied.
+    """
     text.rstrip()
-    indent = min(len(text.plain) - len(text.plain.lstrip()) + 2, console.width // 2)
+    label = re.match(r" *\S+ {2,}(?=\S)", text.plain)
+    lead = len(label[0]) if label else len(text.plain) - len(text.plain.lstrip())
+    indent = min(lead if label else lead + 2, console.width // 2)
     room = console.width - indent
-    if cell_len(text.plain) <= console.width or any(cell_len(word) > room for word in text.plain.split()):
+    head, body = text[:lead], text[lead:]
+    if cell_len(text.plain) <= console.width or any(cell_len(word) > room for word in body.plain.split()):
         yield text
         return
-    for n, part in enumerate(text.wrap(console, room)):
+    for n, part in enumerate(body.wrap(console, room)):
         part.rstrip()
-        yield Text(" " * indent).append_text(part) if n else part
+        yield (Text(" " * indent) if n else head).append_text(part)
 
 
 def is_unicode(console: Console) -> bool:
