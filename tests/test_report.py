@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -45,6 +45,7 @@ def test_an_estimate_is_no_more_exact_than_it_is(seconds: float, text: str) -> N
     assert words.about(seconds) == text
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=40), st.integers(0, 30))
 def test_fit_never_takes_more_cells(text: str, width: int) -> None:
     fitted = words.fit(text, width, cell_len)
@@ -176,6 +177,7 @@ def test_the_estimate_from_what_jobs_say() -> None:
     assert time_left(pace, 2, [(10.0, 0.5), (10.0, 0.5)]) == pytest.approx(30)
 
 
+@settings(max_examples=40)
 @given(
     st.integers(0, 10_000),
     st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.floats(0, 1)), max_size=8),
@@ -234,6 +236,7 @@ def test_a_path_is_never_broken() -> None:
     assert on_terminal(20, [tables.line(path)]) == [path]
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.text(st.characters(exclude_categories=["C"]), max_size=8), st.just("")), max_size=5),
     st.integers(3, 20),
