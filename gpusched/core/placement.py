@@ -98,7 +98,7 @@ class Board:
             return known
         found = self._place_gpu(job)
         if isinstance(found, Reason) and found.kind != "look":
-            self._failed[job.shape] = Reason("behind", f"behind job {job.id}, which waits: {found.text}")
+            self._failed[job.shape] = Reason("behind", f"behind job {job.id}: {found.text}")
         return found
 
     def _place_cpu(self, job: Job) -> Start | Reason:

@@ -44,6 +44,7 @@ CREATE TABLE jobs (
 -- The head of the queue, each shape of jobs apart, at the same cost for a hundred waiting jobs and for a million.
 CREATE INDEX jobs_waiting ON jobs (shape, prio DESC, position) WHERE state = 'queued' AND blocked = 0;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+CREATE INDEX jobs_cancelled ON jobs (cause) WHERE state = 'cancelled';
 CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 
 -- What a job waits for: rows of one group are alternatives or companions, as its kind says.
