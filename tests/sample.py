@@ -25,7 +25,7 @@ from gpusched.core.model import (
     Sample,
     Usage,
 )
-from gpusched.core.plan import DeviceView, Limits
+from gpusched.core.snapshot import DeviceView, Limits, Resident
 from gpusched.host import board, queuedir
 from gpusched.host.board import Board, BoardDevice
 from gpusched.host.queuedir import QueueDir
@@ -69,6 +69,10 @@ BO = DeviceProcess(51, 60988 * MIB, "C", "bo", "python")
 EVIL = DeviceProcess(52, 12 * MIB, "C", "ev\x1b[31mil", "x\ny")
 
 
+def _residents(job_id: int | None) -> tuple[Resident, ...]:
+    return () if job_id is None else (Resident(job_id, 0),)
+
+
 def a_board(**changes: object) -> Board:
     """Four GPUs: ours, busy, being counted, and claimed by a colleague."""
     views = (
@@ -85,7 +89,7 @@ def a_board(**changes: object) -> Board:
         view(3, DeviceState.FREE, "free", used=4, count=10, refused="claimed by cy's gpusched"),
     )
     jobs = {0: 3}
-    devices = tuple(BoardDevice(gpu(n), v, jobs.get(n)) for n, v in enumerate(views))
+    devices = tuple(BoardDevice(gpu(n), replace(v, residents=_residents(jobs.get(n)))) for n, v in enumerate(views))
     made = Board(NOW - 1.4, PID, "simulated GPUs (4 A100)", Limits(4, 2), 10, 500 * MIB, devices)
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -119,7 +123,7 @@ class Sample9:
         specs = [JobSpec(text, text, line) for line, text in enumerate(COMMANDS, 2)]
         with store.transaction():
             first = NOW - 3600
-            store.submit(specs, Requirements(retries=1, cwd=b"/home/ann/project"), first)
+            store.submit(specs, lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first)
             dispatch = store.begin_dispatch(first)
             store.touch_dispatch(dispatch, NOW - 30)
             self.attempt(1, OK, 10, 70, gpus=(0,), used=Usage(30, 900 * MIB, 800.0 * MIB, 0.42, 7200.0))
@@ -130,7 +134,7 @@ class Sample9:
             self.attempt(7, EXIT_3, 3520, 3595, gpus=(2,), delay_s=20.0)
             self.start(3, 3500, gpus=(0,))
             store.cancel(8, first + 100)
-            store.submit(specs[:-1], Requirements(retries=1, cwd=b"/home/ann/project"), first + 200)
+            store.submit(specs[:-1], lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first + 200)
 
     def start(self, job_id: int, after_s: float, *, gpus: tuple[int, ...] = ()) -> int:
         job = self.store.job(job_id)

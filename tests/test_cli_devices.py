@@ -8,11 +8,13 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpusched.cli import main as front
+from gpusched.core.snapshot import Resident
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.host import devices, queuedir, simfiles
 from gpusched.host.claims import Claims
@@ -78,11 +80,11 @@ def test_counted_as_json(sample: Sample9, capsys: Capture) -> None:
         found = json.loads(call(capsys, "--json"))["devices"]
     finally:
         os.close(fd)
-    assert [(d["state"], d["checks"], d["max_checks"], d["queue"], d["job"]) for d in found] == [
-        ("running", 10, 10, "commands", 3),
-        ("busy", 0, 10, "commands", None),
-        ("checking", 3, 10, "commands", None),
-        ("free", 10, 10, "commands", None),
+    assert [(d["state"], d["checks"], d["max_checks"], d["queue"], d["jobs"]) for d in found] == [
+        ("running", 10, 10, "commands", [3]),
+        ("busy", 0, 10, "commands", []),
+        ("checking", 3, 10, "commands", []),
+        ("free", 10, 10, "commands", []),
     ]
     assert found[1]["processes"][1] == {
         "pid": 52,
@@ -135,13 +137,14 @@ def test_a_board_lies_over_what_is_read(home: Path, capsys: Capture, monkeypatch
         board = a_board()
         if name == "sweep":
             items = tuple(
-                type(item)(item.device, item.view, 9 if n == 3 else None) for n, item in enumerate(board.devices)
+                type(item)(item.device, replace(item.view, residents=(Resident(9, 0),) if n == 3 else ()))
+                for n, item in enumerate(board.devices)
             )
             board = a_board(devices=items)
         made.publish(board)
         made.close()
     found = json.loads(call(capsys, "--json"))["devices"]
-    assert [(d["queue"], d["job"]) for d in found][0::3] == [("commands", 3), ("sweep", 9)]
+    assert [(d["queue"], d["jobs"]) for d in found][0::3] == [("commands", [3]), ("sweep", [9])]
     assert found[4]["queue"] is None and len(found) == 5
     assert "no dispatcher of yours counts the others" in call(capsys)
 

@@ -68,7 +68,7 @@ def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Ca
     other.close()
     queuedir.remember(other.place)
     elsewhere = Sample9(dispatched.home / "b", "commands")
-    elsewhere.store.submit([JobSpec(b"true", b"true", 1)], Requirements(), NOW)
+    elsewhere.store.submit([JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
     elsewhere.close()
     queuedir.remember(elsewhere.place)
     golden("status-all", shown(capsys, "status"), home=dispatched.home)
@@ -250,7 +250,7 @@ def test_the_summary_as_json(ended: Queue, capsys: Capture) -> None:
 
 def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: Queue, capsys: Capture) -> None:
     texts = [b"false %d" % n for n in range(30)]
-    sample.store.submit([JobSpec(t, t, n) for n, t in enumerate(texts)], Requirements(), NOW, append=True)
+    sample.store.submit([JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True)
     with sample.store.transaction():
         for job_id in range(10, 40):
             sample.attempt(job_id, EXIT_3, 3590, 3591)

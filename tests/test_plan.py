@@ -268,11 +268,16 @@ def test_running_cpu_jobs_count() -> None:
 # ---- order -----------------------------------------------------------------------------------------
 
 
-def test_later_jobs_wait_behind_the_first_that_waits() -> None:
-    found = plan([view(0), view(1, BUSY)], [Job(1, 2), Job(2), Job(3)])
-    assert found.actions == ()
-    assert why(found, 2) == ("behind", f"behind job 1, which waits: {found.reasons[1].text}")
-    assert found.reasons[3] is found.reasons[2]
+def test_smaller_jobs_pass_a_larger_one_for_a_while_only() -> None:
+    waiting = [Job(1, 2), Job(2), Job(3)]
+    found = plan([view(0), view(1, BUSY)], waiting)
+    assert found.actions == (Claim(2, ("GPU-0",)),)
+    assert why(found, 1)[0] == why(found, 3)[0] == "devices"
+    assert found.first_waiting == 1
+    late = plan([view(0), view(1, BUSY)], waiting, waited_since={1: 100.0 - 600.0})
+    assert late.actions == ()
+    assert why(late, 2) == ("devices", "waits for a GPU; GPU 0 is kept for job 1, which has waited 10 min for 2 GPUs")
+    assert why(late, 3) == ("behind", f"behind job 2: {late.reasons[2].text}")
 
 
 def test_a_job_that_backs_off_holds_nobody_up() -> None:
@@ -313,9 +318,9 @@ def test_a_larger_device_goes_to_the_first_that_waits_for_it() -> None:
     assert found.actions == (Claim(1, ("GPU-1",)), Claim(3, ("GPU-0",)))
 
 
-def test_larger_devices_are_kept_together_for_a_job_with_several() -> None:
+def test_larger_devices_are_kept_for_a_job_with_several_that_has_waited() -> None:
     devices = [view(0), view(1, total_gib=80), view(2, BUSY, total_gib=80)]
-    found = plan(devices, [Job(1, 2, above_bytes=SMALL), Job(2), Job(3)])
+    found = plan(devices, [Job(1, 2, above_bytes=SMALL), Job(2), Job(3)], waited_since={1: 0.0 - 600.0})
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found)[0] == why(found, 3)[0] == "devices"
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
-from gpusched.core.plan import DeviceView
+from gpusched.core.snapshot import DeviceView, Resident
 from gpusched.host.board import BoardDevice
 from gpusched.views import report, tables, words
 from gpusched.views.words import Pace, time_left
@@ -96,7 +96,7 @@ def test_the_state_of_a_device_in_words(item: DeviceView, word: str, detail: str
 
 def test_a_device_with_our_job_tells_the_job_and_what_is_wrong_besides() -> None:
     known = view(0, DeviceState.RUNNING, "900 MiB in use by bo's python (pid 51), threshold 500 MiB")
-    shown = report.device_line(BoardDevice(gpu(0), known, 12), 10, of_queue="q")
+    shown = report.device_line(BoardDevice(gpu(0), replace(known, residents=(Resident(12, 0),))), 10, of_queue="q")
     assert (shown.word, shown.tone) == ("job 12 of q", "ours") and shown.detail.startswith("900 MiB")
 
 

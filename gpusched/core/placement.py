@@ -264,12 +264,14 @@ class Board:
 
     def _candidates(self, job: Job) -> list[DeviceView]:
         """The devices that could serve the job once they are empty, those that are soonest so first."""
+        wanted = job.above_bytes + self._at.threshold_bytes if self._waits_for_larger(job) else 0
         fitting = [
             d
             for d in self._at.devices
             if _present(d)
             and (not job.gpu_model or job.gpu_model.lower() in d.name.lower())
             and (not job.mem_bytes or (d.total_bytes or 0) - MARGIN_BYTES >= job.mem_bytes)
+            and (d.total_bytes or 0) >= wanted
         ]
         free = {d.uuid for d in self._whole}
         return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in self._kept))
