@@ -27,7 +27,7 @@ from gpusched.host.claims import Claims, find_directory
 from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
-from gpusched.submit import Rules, submit
+from gpusched.submit import Rules, refuse_impossible, submit
 
 STREAM = "-"
 ACK_STEP_S = 0.05
@@ -85,6 +85,12 @@ def check_devices(settings: Settings, devices: tuple[Device, ...]) -> selection.
             hint="the outer one holds that GPU until this job ends; run the list outside, or with --gpus-per-job 0",
         )
     return chosen
+
+
+def check_jobs(jobs: JobFile, rules: Rules, devices: tuple[Device, ...]) -> None:
+    """Refuse at once what these devices can never serve, by the options or by what a job says of itself."""
+    chosen = check_devices(rules.settings, devices)
+    refuse_impossible(jobs.specs, rules, [device for device in devices if device.uuid in chosen.uuids])
 
 
 class Queue:

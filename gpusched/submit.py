@@ -10,12 +10,14 @@ from gpusched.config import Settings
 from gpusched.core import jobfile
 from gpusched.core.findings import Finding, render_findings
 from gpusched.core.jobfile import JobFile
-from gpusched.core.model import JobSpec, Requirements
+from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements
 from gpusched.core.plan import round_budget
 from gpusched.core.reconcile import Change
-from gpusched.core.snapshot import Limits
+from gpusched.core.snapshot import MARGIN_BYTES, Limits
 from gpusched.errors import GpuschedError
 from gpusched.host.store import Store
+
+SHOWN_IMPOSSIBLE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,39 @@ def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
         where=where,
         hint=f"nothing of this list was taken; mend it{way_on}",
     )
+
+
+def refuse_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> None:
+    """Raise GpuschedError for jobs that these allowed devices can never serve."""
+    wrong = [
+        f"  line {spec.line}: {why}"
+        for spec in specs
+        if spec.attributes is not NO_ATTRIBUTES and (why := _impossible(rules.needs(spec), rules.limits, devices))
+    ]
+    if wrong:
+        more = [f"  … and {len(wrong) - SHOWN_IMPOSSIBLE} more"] if len(wrong) > SHOWN_IMPOSSIBLE else []
+        text = "\n".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], *more])
+        raise GpuschedError(text, hint="nothing of this list was taken; see `gpusched devices` for what is here")
+
+
+def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
+    if needs.gpus > limits.max_gpus:
+        return f"wants {needs.gpus} GPUs, and this queue may hold {limits.max_gpus} (--max-gpus {needs.gpus})"
+    for tag in needs.tags:
+        if needs.gpus > limits.tag_gpus.get(tag, needs.gpus):
+            return f"wants {needs.gpus} GPUs, and the tag {tag} may hold {limits.tag_gpus[tag]} (--tag-max-gpus)"
+    fitting = [d for d in devices if needs.gpu_model.lower() in d.name.lower()]
+    if needs.gpus > len(fitting):
+        model = f" named {needs.gpu_model}" if needs.gpu_model else ""
+        return f"wants {needs.gpus} GPUs{model}, and {len(fitting)} are allowed here"
+    if needs.mem_bytes:
+        large = [d for d in fitting if d.total_bytes is None or d.total_bytes - MARGIN_BYTES >= needs.mem_bytes]
+        if needs.gpus > len(large):
+            most = max((d.total_bytes or 0 for d in fitting), default=0) // MIB
+            return (
+                f"wants {needs.mem_bytes // MIB} MiB on {needs.gpus} GPU(s); the largest here has {most}, less a margin"
+            )
+    return ""
 
 
 def submit(

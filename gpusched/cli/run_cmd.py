@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.options import SettingsCommand, settings_options
-from gpusched.config import Loaded, Settings
+from gpusched.config import Loaded
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
+    from gpusched.api import Devices, Queue
     from gpusched.core.jobfile import JobFile
     from gpusched.dispatcher import Observer
+    from gpusched.host.queuedir import QueueDir
     from gpusched.submit import Rules
 
 
@@ -93,7 +94,7 @@ def run(
         from gpusched.cli.dry_run import dry_run as show
 
         return show(place, jobs, rules, as_json=as_json)
-    devices = _check(place, settings)
+    devices = _check(place, jobs, rules)
     try:
         queue = api.Queue.for_file(file, settings)
     except BaseException:
@@ -167,18 +168,18 @@ def _parse(data: bytes, rules: Rules, file: str, *, verbose: bool, quiet: bool) 
     return jobs
 
 
-def _check(place, settings: Settings):  # type: ignore[no-untyped-def]
+def _check(place: QueueDir, jobs: JobFile, rules: Rules) -> Devices | None:
     """Refuse what this box can never meet before anything is made; the opened devices, unless others have them."""
     from gpusched import api
 
     if place.exists() and place.dispatcher() is not None:
         known = api.known_devices(place)
         if known:
-            api.check_devices(settings, known)
+            api.check_jobs(jobs, rules, known)
         return None
-    devices = api.open_devices(settings)
+    devices = api.open_devices(rules.settings)
     try:
-        api.check_devices(settings, devices.first.devices)
+        api.check_jobs(jobs, rules, devices.first.devices)
     except BaseException:
         devices.close()
         raise

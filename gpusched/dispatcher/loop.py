@@ -44,7 +44,7 @@ from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import DiskFull, Store
-from gpusched.submit import Rules, submit
+from gpusched.submit import Rules, refuse_impossible, submit
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -391,6 +391,7 @@ class Dispatcher:
                     self.refused_lines += len(batch.jobs.errors)
                     lines = render_findings(batch.jobs.errors, "standard input")
                     self.reporter.tell("error", f"left out, for it cannot be right (the other lines run):\n{lines}")
+                refuse_impossible(batch.jobs.specs, self.rules, self.devices.devices())
                 change = submit(
                     self.store,
                     batch.jobs.specs,

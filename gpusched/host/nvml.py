@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gpusched.host.nvml_groups import Groups
+
 try:
     import pynvml
 except ImportError:  # main() tells it
@@ -33,12 +35,7 @@ COMPUTE_MODES = {1: "exclusive_process", 2: "prohibited", 3: "exclusive_process"
 
 SUCCESS, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 7, 13
 AS_A_WHOLE = (1, 9, 18)  # uninitialised, driver not loaded, library and driver differ: no device's own error
-UNSUPPORTED = (
-    3,
-    4,
-    13,
-    25,
-)  # not supported, no permission, no such function, no such version of its argument
+UNSUPPORTED = (3, 4, 13, 25)  # not supported, no permission, no such function or version of its argument
 LOST = (6, 15, 28)  # not found, lost, GPU not found
 Fields = dict[str, Any]
 
@@ -105,6 +102,7 @@ class Reader:
         library, driver = pynvml.nvmlSystemGetNVMLVersion(), pynvml.nvmlSystemGetDriverVersion()
         self._versions = f"NVML {library}, driver {driver}"
         self._handles.clear()
+        self._groups = Groups(pynvml)
         # Early R535 drivers put longer records into the _v3 lists; they are told by what they have and lack.
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
         suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
@@ -136,6 +134,7 @@ class Reader:
                     continue
                 self._handles[uuid] = handle
                 found["devices"] += self._devices(uuid, index, handle)
+            self._groups.name(found["devices"], self._handles)
         asked = list(self._handles) if uuids is None else uuids
         found["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in asked]
         if uuids is None:

@@ -143,6 +143,7 @@ def _device(state: dict[str, str], index: int) -> Device:
         bus_id=state.get("bus", ""),
         compute_mode=state.get("compute_mode", "default"),
         unified_memory=state.get("unified") == "1",
+        group=state.get("group", ""),
     )
 
 
