@@ -35,7 +35,7 @@ TABLE = (
     Row("core.*", ("core.*", "errors")),
     Row("experiments.*", ("experiments.*", "core.*", "config", "errors"), ("yaml",)),
     Row("host.store", ("core.*", "errors")),
-    Row("host.nvml", ("core.*", "errors"), ("pynvml", "psutil")),
+    Row("host.nvml", ("core.*", "errors", "host.nvml_groups"), ("pynvml", "psutil")),
     Row("host.devices", ("core.*", "errors", "host.nvml*", "host.simulated", "host.simfiles")),
     Row("host.locks", ("errors",)),
     Row("host.processes", ()),

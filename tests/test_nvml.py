@@ -87,6 +87,22 @@ def test_a_mixed_box_in_the_order_of_the_bus(rig: Rig, tmp_path: Path) -> None:
         source.close()
 
 
+def test_boards_at_one_numa_node_are_a_group(rig: Rig, tmp_path: Path) -> None:
+    """This driver knows no NVLink."""
+    with rig.machine(tmp_path / "m", gpus=4, model="T4") as machine:
+        machine.set("all", "numa=0")
+        machine.set(2, "numa=1")
+        source = open_source(environment=machine.env())
+        groups = ["NUMA 0", "NUMA 0", "", "NUMA 0"]
+        assert [device.group for device in ask(source).devices] == groups
+        machine.set("all", "err.nvmlDeviceGetTopologyCommonAncestor=FUNCTION_NOT_FOUND")
+        assert [device.group for device in ask(source).devices] == groups  # asked once
+        source.close()
+        source = open_source(environment=machine.env())
+        assert [device.group for device in ask(source).devices] == [""] * 4
+        source.close()
+
+
 def test_the_drivers_reserve_is_not_in_use(machine: Machine, source: NvmlSource) -> None:
     machine.set(0, "reserved=904")
     assert [sample.used_bytes for sample in ask(source).samples] == [0, 0]

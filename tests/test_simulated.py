@@ -119,6 +119,11 @@ def test_a_unified_board(directory: str) -> None:
     assert [p.used_bytes for p in reading.samples[0].processes or ()] == [None]
 
 
+def test_boards_may_be_given_a_group(directory: str) -> None:
+    simfiles.change_keys(f"{directory}/gpu1/state", group="NVLink 0")
+    assert [device.group for device in look(SimulatedSource(directory)).devices] == ["", "NVLink 0"]
+
+
 def test_the_load_of_processes_adds_up(directory: str) -> None:
     hold(directory, 0, mib=500, util=60)
     with subprocess.Popen(["sleep", "60"]) as other:

@@ -53,7 +53,7 @@ class Groups:
                 continue
             pci = self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
             bus_id = os.fsdecode(pci.busId).lower() if pci else ""
-            if bus_id.strip("0:.f"):
+            if bus_id.strip("0:."):
                 ends.add(bus_id)
             elif self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == SWITCH:
                 ends.add("switch")
