@@ -6,7 +6,7 @@ start either: the plan of the first few jobs of each shape is the plan of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpusched.core.availability import DeviceState
@@ -57,8 +57,9 @@ class Board:
         self._taken: set[str] = set()
         self._looks: set[str] = set()
         self._reserved: dict[str, str] = {}  # device -> why it is kept from jobs that would pass
+        self._gpus_reserved = 0  # of max_gpus, for these
         self._failed: dict[tuple[object, ...], Reason] = {}  # of jobs of a shape after the first that waits
-        self.first_waiting: int | None = None
+        self.passed: list[int] = []  # jobs that wait for devices while others may pass them
 
     def _devices_by_tag(self) -> dict[str, set[str]]:
         tagged: dict[str, set[str]] = {tag: set() for tag in self._limits.tag_gpus}
@@ -112,7 +113,7 @@ class Board:
         chosen = self._choose(job, larger)
         if isinstance(chosen, Reason):
             if chosen.kind in ("devices", "max_gpus"):
-                self._note_waiting(job)
+                self._note_waiting(job, larger)
             return chosen
         for tag in job.tags:
             if tag in self._tagged:
@@ -153,47 +154,67 @@ class Board:
     def _choose(self, job: Job, larger: bool) -> list[DeviceView] | Reason:
         """The devices for this job, the best ones; or why there are not enough."""
         shared = [r.device for r in self._rooms.values() if self._joinable(r, job)]
+        full_tag = self._full_tag(job, shared)
+        if full_tag:
+            return full_tag
         whole = [d for d in self._whole if self._serves(d, job, larger)]
         reserved = [d for d in (*shared, *whole) if d.uuid in self._reserved]
         if reserved:
             shared = [d for d in shared if d.uuid not in self._reserved]
             whole = [d for d in whole if d.uuid not in self._reserved]
-        budget = self._whole_budget(job)
-        if len(shared) + min(len(whole), budget[0]) < job.gpus:
-            if len(shared) + len(whole) >= job.gpus:
-                return budget[1]
+        ranked = self._rank(job, shared, whole, larger)
+        if len(ranked) < job.gpus:
             if reserved:
                 return Reason("devices", f"waits for {_want(job)}; {self._reserved[reserved[0].uuid]}")
-            return Reason("devices", self._shortage(job, len(shared) + len(whole), larger))
-        ranked = self._rank(job, shared, whole[:], larger)
-        return self._take_best(job, ranked, budget[0])
-
-    def _take_best(self, job: Job, ranked: list[DeviceView], whole_budget: int) -> list[DeviceView]:
+            return Reason("devices", self._shortage(job, len(ranked), larger))
+        if job.avoid and sum(d.uuid not in job.avoid for d in ranked) >= job.gpus:
+            ranked = [d for d in ranked if d.uuid not in job.avoid]
         if job.gpus > 1:
             ranked = self._one_group_first(job, ranked)
+        chosen = self._affordable(job, ranked) or self._affordable(job, sorted(ranked, key=lambda d: self._cost(job, d)))
+        return chosen or self._unaffordable(job, len(shared))
+
+    def _affordable(self, job: Job, ranked: Iterable[DeviceView]) -> list[DeviceView]:
+        """The first devices that the limits allow together; empty where they allow too few."""
+        gpus_left = self._gpus_left
+        tags = {tag: self._limits.tag_gpus[tag] - len(self._tagged[tag]) for tag in job.tags if tag in self._tagged}
         chosen: list[DeviceView] = []
         for device in ranked:
+            new_to = [tag for tag in tags if device.uuid not in self._tagged[tag]]
             whole = device.uuid not in self._rooms
-            if whole and whole_budget <= 0:
+            if (whole and gpus_left <= 0) or any(tags[tag] <= 0 for tag in new_to):
                 continue
-            whole_budget -= whole
+            gpus_left -= whole
+            for tag in new_to:
+                tags[tag] -= 1
             chosen.append(device)
             if len(chosen) == job.gpus:
-                break
-        return chosen
+                return chosen
+        return []
 
-    def _whole_budget(self, job: Job) -> tuple[int, Reason]:
-        """How many more devices this job may take whole, and the reason if that is too few."""
-        left = self._gpus_left
-        reason = Reason("max_gpus", self._limit_text(job))
+    def _cost(self, job: Job, device: DeviceView) -> int:
+        """How many limits the device counts for, with this job."""
+        new_to = sum(tag in self._tagged and device.uuid not in self._tagged[tag] for tag in job.tags)
+        return new_to + (device.uuid not in self._rooms)
+
+    def _unaffordable(self, job: Job, shared: int) -> Reason:
+        """Why the limits allow too few of the devices that there are."""
+        if shared + max(0, self._gpus_left) >= job.gpus:
+            return self._full_tag(job, []) or Reason("tag", "waits for the limits of its tags (--tag-max-gpus)")
+        if self._gpus_reserved and shared + self._gpus_left + self._gpus_reserved >= job.gpus:
+            kept = next(iter(self._reserved.values()))
+            return Reason("devices", f"waits for {_want(job)} within --max-gpus; {kept}")
+        return Reason("max_gpus", self._limit_text(job))
+
+    def _full_tag(self, job: Job, shared: Sequence[DeviceView]) -> Reason | None:
+        """Why a tag's limit alone leaves this job too few devices, whatever becomes free."""
         for tag in job.tags:
             if tag in self._tagged:
-                limit = self._limits.tag_gpus[tag]
-                if limit - len(self._tagged[tag]) < left:
-                    left = limit - len(self._tagged[tag])
-                    text = f"{len(self._tagged[tag])} of {limit} GPUs for the tag {tag} are in use (--max-gpus {tag}=N)"
-                    reason = Reason("tag", text)
-        return max(0, left), reason
+                limit, held = self._limits.tag_gpus[tag], self._tagged[tag]
+                if limit - len(held) + sum(d.uuid in held for d in shared) < job.gpus:
+                    text = f"{len(held)} of {limit} GPUs for the tag {tag} are in use (--tag-max-gpus {tag}=N)"
+                    return Reason("tag", text)
+        return None
 
     def _serves(self, device: DeviceView, job: Job, larger: bool) -> bool:
         if job.gpu_model and job.gpu_model.lower() not in device.name.lower():
@@ -205,12 +226,7 @@ class Board:
     def _joinable(self, room: _Room, job: Job) -> bool:
         if not job.mem_bytes or room.left_bytes < job.mem_bytes or room.jobs >= self._limits.jobs_per_gpu:
             return False
-        if any(tag in self._tagged and not self._tag_has_room(tag, room.device.uuid) for tag in job.tags):
-            return False
         return not job.gpu_model or job.gpu_model.lower() in room.device.name.lower()
-
-    def _tag_has_room(self, tag: str, uuid: str) -> bool:
-        return uuid in self._tagged[tag] or len(self._tagged[tag]) < self._limits.tag_gpus[tag]
 
     def _rank(self, job: Job, shared: list[DeviceView], whole: list[DeviceView], larger: bool) -> list[DeviceView]:
         """Best first. Whole devices in order of preference; shared ones by best fit."""
@@ -222,7 +238,8 @@ class Board:
         if job.mem_bytes:
             strategy = self._limits.strategy
             if strategy == "fill-first":
-                ranked = sorted(shared, key=left) + sorted(whole, key=left)
+                # by the size of whole ones: what idle boards hold differs a little and says nothing
+                ranked = sorted(shared, key=left) + sorted(whole, key=lambda d: d.total_bytes or 0)
             elif strategy == "round-robin":
                 ranked = whole + sorted(shared, key=lambda d: (self._rooms[d.uuid].jobs, self._order[d.uuid]))
             else:
@@ -248,33 +265,37 @@ class Board:
 
     # ---- passing ----
 
-    def _note_waiting(self, job: Job) -> None:
+    def _note_waiting(self, job: Job, larger: bool) -> None:
         """Jobs behind may pass this one for a while; after that, devices are kept for it."""
-        if self.first_waiting is not None:
-            return
-        self.first_waiting = job.id
+        candidates = [d for d in self._candidates(job, larger) if d.uuid not in self._reserved]
+        if job.gpus > min(self._limits.max_gpus, len(candidates)):
+            return  # as things stand, keeping any would not help it
+        self.passed.append(job.id)
         since = self._at.waited_since.get(job.id, self._at.now)
         if self._at.now - since < self._limits.max_bypass_s:
             return
         text = f"kept for job {job.id}, which has waited {_minutes(self._at.now - since)} for {_want(job)}"
-        for device in self._candidates(job)[: job.gpus]:
-            self._reserved[device.uuid] = f"{device.label} is {text}"
-            if device.uuid not in self._kept:
-                self._gpus_left -= 1
-
-    def _candidates(self, job: Job) -> list[DeviceView]:
-        """The devices that could serve the job once they are empty, those that are soonest so first."""
-        wanted = job.above_bytes + self._at.threshold_bytes if self._waits_for_larger(job) else 0
-        fitting = [
-            d
-            for d in self._at.devices
-            if _present(d)
-            and (not job.gpu_model or job.gpu_model.lower() in d.name.lower())
-            and (not job.mem_bytes or (d.total_bytes or 0) - MARGIN_BYTES >= job.mem_bytes)
-            and (d.total_bytes or 0) >= wanted
-        ]
         free = {d.uuid for d in self._whole}
+        for device in candidates[: job.gpus]:
+            self._reserved[device.uuid] = f"{device.label} is {text}"
+            if device.uuid in free:  # those with jobs of ours count already; others' may be long in coming
+                self._gpus_left -= 1
+                self._gpus_reserved += 1
+
+    def _candidates(self, job: Job, larger: bool) -> list[DeviceView]:
+        """The devices that could serve the job once they are empty, those that are soonest so first."""
+        free = {d.uuid for d in self._whole}
+        fitting = [d for d in self._at.devices if _present(d) and self._could_serve(d, job, larger)]
+        fitting = [d for d in fitting if d.uuid not in free or self._serves(d, job, larger)]
         return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in self._kept))
+
+    def _could_serve(self, device: DeviceView, job: Job, larger: bool) -> bool:
+        if job.gpu_model and job.gpu_model.lower() not in device.name.lower():
+            return False
+        total = device.total_bytes or 0
+        if larger and total - self._at.threshold_bytes <= job.above_bytes:
+            return False
+        return not job.mem_bytes or total - MARGIN_BYTES >= job.mem_bytes
 
     # ---- what remains ----
 

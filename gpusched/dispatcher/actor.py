@@ -58,19 +58,21 @@ class Actor:
     def act(self, plan: Plan, rows: Mapping[int, JobRow], now: float) -> set[int]:
         """Do all of it; the ids of the jobs that no longer wait. `rows` are the waiting jobs that the plan saw.
 
-        Raises DiskFull or OSError when there is no room to book; then nothing was closed or started.
+        Raises DiskFull or OSError when there is no room to book; then nothing was closed or started. Raises OSError
+        when there was no process to be had for a booked attempt; it is then seen as not started.
         """
         closes = [action for action in plan.actions if isinstance(action, Close)]
         starts = [action for action in plan.actions if isinstance(action, Start)]
-        gone = self._book(closes, starts, rows, now) if closes or starts else set()
-        for action in plan.actions:
+        for action in plan.actions:  # what needs no room on any disk
             if isinstance(action, Stop):
                 self._attempts.stop(self._attempts.find(action.attempt.job_id, action.attempt.number))
             elif isinstance(action, Look):
                 self._devices.look(action.devices, self._clock())
             elif isinstance(action, Release):
                 self._devices.release(action.uuid)
-            elif isinstance(action, Claim):
+        gone = self._book(closes, starts, rows, now) if closes or starts else set()
+        for action in plan.actions:
+            if isinstance(action, Claim):
                 self._step("claim")
                 self._devices.claim(action.devices, self._clock())  # later than any look of this tick
                 self._step("claimed")
@@ -108,8 +110,14 @@ class Actor:
         self._step("booked")
         for live, state in closed:
             self._finish_close(live, state, now)
+        trouble: OSError | None = None
         for ready in booked:
-            self._hand_over(ready, now)
+            try:
+                self._hand_over(ready, now)
+            except OSError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
         return {start.job_id for start in starts}
 
     def _prepare(self, job: JobRow, uuids: Sequence[str], now: float) -> _Ready | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import shlex
@@ -35,6 +36,7 @@ STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left
 SHUTDOWN_WINDOW_S = 1.0
 DOUBT_S = 1.0  # a failure waits so long for a reading of its devices, which may have been lost
 
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
 
 
@@ -193,7 +195,10 @@ class AttemptBook:
         environment: dict[bytes, bytes],
         style: LaunchStyle,
     ) -> Live:
-        """Hand a booked attempt to a shepherd and let go of the life lock here."""
+        """Hand a booked attempt to a shepherd and let go of the life lock here.
+
+        Raises OSError when that cannot be; the attempt is then seen as not started.
+        """
         directory = attemptdir.directory(self.queue.state, job.id, row.number)
         marker = marker_of(self.queue, job.id, row.number)
         environment = {
@@ -205,20 +210,23 @@ class AttemptBook:
         }
         live = Live(job, row, directory, marker)
         self.live[directory] = live
-        order = Order(
-            directory=directory,
-            argv=_argv(style, job.command, directory),
-            cwd=job.cwd,
-            environment=environment,
-            log=f"{self.queue.path}/{row.log}",
-            error_log=row.error_log and f"{self.queue.path}/{row.error_log}",
-            time_limit_s=job.time_limit_s,
-            grace_s=style.grace_s,
-            leftovers=style.leftovers,
-            marker=marker,
-        )
         try:
+            order = Order(
+                directory=directory,
+                argv=_argv(style, job.command, directory),
+                cwd=job.cwd,
+                environment=environment,
+                log=f"{self.queue.path}/{row.log}",
+                error_log=row.error_log and f"{self.queue.path}/{row.error_log}",
+                time_limit_s=job.time_limit_s,
+                grace_s=style.grace_s,
+                leftovers=style.leftovers,
+                marker=marker,
+            )
             self._launcher.launch(order, life, claims)
+        except OSError as error:
+            self.told[directory] = error.strerror or str(error)
+            raise
         finally:
             os.close(life)
         return live
@@ -277,7 +285,9 @@ class AttemptBook:
 
     def _outcome(self, live: Live, error: str, stopping_since: float | None) -> Outcome:
         if live.fact is AttemptFact.NOT_STARTED:
-            cause = "disk_full" if error else "dispatcher_gone" if live.adopted else ""
+            cause = "dispatcher_gone" if live.adopted else ""
+            if error:
+                cause = "disk_full" if error in _DISK_FULL else "cannot_start"
             return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
         if live.fact is AttemptFact.LOST:
             return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")

@@ -131,12 +131,10 @@ class StreamFeed:
         self._over = False  # end of input seen
         self._clean = False
         self._told_end = False
-        self._pollable = False
         self._selector: selectors.BaseSelector | None = None
 
     def attach(self, selector: selectors.BaseSelector) -> None:
-        os.set_blocking(self._fd, False)
-        try:
+        try:  # left blocking, since it is shared with whoever started us: read only when there is something
             selector.register(self._fd, selectors.EVENT_READ, self._read)
             self._selector = selector
         except PermissionError:  # a regular file is always readable
@@ -146,7 +144,7 @@ class StreamFeed:
     def _read(self) -> None:
         try:
             data = os.read(self._fd, CHUNK_BYTES)
-        except BlockingIOError:
+        except BlockingIOError:  # it was not blocking before us
             return
         except OSError:
             self._end(clean=False)

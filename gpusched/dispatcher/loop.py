@@ -27,7 +27,7 @@ from gpusched.core.snapshot import Close, Plan, Snapshot
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live
 from gpusched.dispatcher.devicebook import DeviceBook
-from gpusched.dispatcher.feed import Feed, NoFeed
+from gpusched.dispatcher.feed import Batch, Feed, NoFeed
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.wake import Sleeper
 from gpusched.errors import (
@@ -43,13 +43,13 @@ from gpusched.host.board import Board
 from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 from gpusched.host.queuedir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import DiskFull, Store, StoreError
 from gpusched.submit import Rules, refuse_impossible, submit
 
 log = logging.getLogger("gpusched.dispatcher")
 
 METRICS_EVERY_S = 30.0
-DISK_AGAIN_S = 5.0
+TROUBLE_AGAIN_S = 5.0
 LINGER_AGAIN_S = 0.2
 WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and said again so often
@@ -95,8 +95,10 @@ class Dispatcher:
         self.exit_code: int | None = None
         self._failed_here = 0
         self._quick_failures: Counter[str] = Counter()  # by tag, in a row
-        self._disk_full = ""
-        self._disk_again_at = 0.0
+        self._trouble = ""  # why the box lets nothing start
+        self._trouble_until = 0.0
+        self._trouble_told = ""
+        self._batch: Batch | None = None  # read from the feed, not stored yet
         self._next_poll = self._next_metrics = self._next_frame = 0.0
         self._head: list[JobRow] = []
         self._head_complete = False  # whether _head is still what the store would say
@@ -201,6 +203,8 @@ class Dispatcher:
         log.info("dispatching %s on %s", self.queue.path, self.source.describe())
 
     def _observe(self, now: float) -> None:
+        if self._trouble and now >= self._trouble_until:
+            self._trouble = ""
         self._hear_signals(now)
         version = self.store.data_version()
         if version != self._data_version:
@@ -232,13 +236,11 @@ class Dispatcher:
     def _look(self, now: float, *, everywhere: bool) -> None:
         ended = self.attempts.look(now, everywhere, self.stop_all_since)
         for live in ended:
-            if live.outcome is not None and live.outcome.cause == "disk_full":
-                self._note_disk_full(live.outcome.note, now)
+            if live.outcome is not None and live.outcome.cause in ("disk_full", "cannot_start"):
+                self._note_trouble(live.outcome.note, now, full=live.outcome.cause == "disk_full")
             self.devices.settle(live.devices, now, self.attempts.occupied())
 
     def _snapshot(self, now: float) -> Snapshot:
-        if self._disk_full and now >= self._disk_again_at:
-            self._disk_full = ""
         attempts = tuple(live.planned() for live in self.attempts.live.values())
         return Snapshot(
             now=now,
@@ -246,7 +248,7 @@ class Dispatcher:
             devices=self.devices.views(self.attempts.residents()),
             waiting=() if self.draining else tuple(row.waiting for row in self._waiting(now)),
             attempts=attempts,
-            closed_to_starts=self.draining or self._disk_full,
+            closed_to_starts=self.draining or self._trouble,
             gpus_closed=self.devices.error,
             stop_all=self.stop_all_since is not None,
             threshold_bytes=self.devices.criteria.threshold_bytes,
@@ -290,14 +292,13 @@ class Dispatcher:
     def _act(self, plan: Plan, now: float) -> None:
         try:
             gone = self.actor.act(plan, {row.id: row for row in self._head}, now)
-        except DiskFull as error:
-            self._note_disk_full(str(error), now)
+        except (DiskFull, OSError) as error:
+            self._note_trouble(error, now)
+            self._head_complete = False
             return
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self._note_disk_full(str(error), now)
-            return
+        if gone and self._trouble_told:
+            self._trouble_told = ""
+            self.reporter.tell("queue", "jobs can start again")
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head = [row for row in self._head if row.id not in gone]
@@ -353,12 +354,17 @@ class Dispatcher:
             return
         self.draining = self.draining or f"stopping ({why})"
         self.stop_all_since, self.exit_code = now, code
-        again = self.store.blame_shutdown(now - SHUTDOWN_WINDOW_S)
+        again: list[int] = []
+        try:
+            again = self.store.blame_shutdown(now - SHUTDOWN_WINDOW_S)
+        except DiskFull as error:
+            self._note_trouble(error, now)
         what = f"stopping {len(self.attempts.live)} running job(s): TERM, and KILL after {self.style.grace_s:g} s"
         with_these = f", and so are those that failed just now: {', '.join(map(str, again))}" if again else ""
         self.reporter.tell("queue", f"{why}: {what}; they are queued again{with_these}")
 
     def _hear_requests(self, now: float) -> None:
+        heard = []
         for request, kind, _ in self.store.open_requests():
             if kind == "submitted" and self.draining:
                 continue  # whoever submitted waits for the lock and dispatches itself
@@ -368,10 +374,17 @@ class Dispatcher:
                 self._stop_everything("gpusched stop --now", EXIT_TERMINATED, now)
             elif kind == "submitted":
                 self._take_options()
-            self.store.acknowledge(request, now)
+            heard.append(request)
         for live in self.attempts.live.values():
             live.cancel_requested = self.store.job(live.job.id).cancel_requested_at is not None
-        self._data_version = self.store.data_version()
+        try:
+            with self.store.transaction():
+                for request in heard:
+                    self.store.acknowledge(request, now)
+            self._data_version = self.store.data_version()
+        except DiskFull as error:
+            self._note_trouble(error, now)
+            self._data_version = -1  # heard again
 
     def _take_options(self) -> None:
         """Another `gpusched run` of this queue gave newer options."""
@@ -385,13 +398,16 @@ class Dispatcher:
             self.reporter.tell("warning", f"newer options are not taken: {error}")
 
     def _read_feed(self, now: float) -> None:
+        if self._trouble:
+            return  # what comes meanwhile waits in the feed
         try:
-            while (batch := self.feed.poll(now)) is not None:
-                if batch.jobs.errors:
+            while (batch := self._batch or self.feed.poll(now)) is not None:
+                if batch.jobs.errors and batch is not self._batch:
                     self.refused_lines += len(batch.jobs.errors)
                     lines = render_findings(batch.jobs.errors, "standard input")
                     self.reporter.tell("error", f"left out, for it cannot be right (the other lines run):\n{lines}")
                 refuse_impossible(batch.jobs.specs, self.rules, self.devices.devices())
+                self._batch = batch
                 change = submit(
                     self.store,
                     batch.jobs.specs,
@@ -400,6 +416,7 @@ class Dispatcher:
                     complete=batch.complete,
                     append=batch.append,
                 )
+                self._batch = None
                 self._head_complete = False
                 if change.add or change.cancel or change.requeue:
                     parts = [
@@ -409,16 +426,25 @@ class Dispatcher:
                     ]
                     told = ", ".join(f"{n} {word}" for n, word in parts if n)
                     self.reporter.tell("queue", f"the list was read: {told}")
+        except DiskFull as error:
+            self._note_trouble(error, now)
+        except StoreError:
+            raise
         except GpuschedError as error:
             self.reporter.tell("warning", f"the list was changed but is not taken: {error}")
         except OSError as error:
             self.reporter.tell("warning", f"the list cannot be read: {error}")
 
-    def _note_disk_full(self, text: str, now: float) -> None:
-        self._disk_again_at = now + DISK_AGAIN_S
-        if not self._disk_full:
-            self.reporter.tell("error", f"the disk is full: nothing new starts until there is room ({text})")
-        self._disk_full = "the disk is full"
+    def _note_trouble(self, error: Exception | str, now: float, *, full: bool = False) -> None:
+        """The box cannot do what it is asked: nothing new starts for a while, running jobs go on. Said once."""
+        full = full or isinstance(error, DiskFull)
+        full = full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+        self._trouble = "the disk is full" if full else "no job can be started"
+        self._trouble_until = now + TROUBLE_AGAIN_S
+        if self._trouble != self._trouble_told:
+            self._trouble_told = self._trouble
+            again = f"nothing new starts, running jobs go on; tried again every {TROUBLE_AGAIN_S:g} s"
+            self.reporter.tell("error", f"{self._trouble}: {again} ({error})")
 
     # ---- telling ----
 
@@ -443,14 +469,14 @@ class Dispatcher:
             self.reporter.tell("warning", f"{text}: counted at its real use", live.job.id)
 
     def _board(self, now: float) -> Board:
-        closed = self.draining or self._disk_full
+        closed = self.draining or self._trouble
         return self.reporter.board(now, self.attempts, self.limits, closed, self._waited_since)
 
     def _publish(self, now: float) -> None:
         try:
             self.reporter.publish(self._board(now))
         except OSError as error:
-            self._note_disk_full(str(error), now)
+            self._note_trouble(error, now)
 
     def _show(self, plan: Plan, now: float) -> None:
         if log.isEnabledFor(logging.DEBUG):
@@ -478,7 +504,7 @@ class Dispatcher:
         try:
             self.reporter.write_metrics(now, self.attempts.live.values(), every_job=every_job)
         except (OSError, DiskFull) as error:
-            self._note_disk_full(str(error), now)
+            self._note_trouble(error, now)
 
     # ---- pausing and leaving ----
 
@@ -488,7 +514,7 @@ class Dispatcher:
         for moment in (
             self.devices.next_look(),
             self.attempts.next_doubt(),
-            self.feed.deadline(),
+            None if self._trouble else self.feed.deadline(),
             self._head_retry_at,
         ):
             if moment is not None:
@@ -497,8 +523,8 @@ class Dispatcher:
             moments.append(now + LINGER_AGAIN_S)
         if self.observer.refresh_s is not None:
             moments.append(self._next_frame)
-        if self._disk_full:
-            moments.append(self._disk_again_at)
+        if self._trouble:
+            moments.append(self._trouble_until)
         return max(0.0, min(moments) - self.clock())
 
     def _finished(self) -> bool:
@@ -506,7 +532,7 @@ class Dispatcher:
             return False
         if self.draining:
             return True
-        if self.follow or not self.feed.ended() or self._head:
+        if self.follow or self._batch is not None or not self.feed.ended() or self._head:
             return False
         return self.store.counts()[JobState.QUEUED] == 0
 

@@ -16,7 +16,7 @@ from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.host import board, metrics
 from gpusched.host.board import Board, BoardDevice
 from gpusched.host.queuedir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import DiskFull, Store
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -167,5 +167,8 @@ class Reporter:
 
     def leave(self, now: float) -> None:
         """The dispatcher goes: nothing is published any more."""
-        self._store.touch_dispatch(self._dispatch, now)
+        try:
+            self._store.touch_dispatch(self._dispatch, now)
+        except DiskFull:
+            log.warning("the disk is full: when this dispatcher was last here is not noted")
         board.remove(self._queue.board)

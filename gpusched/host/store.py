@@ -15,7 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from importlib import resources
+from inspect import isgeneratorfunction
+from types import FunctionType
+from typing import Any, TypeVar
 
 from gpusched.core.dependencies import (
     CAUSE_DEPENDENCY,
@@ -45,6 +49,8 @@ from gpusched.core.model import (
 from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
+T = TypeVar("T")
+
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 10_000
 PAGE_MIN, PAGE_SUM = 4, 1000  # waiting jobs looked at: of each shape at least, and of all shapes about
@@ -70,6 +76,33 @@ class DiskFull(StoreError):
     """There is no room for a change; nothing was changed."""
 
 
+def _in_words(cls: type[T]) -> type[T]:
+    """Let every verb of a store raise StoreError in the place of SQLite's own errors."""
+    for name, verb in list(vars(cls).items()):
+        if isinstance(verb, FunctionType) and not name.startswith("_") and name not in ("transaction", "close"):
+            setattr(cls, name, _translated(verb))
+    return cls
+
+
+def _translated(verb: Callable[..., Any]) -> Callable[..., Any]:
+    if isgeneratorfunction(verb):
+
+        @wraps(verb)
+        def stream(self: Store, *args: Any, **named: Any) -> Iterator[Any]:
+            with self._words():
+                yield from verb(self, *args, **named)
+
+        return stream
+
+    @wraps(verb)
+    def call(self: Store, *args: Any, **named: Any) -> Any:
+        with self._words():
+            return verb(self, *args, **named)
+
+    return call
+
+
+@_in_words
 class Store:
     """One open connection to a queue's database."""
 
@@ -141,14 +174,10 @@ class Store:
             self._depth = 1
             try:
                 yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            else:
                 self._db.execute("COMMIT")
             finally:
                 self._depth = 0
-                if self._db.in_transaction:  # the commit itself failed
+                if self._db.in_transaction:  # a full disk has rolled back by itself
                     self._db.execute("ROLLBACK")
 
     @contextmanager
@@ -167,7 +196,7 @@ class Store:
                 ) from error
             raise StoreError(f"cannot be used: {text}", where=self.path, exit_code=EXIT_CANNOT_WORK) from error
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.IntegrityError):
+            if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
                 raise
             raise StoreError(
                 f"is damaged ({error})",
