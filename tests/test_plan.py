@@ -273,7 +273,7 @@ def test_smaller_jobs_pass_a_larger_one_for_a_while_only() -> None:
     found = plan([view(0), view(1, BUSY)], waiting)
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found, 1)[0] == why(found, 3)[0] == "devices"
-    assert found.first_waiting == 1
+    assert found.passed == (1,)
     late = plan([view(0), view(1, BUSY)], waiting, waited_since={1: 100.0 - 600.0})
     assert late.actions == ()
     assert why(late, 2) == ("devices", "waits for a GPU; GPU 0 is kept for job 1, which has waited 10 min for 2 GPUs")

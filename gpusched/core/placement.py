@@ -6,15 +6,17 @@ start either: the plan of the first few jobs of each shape is the plan of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from gpusched.core.availability import DeviceState
-from gpusched.core.model import MIB, Job
+from gpusched.core.bypass import Bypass
+from gpusched.core.model import Job
+from gpusched.core.shortage import free_bytes, is_model, is_present, limit_reached, shortage, want
 from gpusched.core.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
 
 LOOK_FRESH_S = 0.5  # a reading this young is a last look at a device that we are on already
-_NAMED = 8  # devices that a reason names
 
 
 @dataclass(slots=True)
@@ -42,24 +44,16 @@ class Board:
         self._kept = on_jobs | (settling - stuck)
         self._gpus_left = self._limits.max_gpus - len(self._kept)
         self._cpu_left = self._limits.cpu_jobs - sum(not a.devices for a in open_attempts)
-        barred = self._kept | stuck
-        self._whole = [
-            d
-            for d in snapshot.devices
-            if d.availability.state is DeviceState.FREE and not d.refused and d.uuid not in barred
-        ]
+        free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not d.refused]
+        self._whole = [d for d in free if d.uuid not in self._kept | stuck]
         self._rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
-        self._order = {d.uuid: place for place, d in enumerate(snapshot.devices)}
         # what each device is certain to offer once it is free of others, the largest first
-        certain = ((d.total_bytes or 0) - snapshot.threshold_bytes for d in snapshot.devices if _present(d))
+        certain = ((d.total_bytes or 0) - snapshot.threshold_bytes for d in snapshot.devices if is_present(d))
         self._certain = sorted(certain, reverse=True)
         self._tagged = self._devices_by_tag()
-        self._taken: set[str] = set()
-        self._looks: set[str] = set()
-        self._reserved: dict[str, str] = {}  # device -> why it is kept from jobs that would pass
-        self._gpus_reserved = 0  # of max_gpus, for these
+        self._taken, self._looks = set[str](), set[str]()
         self._failed: dict[tuple[object, ...], Reason] = {}  # of jobs of a shape after the first that waits
-        self.passed: list[int] = []  # jobs that wait for devices while others may pass them
+        self.bypass = Bypass(snapshot)
 
     def _devices_by_tag(self) -> dict[str, set[str]]:
         tagged: dict[str, set[str]] = {tag: set() for tag in self._limits.tag_gpus}
@@ -112,9 +106,12 @@ class Board:
         larger = self._waits_for_larger(job)
         chosen = self._choose(job, larger)
         if isinstance(chosen, Reason):
-            if chosen.kind in ("devices", "max_gpus"):
-                self._note_waiting(job, larger)
-            return chosen
+            if chosen.kind not in ("devices", "max_gpus"):
+                return chosen
+            free = {d.uuid for d in self._whole}
+            kept = self.bypass.keep(job, self._candidates(job, larger, free), free, self._ours)
+            return Reason(chosen.kind, f"{chosen.text}; kept for it: {kept}") if kept else chosen
+        self.bypass.note_placed()
         for tag in job.tags:
             if tag in self._tagged:
                 self._tagged[tag].update(d.uuid for d in chosen)
@@ -146,37 +143,43 @@ class Board:
             self._gpus_left -= 1
             self._whole.remove(device)
             if job.mem_bytes:
-                left = _free_bytes(device) - job.mem_bytes - MARGIN_BYTES
+                left = free_bytes(device) - job.mem_bytes - MARGIN_BYTES
                 self._rooms[device.uuid] = _Room(device, left, 1, startable and device.held and device.looked, True)
 
     # ---- choosing ----
 
     def _choose(self, job: Job, larger: bool) -> list[DeviceView] | Reason:
         """The devices for this job, the best ones; or why there are not enough."""
-        shared = [r.device for r in self._rooms.values() if self._joinable(r, job)]
+        shared = [r.device for r in self._rooms.values() if self._is_open(r, job)]
         full_tag = self._full_tag(job, shared)
         if full_tag:
             return full_tag
-        whole = [d for d in self._whole if self._serves(d, job, larger)]
-        reserved = [d for d in (*shared, *whole) if d.uuid in self._reserved]
-        if reserved:
-            shared = [d for d in shared if d.uuid not in self._reserved]
-            whole = [d for d in whole if d.uuid not in self._reserved]
+        whole = [d for d in self._whole if _fits(d, job, larger, free_bytes(d))]
+        kept = [self.bypass.kept[d.uuid] for d in (*shared, *whole) if d.uuid in self.bypass.kept]
+        if kept:
+            shared = [d for d in shared if d.uuid not in self.bypass.kept]
+            whole = [d for d in whole if d.uuid not in self.bypass.kept]
         ranked = self._rank(job, shared, whole, larger)
         if len(ranked) < job.gpus:
-            if reserved:
-                return Reason("devices", f"waits for {_want(job)}; {self._reserved[reserved[0].uuid]}")
+            if kept:
+                return Reason("devices", f"waits for {want(job)}; {kept[0]}")
             return Reason("devices", self._shortage(job, len(ranked), larger))
-        if job.avoid and sum(d.uuid not in job.avoid for d in ranked) >= job.gpus:
-            ranked = [d for d in ranked if d.uuid not in job.avoid]
-        if job.gpus > 1:
-            ranked = self._one_group_first(job, ranked)
-        chosen = self._affordable(job, ranked) or self._affordable(job, sorted(ranked, key=lambda d: self._cost(job, d)))
-        return chosen or self._unaffordable(job, len(shared))
+        for order in self._orders(job, ranked):
+            chosen = self._affordable(job, order)
+            if chosen:
+                return chosen
+        return self._unaffordable(job, len(shared))
+
+    def _orders(self, job: Job, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
+        """What to try, the best first: without the devices to avoid, with them, and those that cost least first."""
+        if job.avoid:
+            yield _one_group_first(job, [d for d in ranked if d.uuid not in job.avoid])
+        yield _one_group_first(job, ranked)
+        yield sorted(ranked, key=lambda d: self._cost(job, d))
 
     def _affordable(self, job: Job, ranked: Iterable[DeviceView]) -> list[DeviceView]:
         """The first devices that the limits allow together; empty where they allow too few."""
-        gpus_left = self._gpus_left
+        gpus_left = self._gpus_left - self.bypass.gpus_kept
         tags = {tag: self._limits.tag_gpus[tag] - len(self._tagged[tag]) for tag in job.tags if tag in self._tagged}
         chosen: list[DeviceView] = []
         for device in ranked:
@@ -199,12 +202,12 @@ class Board:
 
     def _unaffordable(self, job: Job, shared: int) -> Reason:
         """Why the limits allow too few of the devices that there are."""
-        if shared + max(0, self._gpus_left) >= job.gpus:
+        if shared + max(0, self._gpus_left - self.bypass.gpus_kept) >= job.gpus:
             return self._full_tag(job, []) or Reason("tag", "waits for the limits of its tags (--tag-max-gpus)")
-        if self._gpus_reserved and shared + self._gpus_left + self._gpus_reserved >= job.gpus:
-            kept = next(iter(self._reserved.values()))
-            return Reason("devices", f"waits for {_want(job)} within --max-gpus; {kept}")
-        return Reason("max_gpus", self._limit_text(job))
+        if self.bypass.gpus_kept and shared + self._gpus_left >= job.gpus:
+            kept = next(iter(self.bypass.kept.values()))
+            return Reason("devices", f"waits for {want(job)} within --max-gpus; {kept}")
+        return Reason("max_gpus", limit_reached(job, len(self._ours), self._limits))
 
     def _full_tag(self, job: Job, shared: Sequence[DeviceView]) -> Reason | None:
         """Why a tag's limit alone leaves this job too few devices, whatever becomes free."""
@@ -216,24 +219,16 @@ class Board:
                     return Reason("tag", text)
         return None
 
-    def _serves(self, device: DeviceView, job: Job, larger: bool) -> bool:
-        if job.gpu_model and job.gpu_model.lower() not in device.name.lower():
-            return False
-        if larger and _free_bytes(device) <= job.above_bytes:
-            return False
-        return not job.mem_bytes or _free_bytes(device) - MARGIN_BYTES >= job.mem_bytes
-
-    def _joinable(self, room: _Room, job: Job) -> bool:
-        if not job.mem_bytes or room.left_bytes < job.mem_bytes or room.jobs >= self._limits.jobs_per_gpu:
-            return False
-        return not job.gpu_model or job.gpu_model.lower() in room.device.name.lower()
+    def _is_open(self, room: _Room, job: Job) -> bool:
+        fits = job.mem_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
+        return bool(fits) and is_model(room.device, job)
 
     def _rank(self, job: Job, shared: list[DeviceView], whole: list[DeviceView], larger: bool) -> list[DeviceView]:
         """Best first. Whole devices in order of preference; shared ones by best fit."""
 
         def left(device: DeviceView) -> int:
             room = self._rooms.get(device.uuid)
-            return room.left_bytes if room else _free_bytes(device) - MARGIN_BYTES
+            return room.left_bytes if room else free_bytes(device) - MARGIN_BYTES
 
         if job.mem_bytes:
             strategy = self._limits.strategy
@@ -241,63 +236,37 @@ class Board:
                 # by the size of whole ones: what idle boards hold differs a little and says nothing
                 ranked = sorted(shared, key=left) + sorted(whole, key=lambda d: d.total_bytes or 0)
             elif strategy == "round-robin":
-                ranked = whole + sorted(shared, key=lambda d: (self._rooms[d.uuid].jobs, self._order[d.uuid]))
+                ranked = whole + sorted(shared, key=lambda d: self._rooms[d.uuid].jobs)
             else:
                 ranked = sorted((*shared, *whole), key=left, reverse=True)
         elif self._limits.strategy == "memory-aware" or (job.above_bytes and not larger):
-            ranked = sorted(whole, key=_free_bytes, reverse=True)
+            ranked = sorted(whole, key=free_bytes, reverse=True)
         else:
             ranked = whole
         return sorted(ranked, key=lambda d: d.uuid in job.avoid) if job.avoid else ranked
-
-    def _one_group_first(self, job: Job, ranked: list[DeviceView]) -> list[DeviceView]:
-        """Move the best group that can serve the whole job to the front."""
-        sizes: dict[str, int] = {}
-        for device in ranked:
-            if device.group:
-                sizes[device.group] = sizes.get(device.group, 0) + 1
-        best = next((d.group for d in ranked if sizes.get(d.group, 0) >= job.gpus), "")
-        return sorted(ranked, key=lambda d: d.group != best) if best else ranked
 
     def _waits_for_larger(self, job: Job) -> bool:
         """Whether this job ran out of memory, and the box has devices that are certain to have more free."""
         return 0 < job.gpus <= len(self._certain) and 0 < job.above_bytes <= self._certain[job.gpus - 1]
 
-    # ---- passing ----
-
-    def _note_waiting(self, job: Job, larger: bool) -> None:
-        """Jobs behind may pass this one for a while; after that, devices are kept for it."""
-        candidates = [d for d in self._candidates(job, larger) if d.uuid not in self._reserved]
-        if job.gpus > min(self._limits.max_gpus, len(candidates)):
-            return  # as things stand, keeping any would not help it
-        self.passed.append(job.id)
-        since = self._at.waited_since.get(job.id, self._at.now)
-        if self._at.now - since < self._limits.max_bypass_s:
-            return
-        text = f"kept for job {job.id}, which has waited {_minutes(self._at.now - since)} for {_want(job)}"
-        free = {d.uuid for d in self._whole}
-        for device in candidates[: job.gpus]:
-            self._reserved[device.uuid] = f"{device.label} is {text}"
-            if device.uuid in free:  # those with jobs of ours count already; others' may be long in coming
-                self._gpus_left -= 1
-                self._gpus_reserved += 1
-
-    def _candidates(self, job: Job, larger: bool) -> list[DeviceView]:
+    def _candidates(self, job: Job, larger: bool, free: Set[str]) -> list[DeviceView]:
         """The devices that could serve the job once they are empty, those that are soonest so first."""
-        free = {d.uuid for d in self._whole}
-        fitting = [d for d in self._at.devices if _present(d) and self._could_serve(d, job, larger)]
-        fitting = [d for d in fitting if d.uuid not in free or self._serves(d, job, larger)]
-        return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in self._kept))
-
-    def _could_serve(self, device: DeviceView, job: Job, larger: bool) -> bool:
-        if job.gpu_model and job.gpu_model.lower() not in device.name.lower():
-            return False
-        total = device.total_bytes or 0
-        if larger and total - self._at.threshold_bytes <= job.above_bytes:
-            return False
-        return not job.mem_bytes or total - MARGIN_BYTES >= job.mem_bytes
+        ours = self._ours
+        certain = self._at.threshold_bytes if larger else 0
+        fitting = [
+            d
+            for d in self._at.devices
+            if is_present(d)
+            and _fits(d, job, larger, free_bytes(d) if d.uuid in free else (d.total_bytes or 0) - certain)
+        ]
+        return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in ours))
 
     # ---- what remains ----
+
+    @property
+    def _ours(self) -> set[str]:
+        """Devices that run, settle, or are about to start for this queue."""
+        return self._kept | self._taken
 
     def looks(self) -> tuple[str, ...]:
         """Devices of ours to read once more before a job joins those on them."""
@@ -305,62 +274,26 @@ class Board:
 
     def unused(self) -> list[str]:
         """Held devices that neither run, nor settle, nor are about to start: others may have them."""
-        mine = self._kept | self._taken
+        mine = self._ours
         return [d.uuid for d in self._at.devices if d.held and d.uuid not in mine]
 
-    # ---- words ----
-
-    def _limit_text(self, job: Job) -> str:
-        if job.gpus > self._limits.max_gpus:
-            return f"needs {job.gpus} GPUs, --max-gpus is {self._limits.max_gpus}"
-        busy = len(self._kept) + len(self._taken)
-        return f"{busy} of {self._limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
-
     def _shortage(self, job: Job, fitting: int, larger: bool) -> str:
-        room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if larger else ""
+        rooms = {uuid: (room.left_bytes, room.jobs) for uuid, room in self._rooms.items()}
         others = [d for d in self._at.devices if d.uuid not in self._taken]
-        notes = [f"{d.label}: {self._hurdle(d, job)}" for d in others[:_NAMED]]
-        if len(others) > _NAMED:
-            notes.append(f"{len(others) - _NAMED} more")
-        have = f", has {fitting}" if job.gpus > 1 else ""
-        return f"waits for {_want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
-
-    def _hurdle(self, device: DeviceView, job: Job) -> str:
-        if job.gpu_model and job.gpu_model.lower() not in device.name.lower():
-            return f"is no {job.gpu_model}"
-        room = self._rooms.get(device.uuid)
-        if job.mem_bytes and room is not None:
-            if room.jobs >= self._limits.jobs_per_gpu:
-                return f"{room.jobs} jobs share it (--max-jobs-per-gpu)"
-            return f"{max(0, room.left_bytes) // MIB} MiB left beside {room.jobs} job(s)"
-        if job.mem_bytes and device.residents:
-            return self._not_open(device)
-        if job.mem_bytes and device.availability.state is DeviceState.FREE:
-            return f"free, but only {max(0, _free_bytes(device) - MARGIN_BYTES) // MIB} MiB to give"
-        return device.refused or device.availability.why
-
-    def _not_open(self, device: DeviceView) -> str:
-        if any(not resident.budget_bytes for resident in device.residents):
-            return "runs a job that has it alone (it states no mem)"
-        if not device.held:
-            return "takes no newcomer until the jobs of an earlier dispatcher on it have ended"
-        return f"takes no newcomer now: {device.availability.why}"
+        return shortage(job, fitting, larger, others, rooms, self._limits)
 
 
-def _want(job: Job) -> str:
-    model = f"{job.gpu_model} " if job.gpu_model else ""
-    mem = f" with {job.mem_bytes // MIB} MiB" if job.mem_bytes else ""
-    return (f"a {model}GPU" if job.gpus == 1 else f"{job.gpus} {model}GPUs") + mem
+def _fits(device: DeviceView, job: Job, larger: bool, offer_bytes: int) -> bool:
+    """Whether a whole device that offers so much serves the job."""
+    if larger and offer_bytes <= job.above_bytes:
+        return False
+    return is_model(device, job) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def _present(device: DeviceView) -> bool:
-    return device.availability.state not in (DeviceState.LOST, DeviceState.SET_ASIDE)
-
-
-def _free_bytes(device: DeviceView) -> int:
-    foreign = device.availability.foreign_bytes
-    return 0 if foreign is None else (device.total_bytes or 0) - foreign
+def _one_group_first(job: Job, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:
+    """Move the best group that can serve the whole of a job with several devices to the front."""
+    if job.gpus == 1:
+        return ranked
+    sizes = Counter(device.group for device in ranked)
+    best = next((d.group for d in ranked if d.group and sizes[d.group] >= job.gpus), "")
+    return sorted(ranked, key=lambda d: d.group != best) if best else ranked

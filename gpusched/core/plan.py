@@ -56,7 +56,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         actions.append(Look(looks))
     # released before others are claimed, so that max_gpus holds in between too
     actions.extend(Release(uuid) for uuid in board.unused())
-    return Plan((*actions, *places), reasons, board.first_waiting)
+    return Plan((*actions, *places), reasons, tuple(board.bypass.passed))
 
 
 def _verdict(attempt: Attempt, snapshot: Snapshot) -> Verdict:

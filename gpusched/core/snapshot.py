@@ -127,4 +127,4 @@ Action = Close | Stop | Claim | Look | Start | Release
 class Plan:
     actions: tuple[Action, ...] = ()
     reasons: Mapping[int, Reason] = field(default_factory=dict)  # by job id
-    first_waiting: int | None = None  # the first job that waits for devices while others may pass it
+    passed: tuple[int, ...] = ()  # jobs that wait for devices while one behind them gets some

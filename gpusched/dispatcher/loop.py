@@ -482,8 +482,8 @@ class Dispatcher:
         if log.isEnabledFor(logging.DEBUG):
             for action in plan.actions:
                 log.debug("%s", action)
-        if plan.first_waiting is not None:
-            self._waited_since.setdefault(plan.first_waiting, now)
+        for job in plan.passed:
+            self._waited_since.setdefault(job, now)
         reason = next(iter(plan.reasons.values()), None)
         self._reason = reason.text if reason else ""
         if reason is None or self.attempts.live:
