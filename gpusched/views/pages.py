@@ -142,7 +142,7 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     before = ""
     for job in waiting[:SHOWN_JOBS]:
         kind, why = reasons.get(job.id, ("", ""))
-        why = why.split(", which waits: ")[0] if kind == "behind" else why
+        why = why.partition(": ")[0] if kind == "behind" else why
         if why and why != before:
             lines.append(line((f"{'':>{width}}  {clean(why)}:", "yellow")))
         before = why
