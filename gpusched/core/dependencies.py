@@ -50,7 +50,7 @@ class Directory:
 
     def names(self) -> list[str]:
         """What can be named, for a hint."""
-        return [*self._names, *self._tags]
+        return list(dict.fromkeys((*self._names, *self._tags)))
 
     def find(self, ref: str) -> tuple[int, ...]:
         """The jobs that `ref` means. Raises UnknownReference."""
