@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.dependencies import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
-from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
+from gpusched.core.model import (
+    ENDED_STATES,
+    Attributes,
+    Dependency,
+    DependencyKind,
+    JobSpec,
+    JobState,
+    Requirements,
+)
+from gpusched.host.store import Store
 
 AFTER, ANY = DependencyKind.SUCCEEDED, DependencyKind.ANY
 AFTER_FAILED, AFTER_ENDED = DependencyKind.FAILED, DependencyKind.ENDED
@@ -206,3 +217,44 @@ def endings(states: Sequence[JobState]) -> list[list[JobState]]:
         ends = [state] if state in ENDED_STATES else sorted(ENDED_STATES)
         ways = [[*way, end] for way in ways for end in ends]
     return ways
+
+
+# ---- lists that are edited -------------------------------------------------------------------------
+
+
+def line(text: bytes, *tags: str, name: str = "", after: str = "") -> JobSpec:
+    waits = (Dependency(AFTER, (after,)),) if after else ()
+    return JobSpec(text, text, 1, 1, Attributes(name=name, tags=tags, after=waits))
+
+
+def needs(spec: JobSpec) -> Requirements:
+    return Requirements(name=spec.attributes.name, tags=spec.attributes.tags)
+
+
+def submit(store: Store, *specs: JobSpec, **more: bool) -> dict[str, tuple[str, bool]]:
+    """What the queue holds after this list: the state of each job, and whether it is blocked."""
+    store.submit([replace(spec, line=n) for n, spec in enumerate(specs, 1)], needs, 100.0, **more)
+    return {job.command.decode(): (job.state.value, job.blocked) for job in store.jobs()}
+
+
+def test_a_line_that_is_edited_takes_its_dependants_along(tmp_path: Path) -> None:
+    """Its job is removed, which is no reason to cancel what waits for the new one."""
+    store = Store(str(tmp_path / "queue.db"), create=True)
+    evaluate = line(b"eval", after="train")
+    assert submit(store, line(b"one", "train"), evaluate)["eval"] == ("queued", True)
+    found = submit(store, line(b"two", "train"), evaluate)
+    assert found == {"one": ("cancelled", False), "two": ("queued", False), "eval": ("queued", True)}
+    assert [job.command for _, job in store.upstream(2)] == [b"two"]
+    assert submit(store, line(b"one", "train"), evaluate)["one"] == ("queued", False)
+    assert [job.command for _, job in store.upstream(2)] == [b"one"]
+    store.close()
+
+
+def test_what_a_dependency_cancelled_is_freed_when_it_no_longer_depends(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "queue.db"), create=True)
+    submit(store, line(b"one", name="a"), line(b"two", name="b", after="a"), line(b"three", after="b"))
+    store.cancel(1, 101.0)
+    assert [job.state for job in store.jobs()] == [CANCELLED] * 3
+    found = submit(store, line(b"one", name="a"), line(b"two", name="b"), line(b"three", after="b"))
+    assert found == {"one": ("cancelled", False), "two": ("queued", False), "three": ("queued", True)}
+    store.close()

@@ -295,7 +295,7 @@ class Store:
             "mem_bytes = CASE WHEN stated_mem_bytes = ?7 THEN mem_bytes ELSE ?6 END, stated_mem_bytes = ?7, prio = ?8, "
             "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, "
             "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?14 END "
-            "WHERE id = ?15 AND state IN ('queued', 'held')",
+            "WHERE id = ?15 AND (state IN ('queued', 'held') OR (state = 'cancelled' AND cause = 'dependency'))",
             ((spec.command, *_columns(needs(spec)), job_id) for job_id, spec, _ in keep),
         )
 
@@ -306,17 +306,20 @@ class Store:
         kept = {job_id: spec for job_id, spec, _ in change.keep}
         had = [job_id for (job_id,) in self._db.execute("SELECT DISTINCT job_id FROM dependencies") if job_id in kept]
         for job_id in {*had, *(job_id for job_id, spec in kept.items() if spec.attributes.after)}:
-            if self.job(job_id).state in ENDED_STATES or self.job(job_id).state is JobState.RUNNING:
+            job = self.job(job_id)
+            if job.state is JobState.RUNNING or (job.state in ENDED_STATES and job.cause != CAUSE_DEPENDENCY):
                 continue
             self._db.execute("DELETE FROM dependencies WHERE job_id = ?", (job_id,))
             wanting.append((job_id, kept[job_id]))
         if not wanting:
             return
+        leaving = set(change.cancel)
         directory = Directory(
             Known(job_id, name, tuple(tags.split(",")) if tags else ())
             for job_id, name, tags in self._db.execute(
                 "SELECT id, name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,)
             )
+            if job_id not in leaving
         )
         for job_id, spec in wanting:
             try:
