@@ -21,7 +21,7 @@ from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
 
-from gpusched.core.dependencies import (
+from gpusched.core.readiness import (
     CAUSE_DEPENDENCY,
     Directory,
     Known,

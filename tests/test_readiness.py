@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.dependencies import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
+from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
 from gpusched.core.model import (
     ENDED_STATES,
     Attributes,
