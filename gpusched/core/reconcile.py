@@ -1,6 +1,7 @@
 """Job specs of a file + what the queue already holds -> what to add, keep, cancel and take back. Changes nothing.
 
-Identity is the text of the command and which occurrence of it, never the line number: lists are edited between runs.
+Identity is the text of the command, its own directory and variables, and which occurrence of these; never the line
+number: lists are edited between runs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ CAUSE_REMOVED = "removed"  # cancelled because its line left the file
 _WAITING = (JobState.QUEUED, JobState.HELD)
 
 
-def identity(text: bytes) -> bytes:
-    """Sixteen bytes that stand for the text of a command."""
-    return hashlib.blake2b(text, digest_size=16).digest()
+def identity(job: JobSpec | bytes) -> bytes:
+    """Sixteen bytes that stand for a command (or its text alone) and what else makes it another job."""
+    if isinstance(job, bytes):
+        return hashlib.blake2b(job, digest_size=16).digest()
+    own = job.attributes
+    if own.cwd is None and not own.env:
+        return hashlib.blake2b(job.text, digest_size=16).digest()
+    parts = [job.text, b"" if own.cwd is None else b"=" + own.cwd]
+    parts += (name + b"=" + value for name, value in sorted(own.env))
+    whole = b"".join(b"%d:%b" % (len(part), part) for part in parts)  # no other list of parts gives the same bytes
+    return hashlib.blake2b(whole, digest_size=16, person=b"gpusched job").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ def reconcile(
     keep: list[tuple[int, JobSpec, int]] = []
     requeue: list[int] = []
     for position, spec in enumerate(specs, first_position):
-        job = known.pop((identity(spec.text), spec.occurrence), None)
+        job = known.pop((identity(spec), spec.occurrence), None)
         if job is None:
             add.append((spec, position))
             continue
