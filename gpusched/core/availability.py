@@ -213,8 +213,11 @@ def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
 
 
 def settle(before: Availability, now: float) -> Availability:
-    """The availability at the moment when an attempt of ours has left the device; the next samples decide."""
-    if before.state is DeviceState.LOST:
+    """The availability at the moment when an attempt of ours has left the device; the next samples decide.
+
+    One that is lost or cannot be read stays so: what is said of it once need not be said again.
+    """
+    if before.state is DeviceState.LOST or (before.sample is not None and before.sample.error):
         return before
     return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
 
