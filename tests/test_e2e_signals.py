@@ -344,6 +344,13 @@ def test_stop_and_stop_now(box: Box) -> None:
     assert box.jobs("b")[0].outcome == "interrupted"
 
 
+def test_a_shell_that_is_stopped_does_not_go_on_with_its_next_command(box: Box) -> None:
+    lines = [f"sleep 3600; touch next.{n}" for n in range(6)]
+    assert box.run(*lines, options="--time-limit 0.2").code == 1
+    assert [row.outcome for row in box.jobs()] == ["timed_out"] * 6
+    assert not list(box.work.glob("next.*"))
+
+
 # ---- what a command leaves behind ------------------------------------------------------------------
 
 

@@ -302,7 +302,8 @@ class _Attempt:
             attemptdir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
 
     def _signal_all(self, number: int) -> None:
-        for pid in {*_descendants(os.getpid()), *_strays(self.order["marker"])}:
+        # parents first: a shell whose child has just been ended would go on with its next command
+        for pid in dict.fromkeys([*_descendants(os.getpid()), *_strays(self.order["marker"])]):
             if processes.send_signal(pid, number):
                 processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
 
@@ -332,7 +333,7 @@ def _wait_for_all() -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    """Pids of live processes whose chain of parents leads to `root`."""
+    """Pids of live processes whose chain of parents leads to `root`, each after its parent."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
