@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.core.availability import Availability, Criteria, DeviceState, fold, settle, vanish
-from gpusched.core.lifecycle import LOSS_LIMIT, InvalidTransition, JobEvent, Verdict, next_state, steer
+from gpusched.core.lifecycle import LOSS_LIMIT, TERMINATED, InvalidTransition, JobEvent, Verdict, next_state, steer
 from gpusched.core.model import (
     ENDED_STATES,
     MIB,
@@ -130,6 +130,7 @@ BAD_ENDS = st.sampled_from(
         Outcome(OutcomeKind.TIMED_OUT, signal=15),
         Outcome(OutcomeKind.TIMED_OUT, signal=9, cause="unkillable"),
         Outcome(OutcomeKind.INTERRUPTED, signal=15),
+        Outcome(OutcomeKind.INTERRUPTED, signal=15, cause=TERMINATED),
         Outcome(OutcomeKind.LOST),
         Outcome(OutcomeKind.NOT_STARTED),
         Outcome(OutcomeKind.NOT_STARTED, cause="dispatcher_gone"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.core.jobfile import parse
 from gpusched.core.lifecycle import JobEvent, next_state
-from gpusched.core.model import JobSpec, JobState
+from gpusched.core.model import Attributes, JobSpec, JobState
 from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
 
 FILES = Path(__file__).parent / "cases" / "files"
@@ -55,7 +55,7 @@ class Queue:
             self.lines[job_id], self.positions[job_id] = spec.line, position
         for spec, position in change.add:
             job_id = len(self.jobs) + 1
-            self.jobs[job_id] = Held(job_id, identity(spec.text), spec.occurrence, QUEUED, "")
+            self.jobs[job_id] = Held(job_id, identity(spec), spec.occurrence, QUEUED, "")
             self.texts[job_id], self.lines[job_id], self.positions[job_id] = spec.text, spec.line, position
         return change
 
@@ -141,6 +141,25 @@ def test_an_identity_is_the_text_byte_for_byte() -> None:
     assert len({identity(text) for text in texts}) == len(texts)
     assert {len(identity(text)) for text in texts} == {16}
     assert identity(b"a") == identity(b"a")
+
+
+def test_a_directory_or_variables_of_its_own_make_another_job() -> None:
+    own = [
+        Attributes(),
+        Attributes(cwd=b"/data"),
+        Attributes(env=((b"A", b"1"),)),
+        Attributes(env=((b"A", b"2"),)),
+        Attributes(cwd=b"/data", env=((b"A", b"1"),)),
+        Attributes(env=((b"A", b"1"), (b"B", b""))),
+        Attributes(env=((b"A", b"1B="),)),
+    ]
+    made = [identity(JobSpec(b"./a", b"./a", 1, attributes=attributes)) for attributes in own]
+    assert len(set(made)) == len(own)
+    assert made[0] == identity(b"./a")
+    swapped = Attributes(env=((b"B", b""), (b"A", b"1")))
+    assert identity(JobSpec(b"./a", b"./a", 1, attributes=swapped)) == made[5]
+    needs = Attributes(gpus=2, retries=3, name="x", prio=5)  # what it needs and what it is called does not
+    assert identity(JobSpec(b"./a", b"./a", 9, attributes=needs)) == made[0]
 
 
 def test_what_runs_may_differ_from_what_the_file_says() -> None:
@@ -253,7 +272,7 @@ def test_every_job_of_the_list_is_in_the_queue_once(
     assert len(change.add) + len(change.keep) == len(found)
     held = Counter((job.identity, job.occurrence) for job in queue.jobs.values())
     assert set(held.values()) <= {1}
-    assert {(identity(spec.text), spec.occurrence) for spec in found} <= held.keys()
+    assert {(identity(spec), spec.occurrence) for spec in found} <= held.keys()
     kept = {job_id for job_id, _, _ in change.keep}
     assert not kept.intersection(change.cancel)
     assert kept.issuperset(change.requeue)
