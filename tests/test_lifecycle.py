@@ -183,7 +183,7 @@ def from_outside(outcome: Outcome) -> bool:
     return not_begun or (outcome.kind is OutcomeKind.INTERRUPTED and outcome.cause != TERMINATED)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(OUTCOMES, st.integers(0, 5), st.integers(0, 7), st.integers(0, 7), st.booleans())
 def test_every_verdict_is_a_legal_step_of_a_running_job(
     outcome: Outcome, retries: int, tries: int, losses: int, cancel_asked: bool
@@ -197,7 +197,7 @@ def test_every_verdict_is_a_legal_step_of_a_running_job(
     assert found.delay_s == 0 or after is JobState.QUEUED
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 5), st.lists(OUTCOMES, max_size=20))
 def test_no_sequence_of_outcomes_goes_on_for_ever(retries: int, outcomes: list[Outcome]) -> None:
     """Only interruptions from outside repeat a job without limit."""

@@ -258,7 +258,7 @@ LISTS = st.lists(st.sampled_from(["", "a", "a", "b", "c", "d"]), max_size=7)
 STATES = st.dictionaries(st.integers(1, 5), st.sampled_from(JobState), max_size=4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(LISTS, STATES, LISTS, st.booleans())
 def test_every_job_of_the_list_is_in_the_queue_once(
     before: list[str], states: dict[int, JobState], after: list[str], retry_failed: bool
@@ -283,7 +283,7 @@ def test_every_job_of_the_list_is_in_the_queue_once(
     assert [text for text in queue.waiting() if text in texts] == queue.waiting()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(LISTS, STATES, LISTS)
 def test_an_edit_that_is_taken_back_leaves_the_queue_as_it_was(
     before: list[str], states: dict[int, JobState], edited: list[str]
