@@ -58,6 +58,7 @@ class Live:
     progress: bytes = b""
     lingering_since: float | None = None
     doubt_until: float | None = None  # it failed, and its devices have not been read since
+    told_leftovers: bool = False
     strange_device: str = ""  # a device that it uses without having been given it
 
     @property
@@ -231,6 +232,8 @@ class AttemptBook:
             live = self.live.get(directory)
             if live is None or live.ended:
                 continue
+            if self._launcher.has(directory) and not attemptdir.exists(directory):
+                continue  # its files were removed: that it has ended, its shepherd will tell
             sight = reaper.look(directory, live.marker)
             live.fields = sight.fields
             live.fact = sight.fact

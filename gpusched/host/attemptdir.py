@@ -88,6 +88,11 @@ def open_life(path: str) -> int | None:
         return None
 
 
+def exists(path: str) -> bool:
+    """Whether the attempt has its life file."""
+    return os.path.exists(f"{path}/{LIFE}")
+
+
 def read_progress(path: str) -> bytes | None:
     """The raw progress file of the job, if it wrote a regular one of sensible size."""
     try:
