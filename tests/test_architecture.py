@@ -51,7 +51,7 @@ TABLE = (
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir", "host.processes")),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
-    Row("submit", ("core.*", "host.*", "config", "errors")),
+    Row("submit", ("core.*", "host.*", "experiments.*", "config", "errors")),
     Row("dispatcher.*", ("dispatcher.*", "core.*", "host.*", "submit", "config", "errors")),
     Row("api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")),
     Row("cli.*", ANYTHING, ("click",)),

@@ -146,8 +146,8 @@ def state(words: Iterable[Word], stated: Stated, *, directive: bool = False) -> 
             except ValueError as error:
                 faults.append(wrong_value(key, word.value, error, word.at + len(key) + 1))
             else:
-                if key == "mem" and isinstance(value, int) and value < _SMALL_BYTES:
-                    faults.append(_small(word.value, value, word.at))
+                if (doubt := doubtful(key, word.value, value, word.at)) is not None:
+                    faults.append(doubt)
         seen.add(key)
     return faults
 
@@ -168,9 +168,12 @@ def _takes_nothing(key: str, at: int) -> Fault:
     return Fault("attribute-bare", "warning", at, message, hint, False)
 
 
-def _small(text: bytes, size: int, at: int) -> Fault:
-    message = f"mem={text.decode()} is {size / MIB:g} MiB, which is less than a CUDA context alone takes"
-    return Fault("attribute-mem", "warning", at, message, "without a unit it counts MiB: mem=18G is 18 GiB", False)
+def doubtful(key: str, text: bytes, value: object, at: int) -> Fault | None:
+    """What a careful colleague would ask about a value that can be right."""
+    if key != "mem" or not isinstance(value, int) or value >= _SMALL_BYTES:
+        return None
+    message = f"mem {text.decode()} is {value / MIB:g} MiB, which is less than a CUDA context alone takes"
+    return Fault("attribute-mem", "warning", at, message, "without a unit it counts MiB: 18G is 18 GiB", False)
 
 
 def make(stated: Mapping[str, Any]) -> Attributes:

@@ -7,12 +7,14 @@ occurrence of its like a job is and whose a name is, is the same for all of them
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpusched.core.anatomy import NOTABLE
 from gpusched.core.findings import Finding
 from gpusched.core.lint import MAY_CHOOSE, Fault, apply_edits, check
+from gpusched.core.masking import clean
 from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.core.shellwords import Scan
 
@@ -49,6 +51,9 @@ _SETUP_LINE = (
     "the line only sets something up, and each line is run by itself: it does nothing for the lines below",
     "put it before each command with &&, or into a file for --setup FILE; --force passes over such lines",
 )
+_IN_SCRIPTS = frozenset(
+    {"open-quote", "own-devices", "cleared-environment", "ordinal", "container-variable", "cpu-job"}
+)
 
 
 class Judged(NamedTuple):
@@ -81,6 +86,61 @@ def judge(scan: Scan, *, gpus: int, strip: bool) -> Judged:
         at = len(scan.text) - len(scan.text.lstrip(BLANK))
         verdict.add("setup-line", "error", at, *_SETUP_LINE)
     return Judged(command, sorted(faults.values(), key=lambda fault: fault.at), verdict.setup, verdict.no_program)
+
+
+def judge_text(text: bytes, *, gpus: int, strip: bool) -> Judged:
+    """Judge a command that is no line of a file: it may be empty, or a script of several lines."""
+    if b"\0" in text:
+        message = "a NUL byte: no command can contain one"
+        return Judged(text, [Fault("nul-byte", "error", text.index(0), message, "", forceable=False)])
+    if b"\n" in text.strip():
+        return _judge_script(text, gpus, strip)
+    bare = text.strip(BLANK)
+    if is_plain(bare):
+        return Judged(bare, [])
+    scan = Scan(text)
+    if scan.dangling:
+        scan.extend(b"")
+    if not scan.tokens and not scan.open:
+        return Judged(bare, [Fault("no-command", "error", 0, "there is no command in it", "", forceable=False)])
+    judged = judge(scan, gpus=gpus, strip=strip)
+    if judged.no_program:
+        word = clean(judged.no_program[:40].decode("utf-8", "replace"))
+        judged.faults.append(Fault("no-program", "error", 0, f"the command does not start with a program ({word})"))
+    return judged
+
+
+def _judge_script(text: bytes, gpus: int, strip: bool) -> Judged:
+    """Look in each command of a script for a choice of GPUs; what they mean together only a shell can say."""
+    parts: list[bytes] = []
+    faults: list[Fault] = []
+    at = 0
+    for part in _commands(text):
+        scan = Scan(part)
+        kept = part
+        if MAY_CHOOSE.search(part) or scan.open:
+            judged = judge(scan, gpus=gpus, strip=strip)
+            if not (scan.open and b"<<" in text):  # an apostrophe in a here-document opens nothing
+                faults += (fault._replace(at=at + fault.at) for fault in judged.faults if fault.code in _IN_SCRIPTS)
+            kept = part if judged.command == stripped(part) else judged.command
+        parts.append(kept)
+        at += len(part) + 1
+    return Judged(b"\n".join(parts), faults)
+
+
+def _commands(text: bytes) -> Iterator[bytes]:
+    """The lines of a script, joined where a quote or a backslash joins them."""
+    part = b""
+    for line in text.split(b"\n"):
+        part += line
+        scan = Scan(part)
+        if scan.open or scan.dangling:
+            part += b"\n"
+        else:
+            yield part
+            part = b""
+    if part:
+        yield part[:-1]
 
 
 def stripped(text: bytes) -> bytes:
