@@ -240,6 +240,17 @@ def test_nohup_is_kept(box: Box) -> None:
     assert running.wait().code == 0
 
 
+def test_what_was_ignored_at_the_start_stays_so(box: Box) -> None:
+    """A background job of a script: the shell has it ignore SIGINT and SIGQUIT."""
+    box.write("echo ready; sleep 0.5")
+    running = box.spawn("-c", "trap '' INT QUIT; exec python -m gpusched run list.txt", program=["bash"])
+    wait_for(lambda: ready(box, 1))
+    running.signal(signal.SIGINT)
+    running.signal(signal.SIGQUIT)
+    assert running.wait().code == 0
+    assert box.states() == ["succeeded"]
+
+
 def test_a_reader_that_leaves(box: Box) -> None:
     """`gpusched run … | head -1`: the queue goes on to its end."""
     box.write("sleep 0.1", "sleep 0.1 #2", "sleep 0.1 #3", "sleep 0.1 #4")
@@ -380,6 +391,7 @@ def test_leftovers_are_named(box: Box) -> None:
     life = box.queue() / "attempts/1.1/life"
     wait_for(lambda: life.exists() and "leftovers=" in life.read_text())
     assert " sleep" in life.read_text()
+    running.wait_until_said("its GPU is kept for them")
     assert running.wait().code == 0
 
 

@@ -98,7 +98,8 @@ class FileFeed:
                 return None
         self._taken, self._seen = signature, None
         if self._newline and not data.endswith(b"\n"):
-            return None  # half saved: the next save brings the rest
+            hint = "if it is whole, end its last line; the jobs go on as they were"
+            raise GpuschedError("looks half-saved, since its last line has no end", where=self.path, hint=hint)
         jobs = self._parse(data)  # raises for a list that is refused; the old one stays
         if not jobs.specs:
             hint = "what waits goes on; `gpusched cancel` takes jobs away"
