@@ -426,7 +426,7 @@ def test_a_device_that_cannot_be_read_when_its_job_ends_stays_set_aside() -> Non
 
 
 @pytest.mark.parametrize(
-    ("settling_for_s", "pause_s"), [(0.0, 0.005), (0.005, 0.005), (0.01, 0.01), (0.02, 0.02), (0.4, 0.4), (9.0, 0.5)]
+    ("settling_for_s", "pause_s"), [(0.0, 0.005), (0.005, 0.005), (0.01, 0.005), (0.08, 0.01), (0.4, 0.05), (9.0, 0.5)]
 )
 def test_looks_at_a_settling_device_come_fast_at_first(settling_for_s: float, pause_s: float) -> None:
     assert settle_pause_s(settling_for_s) == pytest.approx(pause_s)

@@ -7,6 +7,7 @@ core/plan; here it is done, in the order that docs/architecture.md gives reasons
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import selectors
@@ -159,6 +160,7 @@ class Dispatcher:
         if fileno is not None:
             self.sleeper.selector.register(fileno, selectors.EVENT_READ, lambda: None)
         self.feed.attach(self.sleeper.selector)
+        gc.freeze()  # a long list, once read, is not looked through again and again
         try:
             self._begin()
             while True:

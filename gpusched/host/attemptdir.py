@@ -15,7 +15,10 @@ its own, so that half of one (after a power cut) is not taken for a whole one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+
+TYPE_CHECKING = False  # a shepherd imports this: what only type checkers need is left out
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RECORD_BYTES = 2048
 FIELD_LIMIT = 512
