@@ -8,6 +8,7 @@ exit_code = queue.dispatch()
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from gpusched.config import Settings
 from gpusched.core import selection
 from gpusched.core.jobfile import JobFile
+from gpusched.core.masking import mask_secrets
 from gpusched.core.model import Device, Reading
 from gpusched.core.reconcile import Change
 from gpusched.dispatcher import Dispatcher, Observer
@@ -27,9 +29,10 @@ from gpusched.host.claims import Claims, find_directory
 from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
-from gpusched.submit import Rules, refuse_impossible, submit
+from gpusched.submit import Rules, Sweep, refuse_impossible, submit
 
 STREAM = "-"
+Source = str | Sweep  # a file of jobs, STREAM, or a command with parameters
 ACK_STEP_S = 0.05
 SLOW_ACK_S = 5.0  # after this long without an answer, say what is waited for
 
@@ -103,8 +106,8 @@ class Queue:
         self.store = Store(place.database)
 
     @classmethod
-    def for_file(cls, source: str, settings: Settings | None = None) -> Queue:
-        """The queue of a job file (or "-"), made if it is not there.
+    def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
+        """The queue of a job file (or "-", or a sweep), made if it is not there.
 
         A queue belongs to one file: another file of the same stem gets a name with a hash, and an explicit
         log_dir that belongs to another file is refused.
@@ -117,7 +120,10 @@ class Queue:
                 raise _other_file(place, found)
             place = another
         queuedir.remember(place)
-        return cls(place, settings)
+        queue = cls(place, settings)
+        if isinstance(source, Sweep):
+            queue.store.set_meta("sweep", json.dumps(source.words))
+        return queue
 
     def close(self) -> None:
         self.store.close()
@@ -187,20 +193,20 @@ class Queue:
             opened.close()
 
 
-def place_for(source: str, settings: Settings) -> QueueDir:
+def place_for(source: Source, settings: Settings) -> QueueDir:
     """Where the queue of this file lies, made or not."""
     if settings.log_dir:
         return queuedir.locate(settings.log_dir, settings.state_dir)
     if source == STREAM:
         name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
         return queuedir.locate(queuedir.default_path(name), settings.state_dir)
-    stem = os.path.splitext(os.path.basename(source))[0]
+    stem = source.stem if isinstance(source, Sweep) else os.path.splitext(os.path.basename(source))[0]
     place = queuedir.locate(queuedir.default_path(stem), settings.state_dir)
     if place.exists():
         store = Store(place.database)
         try:
             if store.source() not in (None, _owner(source)):
-                hashed = queuedir.default_path(stem, os.path.abspath(source))
+                hashed = queuedir.default_path(stem, os.fsdecode(_owner(source)))
                 return queuedir.locate(hashed, settings.state_dir)
         finally:
             store.close()
@@ -221,12 +227,14 @@ def _make(place: QueueDir, owner: bytes) -> bytes | None:
         store.close()
 
 
-def _owner(source: str) -> bytes:
+def _owner(source: Source) -> bytes:
+    if isinstance(source, Sweep):
+        return source.owner
     return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
 
 
 def _other_file(place: QueueDir, found: bytes) -> GpuschedError:
-    name = "standard input" if found == b"-" else found.decode("utf-8", "replace")
+    name = "standard input" if found == b"-" else mask_secrets(found.decode("utf-8", "replace"))
     return GpuschedError(
         f"this directory is the queue of another list: {name}",
         where=place.path,

@@ -7,7 +7,6 @@ A value comes from the last layer that names it: default, system file, user file
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from gpusched.core.quantities import DURATION_IS, format_duration, nearest, parse_duration
 from gpusched.errors import EXIT_USAGE, GpuschedError
 
 if TYPE_CHECKING:
@@ -47,44 +47,8 @@ DEFAULT_MAX_GPUS = 4
 # ---- parsers: text -> value; ValueError says what would be right -------------------------------------
 
 _NONE_WORDS = frozenset({"none", "null", "~"})
-_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
-_PLAIN_SECONDS = re.compile(_NUMBER)
-_WITH_UNITS = re.compile(
-    rf"(?:({_NUMBER})d)?\s*(?:({_NUMBER})h)?\s*(?:({_NUMBER})m)?\s*(?:({_NUMBER})s)?", re.IGNORECASE
-)
-_DURATION_IS = "seconds (90 or 90s), minutes (90m), hours (2h), days (1d) or a mix (1h30m)"
-_LONGEST_S = 10 * 366 * 86400.0
-
 # What may stand in a list of GPUs: an index, a range, or a UUID or its beginning.
 GPU_TOKEN = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?|(?:GPU|MIG)-[A-Za-z0-9_/-]+", re.IGNORECASE)
-
-
-def parse_duration(text: str) -> float:
-    """`90`, `90s`, `90m`, `2h`, `1d`, `1h30m` -> seconds."""
-    text = text.strip()
-    if _PLAIN_SECONDS.fullmatch(text):
-        seconds = float(text)
-    else:
-        match = _WITH_UNITS.fullmatch(text)
-        if not text or match is None:
-            raise ValueError(_DURATION_IS)
-        parts = zip(match.groups(), _UNITS.values(), strict=True)
-        seconds = sum(float(number) * unit for number, unit in parts if number is not None)
-    if not math.isfinite(seconds) or seconds > _LONGEST_S:
-        raise ValueError("at most ten years")
-    return seconds
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds -> the shortest text that `parse_duration` reads back as the same."""
-    if seconds != int(seconds):
-        return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
-    rest, text = int(seconds), ""
-    for unit, size in _UNITS.items():
-        count, rest = divmod(rest, int(size))
-        text += f"{count}{unit}" if count else ""
-    return text or "0s"
 
 
 def parse_gpu_list(text: str) -> str:
@@ -115,7 +79,7 @@ def _duration(*, zero: bool) -> Callable[[str], float]:
     def parse(text: str) -> float:
         seconds = parse_duration(text)
         if seconds == 0 and not zero:
-            raise ValueError(f"more than 0: {_DURATION_IS}")
+            raise ValueError(f"more than 0: {DURATION_IS}")
         return seconds
 
     return parse
@@ -556,8 +520,8 @@ def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> 
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         if variable not in known:
-            nearest = _nearest(variable.removeprefix(ENV_PREFIX).lower(), SETTINGS)
-            advice = f"; did you mean {SETTINGS[nearest].env}?" if nearest else ""
+            meant = nearest(variable.removeprefix(ENV_PREFIX).lower(), SETTINGS)
+            advice = f"; did you mean {SETTINGS[meant].env}?" if meant else ""
             warnings.append(f"the variable {variable} is no setting and is ignored{advice}")
         elif environ[variable]:
             setting = known[variable]
@@ -621,11 +585,11 @@ def _parse_file(path: str, data: bytes) -> Iterator[_Given]:
         key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "(no text)"
         name = key.replace("-", "_")
         if name not in SETTINGS:
-            nearest = _nearest(name, SETTINGS)
+            meant = nearest(name, SETTINGS)
             raise GpuschedError(
                 f"there is no setting {key!r}",
                 where=where,
-                hint=f"did you mean {nearest}?" if nearest else "'gpusched config' lists the settings",
+                hint=f"did you mean {meant}?" if meant else "'gpusched config' lists the settings",
             )
         if name in seen:
             raise GpuschedError(f"{name} stands in this file twice", where=where)
@@ -643,9 +607,3 @@ def _node_text(node: yaml.Node, setting: Setting, where: str) -> str:
     if setting.is_list and isinstance(node, yaml.SequenceNode):
         return ",".join(_node_text(item, replace(setting, is_list=False), where) for item in node.value)
     raise GpuschedError(f"{setting.name} must be one value, not a list or a mapping", where=where)
-
-
-def _nearest(name: str, names: Mapping[str, object]) -> str:
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), "")

@@ -26,6 +26,7 @@ from gpusched.host import locks, simfiles
 from gpusched.host.store import Store
 
 T = TypeVar("T")
+B = TypeVar("B", bound="Box")
 
 CASES = Path(__file__).parent / "cases"
 GPUSCHED = [sys.executable, "-m", "gpusched"]
@@ -143,13 +144,13 @@ class Row:
 
 
 class Box:
-    """A box with simulated GPUs (or none), for one test."""
+    """A box with simulated GPUs (or none), for one test. `environment` adds to that of everything started on it."""
 
     def __init__(self, root: Path, gpus: str = "4", environment: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.work = root / "work"
         self.home = root / "home"
-        self.claims = root / "claims"
+        self.claims = Path((environment or {}).get("GPUSCHED_CLAIMS_DIR", root / "claims"))
         self.simulation = root / "simulation"
         for path in (self.work, self.home):
             path.mkdir(parents=True, exist_ok=True)
@@ -201,6 +202,7 @@ class Box:
                 stderr=err_file,
                 start_new_session=True,
                 user=user,
+                umask=0 if user else -1,
             )
         self._started.append(process)
         return Running(process, out, err)
@@ -305,7 +307,7 @@ class Box:
 
     # ---- ending ----
 
-    def __enter__(self) -> Box:
+    def __enter__(self: B) -> B:
         return self
 
     def __exit__(

@@ -80,9 +80,7 @@ def test_without_a_command_the_help_goes_to_stderr(capsys: Capture) -> None:
         (["--wrong"], "see 'gpusched --help'\n"),
     ],
 )
-def test_a_wrong_word_is_refused_with_what_would_be_right(
-    argv: list[str], says: str, capsys: Capture
-) -> None:
+def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says: str, capsys: Capture) -> None:
     Path("list.txt").write_text("true\n")
     assert front.run(argv) == EXIT_USAGE
     out, err = capsys.readouterr()
@@ -179,9 +177,7 @@ def test_help_costs_little_more_than_click() -> None:
 
     def loaded(code: str) -> set[str]:
         code += "\nimport sys; print('\\n'.join(sys.modules), file=sys.stderr)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
         return set(done.stderr.split())
 
     more = loaded("from gpusched.cli import main; main.run(['--help'])") - loaded("import click")
@@ -224,8 +220,7 @@ def test_a_bad_file_is_named(capsys: Capture) -> None:
     Path("gpusched.yaml").write_text("max_gpu: 2\n")
     assert front.run(["config"]) == EXIT_USAGE
     assert capsys.readouterr().err == (
-        f"gpusched: error: {os.getcwd()}/gpusched.yaml:1: there is no setting 'max_gpu'\n"
-        "  did you mean max_gpus?\n"
+        f"gpusched: error: {os.getcwd()}/gpusched.yaml:1: there is no setting 'max_gpu'\n  did you mean max_gpus?\n"
     )
 
 
@@ -317,7 +312,5 @@ def test_help_shows_defaults(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
         (["--max-gpus", "2", "3"], ["--max-gpus", "2", "3"]),
     ],
 )
-def test_words_after_the_gpu_flag_are_taken_while_they_look_like_gpus(
-    args: list[str], joined: list[str]
-) -> None:
+def test_words_after_the_gpu_flag_are_taken_while_they_look_like_gpus(args: list[str], joined: list[str]) -> None:
     assert join_gpu_words(args) == joined

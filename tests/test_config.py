@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched import config
-from gpusched.config import SETTINGS, Loaded, Settings, format_duration, parse_duration, parse_gpu_list
+from gpusched.config import SETTINGS, Loaded, Settings, parse_gpu_list
+from gpusched.core.quantities import format_duration, parse_duration
 from gpusched.errors import EXIT_USAGE, GpuschedError
 
 
@@ -145,9 +146,7 @@ def test_the_defaults_are_those_that_are_promised() -> None:
     assert s.gpus_at_once == 4
 
 
-@pytest.mark.parametrize(
-    ("max_gpus", "per_job", "at_once"), [(None, 1, 4), (None, 6, 6), (2, 1, 2), (None, 0, 4)]
-)
+@pytest.mark.parametrize(("max_gpus", "per_job", "at_once"), [(None, 1, 4), (None, 6, 6), (2, 1, 2), (None, 0, 4)])
 def test_four_gpus_at_once_or_what_one_job_needs(max_gpus: int | None, per_job: int, at_once: int) -> None:
     assert Settings(max_gpus=max_gpus, gpus_per_job=per_job).gpus_at_once == at_once
 
@@ -304,9 +303,7 @@ def test_a_file_that_is_wrong_is_refused_by_line(
         ("shell", " ", "some text"),
     ],
 )
-def test_a_bad_value_names_where_it_stands_and_what_is_right(
-    tmp_path: Path, name: str, text: str, right: str
-) -> None:
+def test_a_bad_value_names_where_it_stands_and_what_is_right(tmp_path: Path, name: str, text: str, right: str) -> None:
     setting = SETTINGS[name]
     cases: list[tuple[dict[str, object], str]] = [
         ({"flags": {name: text}}, setting.flag),

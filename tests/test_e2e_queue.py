@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -115,11 +116,12 @@ def test_half_saved_and_refused_edits_wait(box: Box) -> None:
     running = box.start("run", box.write("sleep 5", "sleep 5.1", "echo three", "echo four"))
     wait_for(lambda: box.running() == 2)
     whole = (box.work / "list.txt").read_text()
-    (box.work / "list.txt").write_text(whole[:-7])  # an editor or scp in the middle of it
-    time.sleep(1.5)
-    assert box.states() == ["running", "running", "queued", "queued"]
+    for text in (whole[:-7], ""):  # an editor or scp in the middle of it
+        (box.work / "list.txt").write_text(text)
+        wait_for(lambda text=text: running.said().count("looks half-saved") == 1 + (not text))  # type: ignore[misc]
+        assert box.states() == ["running", "running", "queued", "queued"]
     (box.work / "list.txt").write_text(whole + "echo 'not closed\n")
-    running.wait_until_said("not taken")
+    running.wait_until_said("list.txt:5")
     assert "list.txt:5" in running.said()
     assert box.states() == ["running", "running", "queued", "queued"]
     (box.work / "list.txt").unlink()
@@ -275,6 +277,31 @@ def test_a_stream_resumes_in_its_log_dir(box: Box) -> None:
     again.close()
     assert again.running.wait().code == 1
     assert box.read("ran") == "one\nthree\n"
+
+
+def test_a_pipe_by_name_is_a_stream(box: Box) -> None:
+    """`gpusched run <(make-commands)`: /dev/fd/63 says nothing of what comes out of it."""
+    for word in ("one", "two"):
+        script = f"python -m gpusched run <(echo 'echo {word} >> ran')"
+        assert box.spawn("-c", script, program=["bash"]).wait().code == 0
+    assert box.read("ran") == "one\ntwo\n"
+    assert all(path.name.startswith("stdin-") for path in (box.work / "gpusched-runs").iterdir())
+
+
+def test_retry_failed_is_asked_for_once(box: Box) -> None:
+    assert box.run("echo ran >> ran; false").code == 1
+    running = box.start("run", box.write("echo ran >> ran; false", "sleep 2"), "--retry-failed")
+    wait_for(lambda: box.read("ran") == "ran\nran\n")
+    box.write("echo ran >> ran; false", "sleep 2", "echo new")
+    assert running.wait().code == 1
+    assert box.read("ran") == "ran\nran\n"
+    for _ in range(2):
+        pipe = Pipe(box, "--log-dir", "q", "--retry-failed")
+        pipe.write("echo stream >> stream; false\n")
+        wait_for(lambda: box.read("stream"))
+        pipe.close()
+        assert pipe.running.wait().code == 1
+    assert box.read("stream") == "stream\nstream\n"
 
 
 def test_an_empty_stream(box: Box) -> None:
@@ -534,6 +561,38 @@ def test_on_a_network_file_system_the_state_is_kept_on_a_local_one(box: Box) -> 
     ended = box.spawn("run", "list.txt", program=program, environment=environment).wait()
     assert ended.code == 75
     assert "another-box" in ended.err and socket.gethostname() in ended.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed(box: Box, closed: str) -> None:
+    box.write("ls /proc/self/fd", "sleep 0.2")
+    ended = box.spawn("-c", f"python -m gpusched run list.txt {closed}", program=["bash"]).wait()
+    assert ended.code == 0, ended.text
+    assert box.jobs()[0].said().split() == ["0", "1", "2", "3"]
+
+
+def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
+    running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 1; echo two >> ran", "echo three >> ran"))
+    wait_for(lambda: box.running() == 2)
+    shutil.rmtree(box.work / "gpusched-runs")
+    ended = running.wait()
+    assert ended.code == 3
+    assert "were removed" in ended.err and "2 running job(s) go on" in ended.err
+    assert len(box.claimed()) == 2
+    wait_for(lambda: not box.claimed())
+    assert sorted(box.read("ran").split()) == ["one", "two"]
+    assert not (box.work / "gpusched-runs").exists()
+
+
+def test_files_of_attempts_that_are_removed_while_they_run(box: Box) -> None:
+    running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 2"), "--max-gpus", "2")
+    wait_for(lambda: box.running() == 2)
+    shutil.rmtree(box.queue() / "attempts")
+    time.sleep(0.5)
+    assert box.states() == ["running", "running"]
+    running.signal(signal.SIGTERM)
+    assert running.wait().code == 143
+    assert box.processes() == []
 
 
 # ---- exit codes ------------------------------------------------------------------------------------

@@ -240,6 +240,17 @@ def test_nohup_is_kept(box: Box) -> None:
     assert running.wait().code == 0
 
 
+def test_what_was_ignored_at_the_start_stays_so(box: Box) -> None:
+    """A background job of a script: the shell has it ignore SIGINT and SIGQUIT."""
+    box.write("echo ready; sleep 0.5")
+    running = box.spawn("-c", "trap '' INT QUIT; exec python -m gpusched run list.txt", program=["bash"])
+    wait_for(lambda: ready(box, 1))
+    running.signal(signal.SIGINT)
+    running.signal(signal.SIGQUIT)
+    assert running.wait().code == 0
+    assert box.states() == ["succeeded"]
+
+
 def test_a_reader_that_leaves(box: Box) -> None:
     """`gpusched run … | head -1`: the queue goes on to its end."""
     box.write("sleep 0.1", "sleep 0.1 #2", "sleep 0.1 #3", "sleep 0.1 #4")
@@ -344,6 +355,13 @@ def test_stop_and_stop_now(box: Box) -> None:
     assert box.jobs("b")[0].outcome == "interrupted"
 
 
+def test_a_shell_that_is_stopped_does_not_go_on_with_its_next_command(box: Box) -> None:
+    lines = [f"sleep 3600; touch next.{n}" for n in range(6)]
+    assert box.run(*lines, options="--time-limit 0.2").code == 1
+    assert [row.outcome for row in box.jobs()] == ["timed_out"] * 6
+    assert not list(box.work.glob("next.*"))
+
+
 # ---- what a command leaves behind ------------------------------------------------------------------
 
 
@@ -373,6 +391,7 @@ def test_leftovers_are_named(box: Box) -> None:
     life = box.queue() / "attempts/1.1/life"
     wait_for(lambda: life.exists() and "leftovers=" in life.read_text())
     assert " sleep" in life.read_text()
+    running.wait_until_said("its GPU is kept for them")
     assert running.wait().code == 0
 
 

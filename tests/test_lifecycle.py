@@ -14,6 +14,7 @@ from gpusched.core.lifecycle import (
     FREE_CAUSES,
     LOSS_LIMIT,
     NO_FAULT_CAUSES,
+    TERMINATED,
     TRANSITIONS,
     InvalidTransition,
     JobEvent,
@@ -120,6 +121,7 @@ def test_a_failure_spends_a_try(outcome: Outcome) -> None:
     [
         LOST,
         Outcome(OutcomeKind.NOT_STARTED),
+        Outcome(OutcomeKind.INTERRUPTED, signal=15, cause=TERMINATED),
         *(Outcome(OutcomeKind.EXITED, exit_code=1, cause=cause) for cause in sorted(FREE_CAUSES)),
         *(Outcome(OutcomeKind.SIGNALLED, signal=6, cause=cause) for cause in sorted(FREE_CAUSES)),
     ],
@@ -164,7 +166,9 @@ def test_repetitions_come_slower_and_slower() -> None:
     assert [verdict(LOST, losses=n).delay_s for n in range(LOSS_LIMIT)] == [1, 2, 4]
 
 
-CAUSES = st.sampled_from(["", "gpu_oom", "host_oom", "unkillable", "bad_command", *FREE_CAUSES, *NO_FAULT_CAUSES])
+CAUSES = st.sampled_from(
+    ["", "gpu_oom", "host_oom", "unkillable", "bad_command", TERMINATED, *sorted(FREE_CAUSES | NO_FAULT_CAUSES)]
+)
 OUTCOMES = st.builds(
     Outcome,
     st.sampled_from(OutcomeKind),
@@ -176,10 +180,10 @@ OUTCOMES = st.builds(
 
 def from_outside(outcome: Outcome) -> bool:
     not_begun = outcome.kind is OutcomeKind.NOT_STARTED and outcome.cause in NO_FAULT_CAUSES
-    return outcome.kind is OutcomeKind.INTERRUPTED or not_begun
+    return not_begun or (outcome.kind is OutcomeKind.INTERRUPTED and outcome.cause != TERMINATED)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(OUTCOMES, st.integers(0, 5), st.integers(0, 7), st.integers(0, 7), st.booleans())
 def test_every_verdict_is_a_legal_step_of_a_running_job(
     outcome: Outcome, retries: int, tries: int, losses: int, cancel_asked: bool
@@ -193,7 +197,7 @@ def test_every_verdict_is_a_legal_step_of_a_running_job(
     assert found.delay_s == 0 or after is JobState.QUEUED
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 5), st.lists(OUTCOMES, max_size=20))
 def test_no_sequence_of_outcomes_goes_on_for_ever(retries: int, outcomes: list[Outcome]) -> None:
     """Only interruptions from outside repeat a job without limit."""

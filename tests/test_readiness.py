@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
 from gpusched.core.model import (
     ENDED_STATES,
     Attributes,
@@ -21,6 +20,7 @@ from gpusched.core.model import (
     JobState,
     Requirements,
 )
+from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
 from gpusched.host.store import Store
 
 AFTER, ANY = DependencyKind.SUCCEEDED, DependencyKind.ANY

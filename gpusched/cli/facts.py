@@ -188,14 +188,14 @@ def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) 
 
 def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:
     """One queue for programs: the head of gpu_metrics.json, its dispatcher, devices, and up to `jobs` jobs."""
-    from gpusched.core.documents import job_document, metrics_head
+    from gpusched.core.documents import job_document, metrics_head, shown_command
 
     waits = reasons(store, by, now)
     source = store.source()
     found: dict[str, Any] = {
         "name": place.name,
         "path": place.path,
-        "source": source.decode("utf-8", "replace") if source is not None else None,
+        "source": shown_command(source) if source is not None else None,
         "dispatcher": by.pid,
         "waits_for": next(iter(waits.values()))[1] if waits else None,
         **metrics_head(store.counts(), store.count_removed(), store.totals(), now),

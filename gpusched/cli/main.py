@@ -22,6 +22,7 @@ EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE end
 # verb -> (module, attribute, short help), in the order of a day's work
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("gpusched.cli.run_cmd", "run", "Run a file of commands on the GPUs that are free"),
+    "check": ("gpusched.cli.check_cmd", "check", "Check a list without running it: its jobs, and what is wrong"),
     "status": ("gpusched.cli.show_cmd", "status", "Show the queues and their jobs"),
     "logs": ("gpusched.cli.show_cmd", "logs", "Print what a job wrote"),
     "explain": ("gpusched.cli.show_cmd", "explain", "Say why a job waits, or how it ended"),
@@ -92,12 +93,26 @@ def cli(ctx: click.Context) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command line and leave with its exit code."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     if "_GPUSCHED_COMPLETE" in os.environ:  # click's shell completion
         cli.main(prog_name="gpusched")
     sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def _open_standard_streams() -> None:
+    """Let 0, 1 and 2 be what they should be, so that no file of ours is taken for one of them."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="replace"))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpusched.cli.given import STREAM, Given, read_given, source_arguments
 from gpusched.cli.options import SettingsCommand, settings_options
 from gpusched.config import Loaded
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from gpusched.api import Devices, Queue
     from gpusched.core.jobfile import JobFile
     from gpusched.dispatcher import Observer
+    from gpusched.dispatcher.feed import Feed
     from gpusched.host.queuedir import QueueDir
     from gpusched.submit import Rules
 
 
 @click.command(
     cls=SettingsCommand,
-    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.txt --max-gpus 2 --gpu-list 4 5 6 7\n"
+    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.yaml --max-gpus 2 --gpu-list 4 5 6 7\n"
+    "  gpusched run -c 'python train.py --lr {lr} --seed {seed}' -p lr=1e-3,1e-4 -p seed=0..4\n"
     "  make-commands | gpusched run -",
 )
-@click.argument("file")
+@source_arguments
 @settings_options(
     "max_gpus",
     "gpu_list",
@@ -65,7 +68,10 @@ if TYPE_CHECKING:
 @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
 def run(
-    file: str,
+    file: str | None,
+    command: str | None,
+    parameters: tuple[str, ...],
+    each: str | None,
     loaded: Loaded,
     force: bool,
     retry_failed: bool,
@@ -77,8 +83,8 @@ def run(
 ) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE holds one shell command a line; - reads standard input and starts jobs as lines arrive. The same command
-    again resumes: what succeeded is skipped, what is new or was interrupted runs.
+    FILE holds one shell command a line, or is a YAML job file; - reads standard input and starts jobs as lines
+    arrive. The same command again resumes: what succeeded is skipped, what is new or was interrupted runs.
     """
     from gpusched import api
     from gpusched.submit import Rules
@@ -87,23 +93,24 @@ def run(
     rules = Rules(settings, os.fsencode(os.getcwd()), force, retry_failed)
     if settings.setup and not os.path.isfile(settings.setup):
         raise GpuschedError("there is no such file", where=f"--setup {settings.setup}")
-    data, found = _read_list(file)
-    jobs = _parse(data, rules, file, verbose=verbose, quiet=quiet or as_json)
-    place = api.place_for(file, settings)
+    given = read_given(file, command, parameters, each)
+    jobs = _parse(given, rules, verbose=verbose, quiet=quiet or as_json)
+    place = api.place_for(given.source, settings)
     if dry_run:
         from gpusched.cli.dry_run import dry_run as show
 
         return show(place, jobs, rules, as_json=as_json)
     devices = _check(place, jobs, rules)
     try:
-        queue = api.Queue.for_file(file, settings)
+        queue = api.Queue.for_file(given.source, settings)
     except BaseException:
         if devices is not None:
             devices.close()
         raise
     api.set_up_log(queue.place, "DEBUG" if verbose else settings.log_level)
-    queue.submit(jobs, rules, complete=file != api.STREAM)
-    feed = _feed(file, data, found, rules)
+    # a stream has more to come, and a sweep with other values than before takes none of those back
+    queue.submit(jobs, rules, complete=isinstance(given.source, str) and given.source != STREAM)
+    feed = _feed(given, rules)
     observer = _observer(queue.place.path, as_json=as_json, quiet=quiet)
 
     def say(text: str) -> None:
@@ -144,27 +151,17 @@ def _print_end(queue: Queue, code: int, *, as_json: bool) -> None:
         drop(sys.stdout)
 
 
-def _read_list(file: str) -> tuple[bytes, os.stat_result | None]:
-    if file == "-":
-        return b"", None
-    try:
-        with open(file, "rb") as stream:
-            return stream.read(), os.fstat(stream.fileno())
-    except OSError as error:
-        hint = "`gpusched run FILE`; a file of one shell command a line"
-        raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
-
-
-def _parse(data: bytes, rules: Rules, file: str, *, verbose: bool, quiet: bool) -> JobFile:
+def _parse(given: Given, rules: Rules, *, verbose: bool, quiet: bool) -> JobFile:
     from gpusched.core.findings import SHOWN_PER_CODE, render_findings
-    from gpusched.submit import read
+    from gpusched.submit import refused
 
-    jobs = read(data, rules, file)
+    jobs = refused(given.parse(rules), given.name)
     if jobs.findings and not quiet:
         limit = len(jobs.findings) if verbose else SHOWN_PER_CODE
-        click.echo(render_findings(jobs.findings, file, limit=limit), err=True)
-    if not jobs.specs and file != "-":
-        raise GpuschedError("holds no command", where=file, hint="one shell command a line; lines with # are skipped")
+        click.echo(render_findings(jobs.findings, given.name, limit=limit), err=True)
+    if not jobs.specs and given.source != STREAM:
+        hint = "one shell command a line; lines with # are skipped"
+        raise GpuschedError("holds no command", where=given.name, hint=hint)
     return jobs
 
 
@@ -186,15 +183,20 @@ def _check(place: QueueDir, jobs: JobFile, rules: Rules) -> Devices | None:
     return devices
 
 
-def _feed(file: str, data: bytes, found: os.stat_result | None, rules: Rules):  # type: ignore[no-untyped-def]
+def _feed(given: Given, rules: Rules) -> Feed | None:
+    """Where later jobs come from: the file as it is edited, or the stream."""
     from gpusched.core.jobfile import LineFeed
     from gpusched.dispatcher.feed import FileFeed, StreamFeed
     from gpusched.submit import read
 
-    if found is None:
-        return StreamFeed(0, LineFeed(force=rules.force, strip_gpu_env=rules.settings.strip_gpu_env))
-    path = os.path.abspath(file)
-    return FileFeed(path, lambda text: read(text, rules, path), data, found)
+    settings = rules.settings
+    if given.source == STREAM:
+        lines = LineFeed(force=rules.force, strip_gpu_env=settings.strip_gpu_env, gpus=settings.gpus_per_job)
+        return StreamFeed(0, lines)
+    if not isinstance(given.source, str) or given.found is None:
+        return None
+    path = os.path.abspath(given.source)
+    return FileFeed(path, lambda text: read(text, rules, path), given.data, given.found)
 
 
 def _observer(queue: str, *, as_json: bool, quiet: bool) -> Observer:

@@ -86,6 +86,7 @@ def _status_of_all(places: list[QueueDir], *, as_json: bool) -> int:
 def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: float, *, every_job: bool) -> list[Line]:
     from itertools import islice
 
+    from gpusched.core.masking import mask_secrets
     from gpusched.core.model import JobState
     from gpusched.views import pages, report, tables
 
@@ -103,7 +104,7 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
     failed: list[tuple[JobRow, AttemptRow | None]] = []
     if not every_job:
         failed = [(row, _last(store, row)) for row in islice(store.jobs([JobState.FAILED]), pages.SHOWN_JOBS)]
-    source = os.fsdecode(store.source() or b"")
+    source = mask_secrets(os.fsdecode(store.source() or b""))
     source = "of standard input" if source == "-" else source
     lines = pages.queue_page(
         _scene(place, store, now),

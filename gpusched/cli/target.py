@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
@@ -82,12 +83,18 @@ def parse_job(word: str, store: Store) -> int:
 
 def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     """What to type here to have this queue dispatched as it was, with the flags that say so."""
-    from gpusched.core.masking import clean
+    from gpusched.core.masking import clean, mask_secrets
     from gpusched.host import queuedir
+    from gpusched.submit import Sweep
 
     source = os.fsdecode(store.source() or b"FILE")
-    words = ["gpusched", "run", _short(source) if source != "-" else source]
-    stem = os.path.splitext(os.path.basename(source))[0]
+    sweep = store.meta("sweep")
+    if sweep is not None:
+        given = json.loads(sweep)
+        words, stem = ["gpusched", "run", *map(mask_secrets, given)], Sweep(given[1]).stem
+    else:
+        words = ["gpusched", "run", _short(source) if source != "-" else source]
+        stem = os.path.splitext(os.path.basename(source))[0]
     if place.path not in (queuedir.default_path(stem), queuedir.default_path(stem, source)):
         words += ["--log-dir", _short(place.path)]
     return clean(shlex.join([*words, *_flags(store), *more]))

@@ -21,7 +21,7 @@ def parse_progress(text: str | bytes) -> dict[str, Any]:
     """The job's own progress file, if it is a JSON object; only the keys that are known, of the right types."""
     try:
         data = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(data, dict):
         return {}
@@ -32,7 +32,7 @@ def parse_progress(text: str | bytes) -> dict[str, Any]:
             found[key] = value
     for key in ("unit", "message"):
         if isinstance(data.get(key), str):
-            found[key] = data[key][:200]
+            found[key] = data[key][:200].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
     if isinstance(data.get("ready"), bool):
         found["ready"] = data["ready"]
     return found

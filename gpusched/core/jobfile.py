@@ -1,53 +1,35 @@
 """The bytes of a file of commands -> job specs and findings. Opens no file and runs nothing.
 
 One shell command a line, kept byte for byte; a backslash at the end of a line joins the next one as the shell
-does. Identity is the text of the command and which occurrence of it. What a single line may contain is
-judged by `lint`, what the shell makes of it by `shellwords`.
+does. A line may begin with attributes, `[gpus=2] command`; `#gpusched: gpus=2` sets defaults for the lines below.
+Identity is the text of the command without its attributes, and which occurrence of it. What a single line may
+contain is judged by `lint`, what the shell makes of it by `shellwords`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-from gpusched.core.anatomy import NOTABLE
+from gpusched.core.attributes import make, state
+from gpusched.core.blocks import DIRECTIVE, Block, looks_like_directive, opens_block, read_block, read_directive
 from gpusched.core.findings import Finding
-from gpusched.core.lint import MAY_CHOOSE, Fault, apply_edits, check
+from gpusched.core.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
+from gpusched.core.lint import Fault
 from gpusched.core.masking import clean
-from gpusched.core.model import JobSpec
+from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.core.shellwords import Scan
+
+__all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
 
 # The kernel takes no argument of 128 KiB or more (MAX_ARG_STRLEN, with its final NUL); 4 KiB of that are left
 # for what is put before a command.
 SCRIPT_BYTES = 128 * 1024 - 4096
 
 _BOM = b"\xef\xbb\xbf"
-_BLANK = b" \t"
-
-# Most lines need no closer look. Left to right, as the shell reads: what simple quotes, simple expansions and
-# redirections hide is put out of sight; if only plain characters remain, the line is one simple command. Any
-# other character survives and sends the line to the scanner, and so does what may set up or choose a GPU.
-_HIDDEN = re.compile(
-    rb"""'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*"|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
-    rb"""|(?<=[ \t])(?:\d?>&\d(?=[ \t]|$)|(?:\d?>>?|&>>?|<)[ \t]*(?=[\w./~'"$]))"""
-)
-_PLAIN = re.compile(
-    rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
-)
 _NOT_A_SHELL = re.compile(rb"#!.*\b(python|perl|ruby|node|Rscript|julia|awk|make|php|lua)")
-
-
-@dataclass(frozen=True, slots=True)
-class JobFile:
-    """What a file, or a piece of one, says. `complete`: it ends with a newline."""
-
-    specs: tuple[JobSpec, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    complete: bool = True
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.severity == "error")
 
 
 def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> JobFile:
@@ -55,7 +37,7 @@ def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus
 
     `force` turns forceable errors into warnings; lines that only set something up are then passed over.
     `strip_gpu_env` takes a line's own choice of GPUs out of `command`, never out of `text`. `gpus` is what
-    each job gets. A line with an error makes no job.
+    a job gets that does not say. A line with an error makes no job.
     """
     feed = LineFeed(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
     body, rest = feed.feed(data), feed.finish()
@@ -78,7 +60,10 @@ class LineFeed:
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines joined so far: offset, number, bytes
         self._scan: Scan | None = None  # of the command that goes on in the next line
-        self._seen: dict[bytes, tuple[int, int]] = {}  # text -> occurrences, first line
+        self._block: Block | None = None  # that stood before the command that is being read
+        self._stated: dict[str, Any] = {}  # by the directives so far
+        self._defaults = NO_ATTRIBUTES  # the same, made
+        self._jobs = Register()
         self._table: list[str] = []  # first words of the lines that could be a table, up to the last line
         self._table_at = -1  # where its finding stands among those not taken yet
         self._specs: list[JobSpec] = []
@@ -121,19 +106,50 @@ class LineFeed:
             self._scan.extend(line)
             self._scanned(self._scan)
             return
-        text = line.strip(_BLANK)
-        if not text:
+        text = line.strip(BLANK)
+        first = text[:1]
+        if not first:
             return
-        if text[:1] == b"#":
-            if text[1:2] == b"!" and self._number == 1:
-                self._shebang(line)
-            return
-        plain = _PLAIN.fullmatch(text) or _PLAIN.fullmatch(_HIDDEN.sub(b"^", text))
-        if plain and plain[1] not in NOTABLE and not MAY_CHOOSE.search(text):
+        if first == b"#":
+            self._comment(line, text)
+        elif first == b"[" and opens_block(text):
+            self._attributed(line)
+        elif is_plain(text):
             self._table.clear()
-            self._add(text, text, self._number)
-            return
+            self._add(text, text, self._number, self._defaults)
+        else:
+            self._joined = [(0, self._number, line)]
+            self._scanned(Scan(line))
+
+    def _comment(self, line: bytes, text: bytes) -> None:
+        if text.startswith(DIRECTIVE):
+            self._joined = [(0, self._number, line)]
+            block = read_directive(line, line.index(DIRECTIVE))
+            faults = state(block.words, self._stated, directive=True)
+            self._report_all([*faults, block.fault] if block.fault else faults)
+            self._defaults = make(self._stated)
+        elif text[1:2] == b"!" and self._number == 1:
+            self._shebang(line)
+        elif looks_like_directive(text):
+            self._joined = [(0, self._number, line)]
+            at = len(line) - len(line.lstrip(BLANK))
+            self._report(Fault("near-directive", "warning", at, "this is a comment and sets nothing", _DIRECTIVE_IS))
+
+    def _attributed(self, line: bytes) -> None:
+        """A line that begins with a block. A block that does not close on it may go on in the next one."""
         self._joined = [(0, self._number, line)]
+        block = read_block(line, line.index(b"["))
+        if block.end >= 0:
+            rest = line[block.end :]
+            text = rest.strip(BLANK)
+            if rest[:1] in (b" ", b"\t") and is_plain(text):
+                attributes = self._attributes(block)
+                if attributes is not None:
+                    self._table.clear()
+                    self._add(text, text, self._number, attributes)
+                return
+            self._block = block
+            line = self._behind(line, block.end)
         self._scanned(Scan(line))
 
     def _scanned(self, scan: Scan) -> None:
@@ -156,7 +172,7 @@ class LineFeed:
 
     def _shebang(self, line: bytes) -> None:
         self._joined = [(0, self._number, line)]
-        script = _NOT_A_SHELL.match(line.strip(_BLANK))
+        script = _NOT_A_SHELL.match(line.strip(BLANK))
         if script:
             language = script[1].decode()
             message = f"this is a {language} script, not a file of commands"
@@ -169,7 +185,21 @@ class LineFeed:
 
     def _command(self, scan: Scan) -> None:
         """A whole command: report what is wrong in it, and make a job of it unless that forbids it."""
-        text = _strip(scan.text)
+        attributes: Attributes | None = self._defaults
+        block, self._block = self._block, None
+        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
+            block = read_block(scan.text, scan.text.index(b"["))  # it went on over several lines
+            if block.end >= 0:
+                scan = Scan(self._behind(scan.text, block.end))
+        if block is not None:
+            attributes = self._attributes(block)
+            if block.end >= 0 and not scan.tokens and scan.text:
+                hint = f"for all lines below: {DIRECTIVE.decode()} key=value"
+                message = "no command follows the attributes"
+                self._report(Fault("attribute-alone", "error", block.end - 1, message, hint, False))
+            if not scan.tokens or block.end < 0:
+                return
+        text = stripped(scan.text)
         if not text:
             return
         if b"\0" in text:
@@ -177,26 +207,44 @@ class LineFeed:
             hint = "save the file as UTF-8 text"
             self._report(Fault("nul-byte", "error", scan.text.index(0), message, hint, forceable=False))
             return
-        verdict = check(scan, gpus=self._gpus)
-        faults = verdict.faults
-        command = text
-        if self._strip and verdict.edits:
-            command = _strip(apply_edits(verdict.edits, scan.text))
-            for code in ("own-devices", "cpu-job"):
-                if code in faults:
-                    message = faults[code].message.split(",")[0] + ": removed by --strip-gpu-env"
-                    faults[code] = faults[code]._replace(severity="hint", message=message, hint="")
-        at = len(scan.text) - len(scan.text.lstrip(_BLANK))
-        if verdict.setup and not (self._strip and _NOTHING.fullmatch(command)):
-            verdict.add("setup-line", "error", at, *_SETUP_LINE)
-        refused = [self._report(fault) for fault in sorted(faults.values(), key=lambda fault: fault.at)]
-        if verdict.no_program:
-            refused.append(self._table_line(verdict.no_program, at))
+        gpus = self._gpus if attributes is None or attributes.gpus is None else attributes.gpus
+        judged = judge(scan, gpus=gpus, strip=self._strip)
+        refused = self._report_all(judged.faults)
+        if judged.no_program:
+            at = len(scan.text) - len(scan.text.lstrip(BLANK))
+            refused |= self._table_line(judged.no_program, at)
         else:
             self._table.clear()
-        if any(refused) or verdict.setup:
-            return
-        self._add(text, command, self._joined[0][1])
+        if not (refused or judged.setup or attributes is None):
+            self._add(text, judged.command, self._joined[0][1], attributes)
+
+    def _attributes(self, block: Block) -> Attributes | None:
+        """What a block says, with the defaults; None where that forbids the job."""
+        stated = self._stated.copy()
+        faults = state(block.words, stated)
+        if block.fault is not None:
+            faults.append(block.fault)
+        attributes = make(stated)
+        if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
+            at = next(word.at for word in block.words if word.key == "name")
+            message = f"the name {attributes.name} is that of line {owner} already"
+            faults.append(
+                Fault("name-taken", "error", at, message, "each name is for one job; tag=… is for many", False)
+            )
+        return None if faults and self._report_all(faults) else attributes
+
+    def _behind(self, text: bytes, end: int) -> bytes:
+        """The text with blanks in the place of its block, so that every offset stays; empty where that is wrong."""
+        rest = text[end:]
+        command = rest.lstrip(BLANK)
+        if command and command == rest:
+            self._report(Fault("attribute-end", "error", end, "a blank must follow the attributes", "", False))
+        elif opens_block(command):
+            message = "a second block of attributes: put all into the first"
+            self._report(Fault("attribute-end", "error", len(text) - len(command), message, "", False))
+        else:
+            return b" " * end + rest
+        return b""
 
     def _table_line(self, word: bytes, at: int) -> bool:
         """A line that starts with no program: one finding for all that follow each other."""
@@ -206,18 +254,21 @@ class LineFeed:
             message = f"the line does not start with a program ({self._table[0]}); {_TABLE[0]}"
             self._report(Fault("parameter-table", "error", at, message, _TABLE[1]))
         elif len(self._table) in (2, 3) and self._table_at >= 0:
-            which = "these lines" if self._seen else "the first lines"
+            which = "these lines" if self._jobs else "the first lines"
             words = ", ".join(self._table[:2]) + " …" * (len(self._table) > 2)
             message = f"none of {which} starts with a program ({words}); {_TABLE[0]}"
             self._findings[self._table_at] = replace(self._findings[self._table_at], message=message)
         return not self._force
 
-    def _add(self, text: bytes, command: bytes, line: int) -> None:
-        seen, first = self._seen.get(text, (0, line))
-        self._seen[text] = seen + 1, first
-        self._specs.append(JobSpec(command, text, line, seen + 1))
-        if seen:
+    def _add(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> None:
+        spec, first = self._jobs.admit(text, command, line, attributes)
+        self._specs.append(spec)
+        if first:
             self._findings.append(Finding("hint", "duplicate", line, f"line {line} repeats line {first}"))
+
+    def _report_all(self, faults: Iterable[Fault]) -> bool:
+        severities = [self._report(fault) for fault in faults]
+        return any(severities)
 
     def _report(self, fault: Fault) -> bool:
         """Make a finding of it, placed in its physical line; say whether it refuses the line."""
@@ -231,22 +282,8 @@ class LineFeed:
         return severity == "error"
 
 
-_SETUP_LINE = (
-    "the line only sets something up, and each line is run by itself: it does nothing for the lines below",
-    "put it before each command with &&, or into a file for --setup FILE; --force passes over such lines",
-)
+_DIRECTIVE_IS = f"a directive begins with {DIRECTIVE.decode()} and nothing else: {DIRECTIVE.decode()} gpus=2 mem=18G"
 _TABLE = (
     "is this a table of parameters?",
     "begin each line with the program that takes them; --force runs the lines as they are",
 )
-_NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # what is left where all was removed
-
-
-def _strip(text: bytes) -> bytes:
-    """Without the blanks around it, save one that a backslash makes a part of the last word."""
-    stripped = text.strip(_BLANK)
-    bare = stripped.rstrip(b"\\")
-    if (len(stripped) - len(bare)) % 2:
-        end = text.rindex(stripped) + len(stripped)
-        return stripped + text[end : end + 1]
-    return stripped

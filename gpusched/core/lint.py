@@ -181,7 +181,7 @@ def _check_devices(command: Command, parts: Anatomy, text: bytes, base: int, gpu
         if name == MASKS[0] and _NO_GPU.fullmatch(value):
             if gpus:
                 message = f"{shown} is empty, so the job uses no GPU while one is claimed for it: a CPU job?"
-                advice = "put such lines into a file of their own and run it with --gpus-per-job 0"
+                advice = "begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0"
                 verdict.add("cpu-job", "warning", at, message, advice)
         else:
             verdict.add("own-devices", "error", at, f"it sets {shown} itself, {own}", hint)

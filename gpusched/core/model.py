@@ -34,6 +34,11 @@ class Device:
         return self.parent_uuid is not None
 
 
+def nameless_uuid(index: int) -> str:
+    """What stands for the UUID of a GPU that is listed and does not even tell that."""
+    return f"unknown-{index}"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
     """A process that a device reports. `used_bytes` is None where the driver does not tell."""

@@ -1,6 +1,7 @@
 """Job specs of a file + what the queue already holds -> what to add, keep, cancel and take back. Changes nothing.
 
-Identity is the text of the command and which occurrence of it, never the line number: lists are edited between runs.
+Identity is the text of the command, its own directory and variables, and which occurrence of these; never the line
+number: lists are edited between runs.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ CAUSE_REMOVED = "removed"  # cancelled because its line left the file
 _WAITING = (JobState.QUEUED, JobState.HELD)
 
 
-def identity(spec: JobSpec) -> bytes:
-    """Sixteen bytes that stand for text, cwd and env of a job."""
-    found = hashlib.blake2b(spec.text, digest_size=16)
-    says = spec.attributes
-    if says.cwd is not None:
-        found.update(b"\0cwd=" + says.cwd)
-    for name, value in sorted(says.env):
-        found.update(b"\0env." + name + b"=" + value)
-    return found.digest()
+def identity(job: JobSpec) -> bytes:
+    """Sixteen bytes that stand for a job: for its text, and its cwd and env if it states any."""
+    own = job.attributes
+    if own.cwd is None and not own.env:
+        return hashlib.blake2b(job.text, digest_size=16).digest()
+    parts = [job.text, b"" if own.cwd is None else b"=" + own.cwd]
+    parts += (name + b"=" + value for name, value in sorted(own.env))
+    whole = b"".join(b"%d:%b" % (len(part), part) for part in parts)  # no other list of parts gives the same bytes
+    return hashlib.blake2b(whole, digest_size=16, person=b"gpusched job").digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def add(usage: Usage, samples: Iterable[Sample], pids: Set[int], energy_j: float
     memory = memory_of(seen, pids)
     known = [s.utilisation for s in seen if s.utilisation is not None]
     utilisation = sum(known) / len(known) if known else None
-    n = usage.samples + 1
+    n = usage.samples + (memory is not None or utilisation is not None)  # a silent poll weighs nothing in the means
     return Usage(
         samples=n,
         peak_memory_bytes=_larger(usage.peak_memory_bytes, memory),

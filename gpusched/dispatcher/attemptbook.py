@@ -64,6 +64,7 @@ class Live:
     seen_at: float | None = None  # when a process of its own was last seen on its devices
     told_idle: bool = False
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
+    told_leftovers: bool = False
     strange_device: str = ""  # a device that it uses without having been given it
 
     @property
@@ -242,6 +243,8 @@ class AttemptBook:
             live = self.live.get(directory)
             if live is None or live.ended:
                 continue
+            if self._launcher.has(directory) and not attemptdir.exists(directory):
+                continue  # its files were removed: that it has ended, its shepherd will tell
             sight = reaper.look(directory, live.marker)
             live.fields = sight.fields
             live.fact = sight.fact

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.core import availability
 from gpusched.core.availability import Availability, Criteria, DeviceState
-from gpusched.core.model import Device, Reading, Sample
+from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.snapshot import DeviceView, Resident
 from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
@@ -44,6 +44,7 @@ class DeviceBook:
         self.criteria = Criteria()
         self.settle_timeout_s = 30.0
         self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
+        self._at_first = frozenset(self.box)
         self.error = ""  # why the source as a whole does not answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self.since = first.at
@@ -84,6 +85,8 @@ class DeviceBook:
 
     def _fold(self, reading: Reading, ours: Ours, occupied: Set[str]) -> None:
         for device in reading.devices:
+            if device.uuid not in self.box:
+                self._name(device)
             self.box[device.uuid] = device
         seen = set()
         for sample in reading.samples:
@@ -120,6 +123,15 @@ class DeviceBook:
                     entry.availability = availability.vanish(entry.availability, reading.at)
             self.box = {uuid: d for uuid, d in self.box.items() if uuid in listed}
         self.degraded = self._find_degraded()
+
+    def _name(self, device: Device) -> None:
+        """A GPU that told no UUID when we began tells it now: it takes its place in the order."""
+        nameless = nameless_uuid(device.index)
+        if nameless not in self._entries or device.uuid in self._at_first or device.is_mig:
+            return
+        named = _Entry(device, Availability(device.uuid))
+        entries = self._entries.items()
+        self._entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
 
     def _silence(self, error: str, now: float) -> None:
         self.error = error

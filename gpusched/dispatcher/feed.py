@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gpusched.core.jobfile import JobFile, LineFeed
 from gpusched.core.model import JobSpec
+from gpusched.errors import GpuschedError
 
 STILL_S = 1.0  # an edited file is read when it has not changed for this long
 CHUNK_BYTES = 1 << 16
@@ -96,9 +97,13 @@ class FileFeed:
             if self._signature(os.fstat(file.fileno())) != signature:
                 return None
         self._taken, self._seen = signature, None
-        if self._newline and data and not data.endswith(b"\n"):
-            return None  # half saved: the next save brings the rest
+        if self._newline and not data.endswith(b"\n"):
+            hint = "if it is whole, end its last line; the jobs go on as they were"
+            raise GpuschedError("looks half-saved, since its last line has no end", where=self.path, hint=hint)
         jobs = self._parse(data)  # raises for a list that is refused; the old one stays
+        if not jobs.specs:
+            hint = "what waits goes on; `gpusched cancel` takes jobs away"
+            raise GpuschedError("holds no command any more", where=self.path, hint=hint)
         self._newline = data.endswith(b"\n")
         return Batch(jobs, append=False, complete=True)
 

@@ -7,6 +7,7 @@ core/plan; here it is done, in the order that docs/architecture.md gives reasons
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import selectors
@@ -31,6 +32,7 @@ from gpusched.dispatcher.feed import Batch, Feed, NoFeed
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.wake import Sleeper
 from gpusched.errors import (
+    EXIT_CANNOT_WORK,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_QUIT,
@@ -99,6 +101,7 @@ class Dispatcher:
         self._trouble_until = 0.0
         self._trouble_told = ""
         self._batch: Batch | None = None  # read from the feed, not stored yet
+        self._gone = False  # the queue's files were removed
         self._next_poll = self._next_metrics = self._next_frame = 0.0
         self._head: list[JobRow] = []
         self._head_complete = False  # whether _head is still what the store would say
@@ -169,6 +172,7 @@ class Dispatcher:
         if fileno is not None:
             self.sleeper.selector.register(fileno, selectors.EVENT_READ, lambda: None)
         self.feed.attach(self.sleeper.selector)
+        gc.freeze()  # a long list, once read, is not looked through again and again
         try:
             self._begin()
             while True:
@@ -213,6 +217,8 @@ class Dispatcher:
             self._hear_requests(now)
         polled = now >= self._next_poll
         if polled:
+            if not self.queue.exists():
+                raise self._queue_gone()
             # from the last due moment, so that the interval does not drift; late ones are not caught up with
             due = self._next_poll + self.settings.poll_interval
             self._next_poll = due if due > now else now + self.settings.poll_interval
@@ -233,12 +239,29 @@ class Dispatcher:
         self.reporter.tell_devices()
         self.attempts.settle_doubts(now, self.devices)
 
+    def _queue_gone(self) -> GpuschedError:
+        self._gone = True
+        running = len(self.attempts.live)
+        return GpuschedError(
+            "this queue's files were removed while it was dispatched: leaving",
+            where=self.queue.state,
+            hint=f"{running} running job(s) go on and keep their GPUs to their end; nobody records how they end",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+
     def _look(self, now: float, *, everywhere: bool) -> None:
         ended = self.attempts.look(now, everywhere, self.stop_all_since)
         for live in ended:
             if live.outcome is not None and live.outcome.cause in ("disk_full", "cannot_start"):
                 self._note_trouble(live.outcome.note, now, full=live.outcome.cause == "disk_full")
             self.devices.settle(live.devices, now, self.attempts.occupied())
+        for live in self.attempts.live.values():
+            left = live.fields.get("leftovers", "")
+            if left and not live.told_leftovers:
+                live.told_leftovers = True
+                text = f"job {live.job.id}: its command has ended, but not what it left running: {left}"
+                kept = "its GPU is kept for them" if live.devices else "they still count"
+                self.reporter.tell("warning", f"{text}; {kept} (--leftovers stop ends them)", live.job.id)
 
     def _snapshot(self, now: float) -> Snapshot:
         attempts = tuple(live.planned() for live in self.attempts.live.values())
@@ -411,7 +434,8 @@ class Dispatcher:
                 change = submit(
                     self.store,
                     batch.jobs.specs,
-                    self.rules,
+                    # asked for once: what has failed since then stays so
+                    self.rules if batch.append else replace(self.rules, retry_failed=False),
                     now,
                     complete=batch.complete,
                     append=batch.append,
@@ -486,7 +510,7 @@ class Dispatcher:
             self._waited_since.setdefault(job, now)
         reason = next(iter(plan.reasons.values()), None)
         self._reason = reason.text if reason else ""
-        if reason is None or self.attempts.live:
+        if reason is None or reason.kind in ("closed", "nvml") or self.attempts.live:  # or it was told
             self._tell_wait_at = now + WAIT_IS_LONG_S
         elif now >= self._tell_wait_at:
             self._tell_wait_at = now + WAITS_AGAIN_S
@@ -545,7 +569,8 @@ class Dispatcher:
 
     def _leave(self) -> None:
         now = self.clock()
-        self._write_metrics(now, every_job=not self.quit)
+        if not self._gone:
+            self._write_metrics(now, every_job=not self.quit)
         self.step("leaving")
         self.devices.release_all()
         self.attempts.close()

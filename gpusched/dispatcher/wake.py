@@ -28,8 +28,8 @@ class Sleeper:
         if threading.current_thread() is threading.main_thread():
             self._old_wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
             for number in SIGNALS:
-                # started with nohup, a dispatcher goes on ignoring the hang-up
-                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                # what was ignored at the start (nohup, a background job of a script) goes on being ignored
+                if number != signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN:
                     continue
                 self._before[number] = signal.signal(number, self._on_signal)
 

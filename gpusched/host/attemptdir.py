@@ -15,7 +15,10 @@ its own, so that half of one (after a power cut) is not taken for a whole one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+
+TYPE_CHECKING = False  # a shepherd imports this: what only type checkers need is left out
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RECORD_BYTES = 2048
 FIELD_LIMIT = 512
@@ -86,6 +89,11 @@ def open_life(path: str) -> int | None:
         return os.open(f"{path}/{LIFE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
+
+
+def exists(path: str) -> bool:
+    """Whether the attempt has its life file."""
+    return os.path.exists(f"{path}/{LIFE}")
 
 
 def read_progress(path: str) -> bytes | None:

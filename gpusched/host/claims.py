@@ -121,7 +121,10 @@ class Claims:
             fd = locks.take_file(path)
         except OSError as error:
             raise GpuschedError(
-                f"cannot lock: {error.strerror}", where=path, hint="see `gpusched config` for claims_dir"
+                f"cannot lock: {error.strerror}",
+                where=path,
+                hint="see `gpusched config` for claims_dir",
+                exit_code=EXIT_CANNOT_WORK,
             ) from None
         if fd is not None:
             self._label(path, queue, now)

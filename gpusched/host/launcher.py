@@ -24,9 +24,11 @@ from gpusched.host.shepherd import MESSAGE_LIMIT
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
 _BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.shepherd import main; main(int(sys.argv[2]))"
+    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.shepherd import main; "
+    "main(int(sys.argv[2])); import os; os._exit(0)"
 )
 SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
+TOLD_LIMIT = 8192  # a directory and a few words
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Launcher:
 
     def _hear(self, shepherd: _Shepherd) -> None:
         try:
-            data = shepherd.channel.recv(MESSAGE_LIMIT)
+            data = shepherd.channel.recv(TOLD_LIMIT)
         except BlockingIOError:
             return
         except OSError:
@@ -177,13 +179,12 @@ class Launcher:
 
     def trim(self, keep: int) -> None:
         """Let idle shepherds beyond `keep` go."""
-        while len(self._idle) > keep:
-            self._drop_idle(self._idle.pop())
-
-    def _drop_idle(self, shepherd: _Shepherd) -> None:
-        self._selector.unregister(shepherd.channel)
-        shepherd.channel.close()
-        shepherd.process.wait()
+        surplus, self._idle = self._idle[keep:], self._idle[:keep]
+        for shepherd in surplus:  # all at once: each ends at the end of its channel
+            self._selector.unregister(shepherd.channel)
+            shepherd.channel.close()
+        for shepherd in surplus:
+            shepherd.process.wait()
 
     def close(self) -> None:
         """Leave. Idle shepherds end; busy ones go on alone to the end of their attempts."""

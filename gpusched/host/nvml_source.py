@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.core.model import Device, DeviceProcess, Reading, Sample
+from gpusched.core.model import Device, DeviceProcess, Reading, Sample, nameless_uuid
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 RETRY_S = (15.0, 30.0, 60.0)  # pauses before fresh starts of an NVML that does not work; the last one repeats
@@ -258,7 +258,7 @@ class NvmlSource:
         for index, error in answer["nameless"]:  # a GPU that does not even tell its UUID
             known = self._known.get(index)
             if known is None or any(device.uuid == known.uuid for device in devices):
-                known = Device(uuid=f"unknown-{index}", index=index, name="GPU that does not answer")
+                known = Device(uuid=nameless_uuid(index), index=index, name="GPU that does not answer")
             devices.append(known)
             samples.append(Sample(known.uuid, answer["at"], processes=None, error=error))
         if asked.everything:

@@ -31,8 +31,8 @@ def boot_id() -> str:
 
 
 def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
-    """Pids of live processes of ours whose environment holds every `NAME=value` of `marker`."""
-    found = []
+    """Pids of live processes whose environment holds every `NAME=value` of `marker`, the oldest first."""
+    found: list[tuple[int, int]] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -41,9 +41,9 @@ def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
                 environment = set(file.read().split(b"\0"))
         except OSError:
             continue
-        if environment.issuperset(marker) and process_start(int(name)) is not None:
-            found.append(int(name))
-    return found
+        if environment.issuperset(marker) and (began := process_start(int(name))) is not None:
+            found.append((began, int(name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def send_signal(pid: int, number: int, start_ticks: int | None = None) -> bool:

@@ -26,8 +26,8 @@ class Sight:
 
 def look(directory: str, marker: tuple[bytes, ...]) -> Sight:
     fd = attemptdir.open_life(directory)
-    if fd is None:
-        return Sight(AttemptFact.NOT_STARTED)
+    if fd is None:  # never prepared, or somebody has removed it
+        return Sight(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
     try:
         free = locks.try_lock(fd)
         fields = attemptdir.parse_fields(os.pread(fd, attemptdir.RECORD_BYTES, 0))

@@ -10,7 +10,6 @@ dispatcher is gone it ends with its attempt. A message back only wakes the dispa
 
 from __future__ import annotations
 
-import array
 import ctypes
 import marshal
 import os
@@ -19,12 +18,16 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
 
 from gpusched.host import attemptdir, processes
 
+TYPE_CHECKING = False  # what only type checkers need is not imported: many shepherds may live at once
+if TYPE_CHECKING:
+    from typing import Any
+
 MESSAGE_LIMIT = 1 << 18
 FDS_LIMIT = 250
+FD_BYTES = 4
 SHUTDOWN_WINDOW_S = 1.0  # a failure that a TERM follows within this time belongs to the box's shutdown
 UNKILLABLE_AFTER_S = 30.0
 LEFTOVER_GRACE_S = 0.2  # processes that outlive the command by less are not worth a word
@@ -85,7 +88,7 @@ class Shepherd:
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         if self.channel is None:
             return None
-        room = socket.CMSG_SPACE(FDS_LIMIT * 4)
+        room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
         try:
             data, ancillary, _, _ = self.channel.recvmsg(MESSAGE_LIMIT, room, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
@@ -93,11 +96,11 @@ class Shepherd:
         if not data:
             self._forget_dispatcher()
             return None
-        fds = array.array("i")
+        fds: list[int] = []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        return marshal.loads(data), list(fds)
+                fds += memoryview(content[: len(content) // FD_BYTES * FD_BYTES]).cast("i")
+        return marshal.loads(data), fds
 
     def _forget_dispatcher(self) -> None:
         if self.channel is not None:
@@ -302,7 +305,8 @@ class _Attempt:
             attemptdir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
 
     def _signal_all(self, number: int) -> None:
-        for pid in {*_descendants(os.getpid()), *_strays(self.order["marker"])}:
+        # parents first: a shell whose child has just been ended would go on with its next command
+        for pid in dict.fromkeys([*_descendants(os.getpid()), *_strays(self.order["marker"])]):
             if processes.send_signal(pid, number):
                 processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
 
@@ -332,7 +336,7 @@ def _wait_for_all() -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    """Pids of live processes whose chain of parents leads to `root`."""
+    """Pids of live processes whose chain of parents leads to `root`, each after its parent."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -21,15 +21,6 @@ from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
 
-from gpusched.core.readiness import (
-    CAUSE_DEPENDENCY,
-    Directory,
-    Known,
-    Readiness,
-    UnknownReference,
-    find_cycle,
-    readiness,
-)
 from gpusched.core.lifecycle import JobEvent, Verdict, next_state
 from gpusched.core.model import (
     ENDED_STATES,
@@ -45,6 +36,15 @@ from gpusched.core.model import (
     Requirements,
     Usage,
     shape_text,
+)
+from gpusched.core.readiness import (
+    CAUSE_DEPENDENCY,
+    Directory,
+    Known,
+    Readiness,
+    UnknownReference,
+    find_cycle,
+    readiness,
 )
 from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
 from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError

@@ -65,7 +65,10 @@ def short_path(path: str, cwd: str) -> str:
 
 def command_text(command: bytes) -> str:
     """A command on one line: masked, without runs of blanks, with nothing in it that a terminal would obey."""
-    return re.sub("  +", " ", clean(shown_command(command)))
+    text = shown_command(command)
+    if "\n" in text:  # a script: its lines as one
+        text = re.sub(r"\n\s*", "; ", re.sub(r"[ \t]*\\\n\s*", " ", text.strip()))
+    return re.sub("  +", " ", clean(text))
 
 
 def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:

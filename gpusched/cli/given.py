@@ -1,0 +1,116 @@
+"""What `run` and `check` are given: a list, a stream, or a command with parameters. Reads it; submits nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpusched.errors import GpuschedError
+
+if TYPE_CHECKING:
+    from gpusched.core.jobfile import JobFile
+    from gpusched.submit import Rules, Sweep
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STREAM = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A source of jobs, what was read of it, and the state of the file when it was read."""
+
+    source: str | Sweep
+    data: bytes = b""
+    found: os.stat_result | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.source if isinstance(self.source, str) else "-c"
+
+    def parse(self, rules: Rules) -> JobFile:
+        """The jobs, and all that is wrong with them."""
+        from gpusched.submit import parse, parse_sweep
+
+        if isinstance(self.source, str):
+            return parse(self.data, rules, self.source)
+        return parse_sweep(self.source, rules)
+
+
+def source_arguments(callback: F) -> F:
+    """Give a command FILE, -c, -p and --each; the callback gets `file`, `command`, `parameters` and `each`."""
+    for decorate in reversed(
+        (
+            click.argument("file", required=False),
+            click.option(
+                "-c",
+                "--command",
+                metavar="COMMAND",
+                help="Take this command in the place of FILE, once for each combination of its parameters.",
+            ),
+            click.option(
+                "-p",
+                "--param",
+                "parameters",
+                metavar="NAME=VALUES",
+                multiple=True,
+                help="Put each of these values in the place of {NAME}: lr=1e-3,1e-4 or seed=0..4. Several: all "
+                "combinations.",
+            ),
+            click.option(
+                "--each", metavar="CSV", help="Make a job of each row of this table; its columns are parameters."
+            ),
+        )
+    ):
+        decorate(callback)
+    return callback
+
+
+def read_given(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> Given:
+    """Look at what was given on the command line, and read the file. A stream is left unread."""
+    if command is not None:
+        from gpusched.submit import Sweep
+
+        if file is not None:
+            raise click.UsageError(f"Either FILE ({file}) or -c COMMAND, not both.")
+        if not command.strip():
+            raise GpuschedError("the command is empty", where="-c")
+        return Given(Sweep(command, parameters, each))
+    if parameters or each is not None:
+        raise GpuschedError(
+            f"{'-p' if parameters else '--each'} goes with a command",
+            hint="-c 'python train.py --seed {seed}' -p seed=0..4; in a YAML job file: grid:, zip:, csv:",
+        )
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE' (or -c COMMAND).")
+    if file == STREAM:
+        return Given(file)
+    try:
+        if not stat.S_ISREG(os.stat(file).st_mode) and not os.path.isdir(file):
+            _take_as_stdin(file)
+            return Given(STREAM)
+        with open(file, "rb") as stream:
+            return Given(file, stream.read(), os.fstat(stream.fileno()))
+    except OSError as error:
+        hint = "FILE is a file of one shell command a line, or a YAML job file"
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
+
+
+def _take_as_stdin(pipe: str) -> None:
+    """A pipe such as <(make-commands) is read as standard input is: its name says nothing of what comes out of it."""
+    fd = os.open(pipe, os.O_RDONLY)
+    if fd != 0:
+        os.dup2(fd, 0)
+        os.close(fd)
+
+
+def read_all(given: Given) -> Given:
+    """With the whole of a stream, which ends before anything is said of it."""
+    return Given(STREAM, sys.stdin.buffer.read()) if given.source == STREAM else given

@@ -1,0 +1,80 @@
+"""Durations and sizes as people type them -> numbers, and back. Knows no setting and no attribute by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
+DURATION_IS = "seconds (90 or 90s), minutes (90m), hours (2h), days (1d) or a mix (1h30m)"
+SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
+
+_PLAIN_SECONDS = re.compile(NUMBER)
+_WITH_UNITS = re.compile(rf"(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?", re.IGNORECASE)
+_LONGEST_S = 10 * 366 * 86400.0
+
+_KIB = 1024
+_UNITS_BYTES = {"k": 1 << 10, "": 1 << 20, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(rf"({NUMBER})\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+_LARGEST_BYTES = 1 << 50
+
+
+def parse_duration(text: str) -> float:
+    """`90`, `90s`, `90m`, `2h`, `1d`, `1h30m` -> seconds. ValueError says what would be right."""
+    text = text.strip()
+    if _PLAIN_SECONDS.fullmatch(text):
+        seconds = float(text)
+    else:
+        match = _WITH_UNITS.fullmatch(text)
+        if not text or match is None:
+            raise ValueError(DURATION_IS)
+        parts = zip(match.groups(), UNITS_S.values(), strict=True)
+        seconds = sum(float(number) * unit for number, unit in parts if number is not None)
+    if not math.isfinite(seconds) or seconds > _LONGEST_S:
+        raise ValueError("at most ten years")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds -> the shortest text that `parse_duration` reads back as the same."""
+    if seconds != int(seconds):
+        return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+    rest, text = int(seconds), ""
+    for unit, size in UNITS_S.items():
+        count, rest = divmod(rest, int(size))
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
+def parse_size(text: str) -> int:
+    """`500`, `500M`, `18G`, `18GiB`, `1.5g` -> bytes, up to whole KiB; units are powers of 1024, MiB without one.
+
+    ValueError says what would be right.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(SIZE_IS)
+    whole, _, part = match[1].partition(".")
+    unit = _UNITS_BYTES[(match[2] or "").lower()]
+    shift = int("1" + "0" * len(part))
+    size = int(whole) * unit + -(-int(part or "0") * unit // (shift * _KIB)) * _KIB
+    if not 1 << 20 <= size <= _LARGEST_BYTES:
+        raise ValueError("from 1 MiB to 1024 TiB")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Whole KiB -> the shortest text that `parse_size` reads back as the same."""
+    for unit in ("t", "g", "m"):
+        if size % _UNITS_BYTES[unit] == 0:
+            return f"{size // _UNITS_BYTES[unit]}{unit.upper()}"
+    return f"{-(-size // _KIB)}K"
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of `words` that was probably meant, or nothing."""
+    import difflib  # of use only where something is wrong
+
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")

@@ -1,0 +1,121 @@
+"""Parameters -> the combinations of their values: ranges, products, rows of a table. Knows no command.
+
+Values are text throughout: 010 stays 010, and 1e-3 is not 0.001.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import prod
+
+MAX_JOBS = 1_000_000
+
+_NUMBER = r"[+-]?\d{1,15}(?:\.\d{1,12})?"
+_SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Parameters whose values go together: each row is one way to set them."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def span(text: str) -> list[str] | None:
+    """`0..4` and `0..1..0.25` -> their values, both ends included; None for other text. ValueError for too many."""
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        return None
+    first, last = Decimal(match[1]), Decimal(match[2])
+    step = abs(Decimal(match[3])) if match[3] else Decimal(1)
+    if not step:
+        raise ValueError(f"{text} goes nowhere: its step is 0")
+    if abs(last - first) / step >= MAX_JOBS:
+        raise ValueError(f"{text} is more than {MAX_JOBS:,} values")
+    places = max(len(part.partition(".")[2]) for part in match.groups(default=""))
+    form = f".{places}f"
+    if any(map(_padded, match.groups()[:2])):
+        form = f"0{max(map(len, match.groups()[:2]))}{form}"
+    count = int(abs(last - first) / step) + 1
+    step = step if last >= first else -step
+    return [format(first + n * step, form) for n in range(count)]
+
+
+def _padded(number: str) -> bool:
+    return len(number.partition(".")[0].lstrip("+-")) > 1 and number.lstrip("+-").startswith("0")
+
+
+def parameter(text: str) -> Axis:
+    """`lr=1e-3,1e-4`, `seed=0..4,9`, `name="a,b",c` -> the values of one parameter. ValueError says what is wrong."""
+    name, equals, values = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        raise ValueError("a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST")
+    try:
+        rows = list(csv.reader([values], strict=True, skipinitialspace=True)) if values else []
+    except csv.Error as error:
+        raise ValueError(f"the values of {name} cannot be read: {error}") from None
+    found: list[str] = []
+    for value in (value for row in rows for value in row):
+        spread = span(value)
+        found += [value] if spread is None else spread
+    if not found:
+        raise ValueError(f"{name} has no values")
+    return Axis((name,), tuple((value,) for value in found))
+
+
+def table(data: bytes) -> Axis:
+    """The bytes of a CSV file: its header names the parameters, each row sets them. ValueError says what is wrong."""
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    head = text.partition("\n")[0]
+    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[tuple[str, ...]] = []
+    names: list[str] = []
+    kept: list[int] = []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            if not names:
+                names = [cell.strip() for cell in row]
+                kept = [n for n, name in enumerate(names) if name]
+                twice = [name for n, name in enumerate(names) if name and name in names[:n]]
+                if twice:
+                    raise ValueError(f"two of its columns are called {twice[0]}")
+            elif len(row) != len(names):
+                raise ValueError(f"line {reader.line_num} has {len(row)} fields, and the header has {len(names)}")
+            else:
+                rows.append(tuple(row[n] for n in kept))
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from None
+    if not rows:
+        raise ValueError("it has a header and no rows" if names else "it is empty: the first line names the columns")
+    return Axis(tuple(names[n] for n in kept), tuple(rows))
+
+
+def repeated(times: int) -> Axis:
+    return Axis(("repeat",), tuple((str(n),) for n in range(1, times + 1)))
+
+
+def count(axes: Sequence[Axis]) -> int:
+    """How many combinations there are."""
+    return prod(len(axis.rows) for axis in axes)
+
+
+def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
+    """All of them, the last axis changing fastest."""
+    names = [name for axis in axes for name in axis.names]
+    for rows in itertools.product(*(axis.rows for axis in axes)):
+        yield dict(zip(names, itertools.chain.from_iterable(rows), strict=True))
+
+
+def matches(values: Mapping[str, str], pattern: Mapping[str, Collection[str]]) -> bool:
+    """Has each parameter that the pattern names one of the values that it gives?"""
+    return all(values[name] in allowed for name, allowed in pattern.items())
