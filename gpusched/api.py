@@ -130,7 +130,10 @@ class Queue:
 
     def submit(self, jobs: JobFile, rules: Rules, *, complete: bool = True) -> Change:
         """Make the queue hold these jobs. The dispatcher, if there is one, takes the newer options too."""
+        rules.look_around(jobs.specs)
         with self.store.transaction():
+            if rules.dirs is not None:
+                self.store.set_meta("dirs", rules.dirs.to_json())
             self.store.set_meta("settings", rules.settings.to_json())
             self.store.set_meta("on_dep_fail", rules.settings.on_dep_fail)
             return submit(self.store, jobs.specs, rules, time.time(), complete=complete)

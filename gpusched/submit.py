@@ -17,6 +17,7 @@ from gpusched.core.plan import round_budget
 from gpusched.core.reconcile import Change
 from gpusched.core.snapshot import MARGIN_BYTES, Limits
 from gpusched.errors import GpuschedError
+from gpusched.host.jobdirs import JobDirs
 from gpusched.host.store import Store
 
 SHOWN_IMPOSSIBLE = 5
@@ -31,6 +32,7 @@ class Rules:
     cwd: bytes
     force: bool = False
     retry_failed: bool = False
+    dirs: JobDirs | None = None  # where jobs run instead of where they are submitted, and at which commit
 
     @property
     def limits(self) -> Limits:
@@ -41,18 +43,33 @@ class Rules:
     def needs(self, spec: JobSpec) -> Requirements:
         """What this job needs: what it says of itself, else what the options say."""
         says, options = spec.attributes, self.settings
+        stated = self.directory(spec)
+        cwd, git = (stated, "") if self.dirs is None else self.dirs.place(stated)
         return Requirements(
             gpus=options.gpus_per_job if says.gpus is None else says.gpus,
             time_limit_s=options.time_limit if says.time_limit_s is None else says.time_limit_s,
             retries=options.retries if says.retries is None else says.retries,
-            cwd=self.cwd if says.cwd is None else os.path.join(self.cwd, says.cwd),
+            cwd=cwd,
             mem_bytes=round_budget(says.mem_bytes or 0),
             prio=says.prio,
             name=says.name,
             tags=says.tags,
             gpu_model=says.gpu_model,
             env=says.env,
+            git=git,
         )
+
+    def directory(self, spec: JobSpec) -> bytes:
+        """The directory that this job is submitted for."""
+        says = spec.attributes.cwd
+        return self.cwd if says is None else os.path.join(self.cwd, says)
+
+    def look_around(self, specs: Sequence[JobSpec]) -> None:
+        """Find out all that takes long before these jobs are booked: git may have to be asked, files to be copied."""
+        if self.dirs is not None:
+            self.dirs.prepare()
+            for directory in {self.directory(spec) for spec in specs}:
+                self.dirs.place(directory)
 
 
 @dataclass(frozen=True, slots=True)

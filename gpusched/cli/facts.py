@@ -51,7 +51,7 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
     from gpusched.core.snapshot import Claim, Snapshot, Start
 
     rows = list(_head(store, until))
-    blocked = {row.id: ("dependency", _waits_for(store, row)) for row in rows if row.blocked}
+    blocked = {row.id: ("dependency", waits_for(store, row)) for row in rows if row.blocked}
     if by.board is None:
         who = f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
@@ -102,7 +102,7 @@ def _attempts(store: Store) -> tuple[Any, ...]:
     )
 
 
-def _waits_for(store: Store, row: JobRow) -> str:
+def waits_for(store: Store, row: JobRow) -> str:
     """The jobs that a blocked job depends on, and where they are."""
     parts = []
     for kind, job in store.upstream(row.id):

@@ -172,11 +172,16 @@ def explain(job: str, queue: str | None) -> int:
 def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[str]:
     """What goes on with the job at this moment."""
     from gpusched.core.model import JobState
+    from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 
     by = facts.dispatching(place)
     goes_on = [] if by.alive else [f"no dispatcher works on this queue; to go on: {scene.resume}"]
+    if row.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED) and row.state in (JobState.HELD, JobState.CANCELLED):
+        lead = "it was not needed" if row.cause == CAUSE_NOT_NEEDED else f"it is {row.state.value} for what it"
+        return [f"{lead} {facts.waits_for(store, row)}"]
     if row.state is JobState.HELD:
-        return ["it is held"]
+        why = ": jobs of its tag failed at once" if row.cause == "failures" else ""
+        return [f"it is held{why}"]
     if row.state is JobState.QUEUED:
         _, why = facts.reasons(store, by, scene.now, until=row.id).get(row.id, ("", ""))
         return goes_on or [f"why   {why}"]

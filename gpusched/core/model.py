@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 MIB = 1 << 20
+DIRTY = "+dirty"  # behind a commit: the work tree had changes
 
 
 # ---- devices ---------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class Requirements:
     tags: tuple[str, ...] = ()
     gpu_model: str = ""
     env: tuple[tuple[bytes, bytes], ...] = ()
-    git: str = ""  # commit of the work tree, with "+" when it had changes
+    git: str = ""  # commit of the work tree that its directory is in, with DIRTY behind when that was changed
 
     @property
     def shape(self) -> str:

@@ -9,6 +9,7 @@ from enum import Enum
 from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
+CAUSE_NOT_NEEDED = "not_needed"  # cancelled because what it waits for did not fail: it counts nowhere
 
 
 class Readiness(str, Enum):
@@ -105,6 +106,12 @@ def readiness(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> Re
         if found is Readiness.WAITING:
             worst = found
     return worst
+
+
+def is_unneeded(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> bool:
+    """Whether a job that cannot start any more was only to start after a failure that did not come."""
+    lost = {kind for kind, states in groups if _readiness(kind, states) is Readiness.IMPOSSIBLE}
+    return lost == {DependencyKind.FAILED}
 
 
 def _readiness(kind: DependencyKind, states: Sequence[JobState]) -> Readiness:

@@ -110,6 +110,8 @@ class Actor:
         self._step("booked")
         for live, state in closed:
             self._finish_close(live, state, now)
+        for job_id, state, cause in self._store.take_rippled():
+            self._reporter.tell_rippled(job_id, state, cause)
         trouble: OSError | None = None
         for ready in booked:
             try:

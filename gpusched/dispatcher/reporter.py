@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.core.availability import DeviceState
-from gpusched.core.model import Event, JobState, RunningView
+from gpusched.core.model import ENDED_STATES, Event, JobState, RunningView
+from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.snapshot import Limits
 from gpusched.dispatcher.attemptbook import AttemptBook, Live
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -89,6 +90,16 @@ class Reporter:
         """One event, to the log and to whoever watches."""
         log.log(_LEVELS.get(kind, logging.INFO), "%s", text)
         self.observer.event(Event(self._clock(), kind, text, job_id))
+
+    def tell_rippled(self, job_id: int, state: JobState, cause: str) -> None:
+        """Say that a job was stopped for one that it depends on."""
+        if cause == CAUSE_NOT_NEEDED:
+            self.tell("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
+            return
+        others = [job for _, job in self._store.upstream(job_id) if job.state in ENDED_STATES]
+        bad = next((job for job in others if job.state is not JobState.SUCCEEDED), None)
+        why = f"job {bad.id}, which it waits for, is {bad.state.value}" if bad else "of those that it waits for"
+        self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)
 
     def tell_devices(self) -> None:
         """Say once what has become of a device, or of the whole source."""

@@ -39,11 +39,13 @@ from gpusched.core.model import (
 )
 from gpusched.core.readiness import (
     CAUSE_DEPENDENCY,
+    CAUSE_NOT_NEEDED,
     Directory,
     Known,
     Readiness,
     UnknownReference,
     find_cycle,
+    is_unneeded,
     readiness,
 )
 from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
@@ -110,6 +112,7 @@ class Store:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version."""
         self.path = path
         self._depth = 0
+        self._rippled: list[tuple[int, JobState, str]] = []  # jobs that others have stopped, not told yet
         self._changed: deque[int] = deque()  # jobs whose dependants are still to be weighed
         if not create and not os.path.exists(path):
             raise StoreError(
@@ -233,9 +236,9 @@ class Store:
         return bool(counts[JobState.QUEUED] or counts[JobState.RUNNING] or self.open_requests())
 
     def count_removed(self) -> int:
-        """Jobs that were cancelled because their line is gone: they count nowhere."""
-        query = "SELECT count(*) FROM jobs WHERE state = 'cancelled' AND cause = ?"
-        return int(self._db.execute(query, (CAUSE_REMOVED,)).fetchone()[0])
+        """Jobs that count nowhere: their line is gone, or they were to start after a failure that did not come."""
+        query = "SELECT count(*) FROM jobs WHERE state = 'cancelled' AND cause IN (?, ?)"
+        return int(self._db.execute(query, (CAUSE_REMOVED, CAUSE_NOT_NEEDED)).fetchone()[0])
 
     # ---- submitting ----
 
@@ -356,15 +359,18 @@ class Store:
         """Say of a job whether those that it waits for let it start; cancel, hold or free it accordingly."""
         row = self._db.execute("SELECT state, cause, blocked FROM jobs WHERE id = ?", (job_id,)).fetchone()
         state, cause = JobState(row[0]), row[1]
-        stopped = cause == CAUSE_DEPENDENCY and state in (JobState.CANCELLED, JobState.HELD)
+        causes = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)
+        stopped = cause in causes and state in (JobState.CANCELLED, JobState.HELD)
         if state is not JobState.QUEUED and not stopped:
             return
-        found = readiness(self._upstream(job_id))
+        groups = self._upstream(job_id)
+        found = readiness(groups)
         if found is Readiness.IMPOSSIBLE:
             if state is JobState.QUEUED:
-                event = JobEvent.HELD if self.meta("on_dep_fail") == "hold" else JobEvent.CANCELLED
-                ended_at = None if event is JobEvent.HELD else time.time()
-                self._move(job_id, event, cause=CAUSE_DEPENDENCY, ended_at=ended_at)
+                cause = CAUSE_NOT_NEEDED if is_unneeded(groups) else CAUSE_DEPENDENCY
+                holds = cause == CAUSE_DEPENDENCY and self.meta("on_dep_fail") == "hold"
+                event, ended_at = (JobEvent.HELD, None) if holds else (JobEvent.CANCELLED, time.time())
+                self._rippled.append((job_id, self._move(job_id, event, cause=cause, ended_at=ended_at), cause))
             return
         if stopped and state is JobState.HELD:
             self._move(job_id, JobEvent.RELEASED, cause="")
@@ -373,6 +379,11 @@ class Store:
         blocked = found is Readiness.WAITING
         if blocked != bool(row[2]):
             self._db.execute("UPDATE jobs SET blocked = ? WHERE id = ?", (blocked, job_id))
+
+    def take_rippled(self) -> list[tuple[int, JobState, str]]:
+        """Jobs that were cancelled or held, since the last call, for those that they depend on: state and cause."""
+        found, self._rippled = self._rippled, []
+        return found
 
     def _upstream(self, job_id: int) -> list[tuple[DependencyKind, list[JobState]]]:
         groups: dict[int, tuple[DependencyKind, list[JobState]]] = {}

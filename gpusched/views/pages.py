@@ -9,6 +9,7 @@ from gpusched.core.lifecycle import LOSS_LIMIT
 from gpusched.core.masking import clean
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.core.outcome import describe
+from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.views.report import DeviceLine, RunningLine, Tally, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
@@ -168,6 +169,14 @@ def _failed(scene: Scene, failed: Sequence[tuple[JobRow, AttemptRow | None]], to
     return lines
 
 
+_UNTRIED = {  # why a job was not tried, by its cause
+    CAUSE_REMOVED: "its line is gone",
+    CAUSE_DEPENDENCY: "for what it waits for",
+    CAUSE_NOT_NEEDED: "not needed",
+    "failures": "its tag fails at once",
+}
+
+
 def job_table(jobs: Iterable[tuple[JobRow, AttemptRow | None]], now: float) -> list[Line]:
     """Every job, one line each."""
     rows: list[Row] = []
@@ -176,8 +185,7 @@ def job_table(jobs: Iterable[tuple[JobRow, AttemptRow | None]], now: float) -> l
         if last is not None and job.state is not JobState.QUEUED:
             spent = clock((last.ended_at or now) - last.started_at)
             how = clean(describe(last.outcome)) if last.outcome and job.state is not JobState.SUCCEEDED else ""
-        if job.cause == CAUSE_REMOVED:
-            how = "its line is gone"
+        how = _UNTRIED.get(job.cause, how)
         where = places(last.devices) if last is not None and job.state is not JobState.QUEUED else ""
         state = (job.state.value, STATES[job.state.value])
         command = command_text(job.command)
@@ -241,8 +249,12 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
         return [tries, again]
     if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
         return ["its line is no longer in the list; it comes back with the line"]
+    if job.state is JobState.CANCELLED and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):
+        return ["it is freed by itself when one of those that it waits for is queued again"]
     if job.state is JobState.CANCELLED:
         return ["it was cancelled, and stays so", again]
+    if job.state is JobState.HELD:
+        return [f"to let it start again: gpusched release {job.id} -q {scene.option}"]
     if job.state is JobState.QUEUED and attempts and job.retries:
         return [f"tries so far: {job.tries} of {job.retries + 1}"]
     return []
