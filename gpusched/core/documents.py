@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,14 @@ METRICS_SCHEMA_VERSION = 1
 def shown_command(command: bytes) -> str:
     """A command as it is shown to people: decoded with replacement, secrets masked."""
     return mask_secrets(command.decode("utf-8", "replace"))
+
+
+def shown_line(command: bytes) -> str:
+    """The same on one line: the lines of a script as one."""
+    text = shown_command(command)
+    if "\n" not in text:
+        return text
+    return re.sub(r"\n\s*", "; ", re.sub(r"[ \t]*\\\n\s*", " ", text.strip()))
 
 
 def parse_progress(text: str | bytes) -> dict[str, Any]:

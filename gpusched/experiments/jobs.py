@@ -79,7 +79,7 @@ class _Reader:
         if "jobs" in parts:
             for node in self._document.items(parts["jobs"].node, "jobs"):
                 self._job(node)
-        elif kind(root) == "map":
+        elif not self._faults:
             self._wrong("shape", "this file has no jobs:", self._document.spot(root), "jobs: and a list of commands")
 
     def _set_defaults(self, node: yaml.Node) -> None:

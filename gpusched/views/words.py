@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpusched.core.documents import shown_command
+from gpusched.core.documents import shown_line
 from gpusched.core.masking import clean
 from gpusched.core.model import MIB
 
@@ -65,10 +65,7 @@ def short_path(path: str, cwd: str) -> str:
 
 def command_text(command: bytes) -> str:
     """A command on one line: masked, without runs of blanks, with nothing in it that a terminal would obey."""
-    text = shown_command(command)
-    if "\n" in text:  # a script: its lines as one
-        text = re.sub(r"\n\s*", "; ", re.sub(r"[ \t]*\\\n\s*", " ", text.strip()))
-    return re.sub("  +", " ", clean(text))
+    return re.sub("  +", " ", clean(shown_line(command)))
 
 
 def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:

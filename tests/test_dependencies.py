@@ -1,0 +1,82 @@
+"""What the jobs of a list wait for: what names nothing, and what waits for itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.core.dependencies import check
+from gpusched.core.findings import Finding
+from gpusched.core.jobfile import parse
+from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
+
+
+def found(text: str, *known: str) -> list[Finding]:
+    data = text.encode()
+    jobs = parse(data)
+    assert not jobs.errors
+    return check(jobs.specs, data, known=known)
+
+
+def test_names_tags_and_ids_may_be_waited_for_whatever_the_order() -> None:
+    assert not found("[after=b,t,12] x\n[name=b] y\n[tag=t] z\n[tag=t after-any=b] w\n")
+    assert not found("x\ny\n")
+
+
+def test_what_the_queue_has_may_be_waited_for() -> None:
+    assert len(found("[after=prep] x\n")) == 1
+    assert not found("[after=prep] x\n", "prep")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "says"),
+    [
+        ("x\n[gpus=1 after=train-1,prepp] y\n[name=train-1] z\n[name=prep] w\n", 2, 23, "prepp; did you mean prep?"),
+        ("#gpusched: after-ended=nowhere\nx\n", 1, 24, "no job has the name or the tag nowhere"),
+        ("[after=b] x\n[name=b after=c] y\n[name=c after=b] z\n", 2, 15, "b (line 2) -> c (line 3) -> b (line 2)"),
+        ("[name=a after=a] x\n", 1, 15, "the job waits for itself: a is its own"),
+        ("[tag=t after=t] x\n[tag=t] y\n", 1, 14, "the job waits for itself: t is its own"),
+        ("[name=a after=t] x\n[tag=t after=a] y\n[tag=t] z\n", 1, 15, "a (line 1) -> line 2 -> a (line 1)"),
+    ],
+)
+def test_what_can_never_come_true_is_placed(text: str, line: int, column: int, says: str) -> None:
+    (finding,) = found(text)
+    assert (finding.severity, finding.line, finding.column) == ("error", line, column)
+    assert says in finding.message
+
+
+def test_in_a_map_the_key_below_is_shown() -> None:
+    spec = JobSpec(b"x", b"x", 2, 1, Attributes(after=(Dependency(DependencyKind.SUCCEEDED, ("b",)),)))
+    (finding,) = check([spec], b"jobs:\n- command: x\n  gpus: 1\n  after: [b]\n")
+    assert (finding.line, finding.column) == (4, 11)
+    (finding,) = check([spec])
+    assert (finding.line, finding.source) == (2, b"")
+
+
+def test_many_jobs_of_one_tag_cost_no_more_than_they_are() -> None:
+    text = "".join(f"[tag=a] x {n}\n" for n in range(3000)) + "".join(f"[tag=b after=a] y {n}\n" for n in range(3000))
+    assert not found(text)
+    assert len(found("".join(f"[after=none{n}] x\n" for n in range(3000)))) == 3000
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=14))
+def test_a_circle_is_found_just_where_there_is_one(arrows: list[tuple[int, int]]) -> None:
+    waits = {n: {b for a, b in arrows if a == n} for n in range(8)}
+    specs = [
+        JobSpec(
+            b"x",
+            b"x",
+            n + 1,
+            1,
+            Attributes(
+                name=f"j{n}",
+                after=(Dependency(DependencyKind.ENDED, tuple(f"j{m}" for m in sorted(aims))),) if aims else (),
+            ),
+        )
+        for n, aims in waits.items()
+    ]
+    reach = {n: set(aims) for n, aims in waits.items()}
+    for _ in range(8):
+        reach = {n: aims.union(*(reach[m] for m in aims)) for n, aims in reach.items()}
+    assert bool(check(specs)) == any(n in aims for n, aims in reach.items())
