@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.config import Settings
 from gpusched.core import selection
@@ -27,6 +27,7 @@ from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.host import board, queuedir
 from gpusched.host.claims import Claims, find_directory
 from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
+from gpusched.host.jobdirs import JobDirs
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
 from gpusched.submit import Rules, Sweep, refuse_impossible, submit
@@ -130,10 +131,11 @@ class Queue:
 
     def submit(self, jobs: JobFile, rules: Rules, *, complete: bool = True) -> Change:
         """Make the queue hold these jobs. The dispatcher, if there is one, takes the newer options too."""
+        dirs = rules.dirs or job_dirs(self.place, rules)
+        rules = replace(rules, dirs=dirs)
         rules.look_around(jobs.specs)
         with self.store.transaction():
-            if rules.dirs is not None:
-                self.store.set_meta("dirs", rules.dirs.to_json())
+            self.store.set_meta("dirs", dirs.to_json())
             self.store.set_meta("settings", rules.settings.to_json())
             self.store.set_meta("on_dep_fail", rules.settings.on_dep_fail)
             return submit(self.store, jobs.specs, rules, time.time(), complete=complete)
@@ -194,6 +196,12 @@ class Queue:
                 lock = again
         finally:
             opened.close()
+
+
+def job_dirs(place: QueueDir, rules: Rules) -> JobDirs:
+    """Where the jobs of these rules run. Raises GpuschedError for a snapshot of what git does not know."""
+    copies = os.path.join(place.path, "snapshots") if rules.settings.snapshot else ""
+    return JobDirs(os.fsdecode(rules.cwd), (place.path, place.state), copies)
 
 
 def place_for(source: Source, settings: Settings) -> QueueDir:

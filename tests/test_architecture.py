@@ -49,6 +49,8 @@ TABLE = (
     ),
     Row("host.metrics", ("core.*", "errors", "host.store")),
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir", "host.processes")),
+    Row("host.jobdirs", ("errors", "host.worktree", "host.treecopy")),
+    Row("host.treecopy", ("errors", "host.locks", "host.worktree")),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
     Row("submit", ("core.*", "host.*", "experiments.*", "config", "errors")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -100,6 +101,7 @@ def run(
         from gpusched.cli.dry_run import dry_run as show
 
         return show(place, jobs, rules, as_json=as_json)
+    rules = replace(rules, dirs=api.job_dirs(place, rules))
     devices = _check(place, jobs, rules)
     try:
         queue = api.Queue.for_file(given.source, settings)

@@ -44,6 +44,7 @@ from gpusched.host import launcher
 from gpusched.host.board import Board
 from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
+from gpusched.host.jobdirs import JobDirs
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import DiskFull, Store, StoreError
 from gpusched.submit import Rules, refuse_impossible, submit
@@ -112,6 +113,8 @@ class Dispatcher:
         self._data_version = -1
         self._reason = ""
         self._tell_wait_at = clock() + WAIT_IS_LONG_S
+        if rules.dirs is None:
+            self._take_dirs()
         self._apply(rules.settings)
 
     # ---- settings ----
@@ -414,11 +417,18 @@ class Dispatcher:
         text = self.store.meta("settings")
         if text is None:
             return
+        self._take_dirs()
         try:
             self._apply(Settings.from_json(text))
             self.actor.style, self.actor.visible_devices = self.style, self.settings.visible_devices
         except GpuschedError as error:
             self.reporter.tell("warning", f"newer options are not taken: {error}")
+
+    def _take_dirs(self) -> None:
+        """Where the jobs of the newest submission run: what it has copied is not copied again."""
+        told = self.store.meta("dirs")
+        if told is not None:
+            self.rules = replace(self.rules, dirs=JobDirs.from_json(told))
 
     def _read_feed(self, now: float) -> None:
         if self._trouble:
@@ -429,6 +439,7 @@ class Dispatcher:
                     self.refused_lines += len(batch.jobs.errors)
                     lines = render_findings(batch.jobs.errors, "standard input")
                     self.reporter.tell("error", f"left out, for it cannot be right (the other lines run):\n{lines}")
+                self.rules.look_around(batch.jobs.specs)
                 refuse_impossible(batch.jobs.specs, self.rules, self.devices.devices())
                 self._batch = batch
                 change = submit(
