@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.core.masking import mask_secrets
-from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
 
@@ -57,6 +57,8 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "command": shown_command(job.command),
         "line": job.line,
         "cwd": job.cwd.decode("utf-8", "replace"),
+        "git_commit": job.git.removesuffix(DIRTY) or None,
+        "git_dirty": job.git.endswith(DIRTY) if job.git else None,
         "state": job.state.value,
         "outcome": outcome.kind.value if outcome else None,
         "cause": job.cause or (outcome.cause if outcome else "") or None,

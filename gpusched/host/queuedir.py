@@ -12,6 +12,7 @@ import re
 import socket
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import platformdirs
@@ -107,6 +108,7 @@ def locate(path: str, state_dir: str | None = None) -> QueueDir:
 def prepare(queue: QueueDir) -> None:
     """Make what is missing, for this user alone. Raises GpuschedError for a directory that is not ours."""
     local = (os.path.dirname(queue.state), queue.state) if queue.state != queue.path else ()
+    made = not os.path.exists(queue.path)
     for path in (queue.path, *local, queue.logs):
         try:
             os.makedirs(path, 0o700, exist_ok=True)
@@ -119,6 +121,9 @@ def prepare(queue: QueueDir) -> None:
             ) from None
         if found.st_uid != os.getuid():
             raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
+    if made:  # what lies here is no part of the work tree around it
+        with suppress(OSError):
+            write_atomically(f"{queue.path}/.gitignore", b"*\n")
     if not _is_fifo(queue.wake):
         try:
             os.mkfifo(queue.wake, 0o600)

@@ -86,17 +86,18 @@ def _copy_files(root: str, listing: Listing, to: str) -> None:
     modes: dict[str, int] = {}
     for path, found in _present(root, listing.paths):
         source, copy = os.path.join(root, path), os.path.join(to, path)
-        for parent in _parents(path):
-            if parent not in modes:
-                modes[parent] = stat.S_IMODE(os.stat(os.path.join(root, parent)).st_mode)
-                os.mkdir(os.path.join(to, parent), 0o700)
         with suppress(FileNotFoundError):  # gone since it was listed
+            for parent in _parents(path):
+                if parent not in modes:
+                    mode = os.stat(os.path.join(root, parent)).st_mode & 0o777
+                    os.mkdir(os.path.join(to, parent), 0o700)
+                    modes[parent] = mode | 0o700
             if stat.S_ISLNK(found.st_mode):
                 os.symlink(os.readlink(source), copy)
             elif stat.S_ISREG(found.st_mode):
                 _copy_file(source, copy)
     for parent, mode in modes.items():
-        os.chmod(os.path.join(to, parent), mode & 0o777 | 0o700)
+        os.chmod(os.path.join(to, parent), mode)
 
 
 def _copy_file(source: str, copy: str) -> None:

@@ -44,24 +44,24 @@ class Listing:
     others: set[str] = field(default_factory=set)  # untracked, or not watched by git: the commit says nothing of them
 
 
-def describe(cwd: str, leave_out: Iterable[str] = ()) -> WorkTree | None:
+def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMIT_S) -> WorkTree | None:
     """The work tree that the directory is in; None where git knows none, is not there, or does not answer in time.
 
     What lies under `leave_out` makes no tree dirty.
     """
-    found = _git(cwd, "rev-parse", "--show-toplevel", "HEAD")
+    found = _git(cwd, limit_s, "rev-parse", "--show-toplevel", "HEAD")
     root, _, commit = os.fsdecode(found or b"").removesuffix("\n").rpartition("\n")
     if not root or not re.fullmatch("[0-9a-f]{40,64}", commit):
         return None
     words = ("status", "--porcelain=v2", "-z", "--untracked-files=normal", "--ignore-submodules=none", "--")
-    changes = _git(root, *words, *_without(root, leave_out))
+    changes = _git(root, limit_s, *words, *_without(root, leave_out))
     return None if changes is None else WorkTree(root, commit, bool(changes))
 
 
 # ---- git -------------------------------------------------------------------------------------------
 
 
-def _git(directory: str, *words: str, limit_s: float = TIME_LIMIT_S) -> bytes | None:
+def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
     """What a git command writes; None where it fails, is not there, or takes too long."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     try:
@@ -110,8 +110,8 @@ def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: Lis
     files = os.path.join(root, prefix)
     without = ("--", *_without(os.path.realpath(files), leave_out))
     words = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
-    status = _git(files, *words, *without, limit_s=LIST_TIME_LIMIT_S)
-    index = _git(files, "ls-files", "-s", "-v", "-z", *without, limit_s=LIST_TIME_LIMIT_S)
+    status = _git(files, LIST_TIME_LIMIT_S, *words, *without)
+    index = _git(files, LIST_TIME_LIMIT_S, "ls-files", "-s", "-v", "-z", *without)
     if status is None or index is None:
         raise GpuschedError("git cannot list the files of this work tree", where=files, hint="`git status` may say why")
     nested = set()
