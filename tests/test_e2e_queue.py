@@ -153,13 +153,17 @@ def test_follow_stays_for_later_lines_until_it_is_stopped(box: Box) -> None:
 
 
 def test_a_second_start_hands_over_its_lines_and_leaves(box: Box) -> None:
-    first = box.start("run", box.write("sleep 1.5", "sleep 1.6"))
+    hold = "while [ ! -e go ]; do sleep 0.05; done; : "
+    first = box.start("run", box.write(hold + "1", hold + "2"))
     wait_for(lambda: box.running() == 2)
-    box.write("sleep 1.5", "sleep 1.6", "echo three")
-    second = box.gpusched("run", "list.txt")
+    box.write(hold + "1", hold + "2", "echo three")
+    second = box.gpusched("run", "list.txt", "--max-gpus", "1")
     assert second.code == 75
     assert str(first.pid) in second.err
     assert box.states() == ["running", "running", "queued"]
+    board = box.queue() / "devices.json"
+    wait_for(lambda: json.loads(board.read_text())["limits"]["max_gpus"] == 1, "the newer option")
+    (box.work / "go").touch()
     assert first.wait().code == 0
     assert box.jobs()[2].said() == "three\n"
 
@@ -346,6 +350,7 @@ def test_a_damaged_database_is_said_and_left_alone(box: Box) -> None:
 def test_a_database_that_is_damaged_in_the_middle(box: Box) -> None:
     box.run(*[f"echo {n}" for n in range(30)])
     path = box.queue() / "queue.db"
+    assert not path.with_name("queue.db-wal").exists()
     data = bytearray(path.read_bytes())
     data[4096:] = os.urandom(len(data) - 4096)
     path.write_bytes(data)

@@ -14,10 +14,11 @@ from gpusched.config import Loaded, Settings
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
+    from gpusched.api import Devices, Queue
     from gpusched.core.jobfile import JobFile
     from gpusched.dispatcher import Observer
     from gpusched.dispatcher.feed import Feed
+    from gpusched.host.queuedir import QueueDir
     from gpusched.submit import Rules
 
 
@@ -97,6 +98,7 @@ def run(
         if devices is not None:
             devices.close()
         raise
+    click.get_current_context().call_on_close(queue.close)
     api.set_up_log(queue.place, "DEBUG" if verbose else settings.log_level)
     # a stream has more to come, and a sweep with other values than before takes none of those back
     queue.submit(jobs, rules, complete=isinstance(given.source, str) and given.source != STREAM)
@@ -109,7 +111,7 @@ def run(
     try:
         code = queue.dispatch(
             rules,
-            lambda: devices if devices is not None else api.open_devices(settings),
+            lambda: devices if devices is not None else _open_devices(settings),
             feed=feed,
             observer=observer,
             follow=follow,
@@ -155,7 +157,7 @@ def _parse(given: Given, rules: Rules, *, verbose: bool, quiet: bool) -> JobFile
     return jobs
 
 
-def _check(place, settings: Settings):  # type: ignore[no-untyped-def]
+def _check(place: QueueDir, settings: Settings) -> Devices | None:
     """Refuse what this box can never meet before anything is made; the opened devices, unless others have them."""
     from gpusched import api
 
@@ -164,6 +166,12 @@ def _check(place, settings: Settings):  # type: ignore[no-untyped-def]
         if known:
             api.check_devices(settings, known)
         return None
+    return _open_devices(settings)
+
+
+def _open_devices(settings: Settings) -> Devices:
+    from gpusched import api
+
     devices = api.open_devices(settings)
     try:
         api.check_devices(settings, devices.first.devices)
