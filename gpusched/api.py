@@ -253,6 +253,17 @@ def _other_file(place: QueueDir, found: bytes) -> GpuschedError:
     )
 
 
+def names_in(place: QueueDir) -> set[str]:
+    """Names and tags that jobs of the queue bear: what the jobs of a list may depend on besides each other."""
+    if not place.exists():
+        return set()
+    store = Store(place.database)
+    try:
+        return store.names()
+    finally:
+        store.close()
+
+
 def known_devices(place: QueueDir) -> tuple[Device, ...]:
     """The devices that the queue's dispatcher published; empty without one."""
     found = board.read(place.board)

@@ -22,10 +22,14 @@ from gpusched import errors
 from gpusched.cli import main as front
 from gpusched.config import NOT_SETTINGS, SETTINGS
 from gpusched.core import lifecycle, outcome
+from gpusched.core.attributes import KEYS
 from gpusched.core.availability import DeviceState
+from gpusched.core.dependencies import check as check_dependencies
 from gpusched.core.documents import job_document, metrics_head, parse_progress
+from gpusched.core.jobfile import parse as parse_list
 from gpusched.core.lifecycle import TRANSITIONS, Verdict, judge
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind
+from gpusched.experiments.jobs import parse as parse_jobs
 from tests.test_architecture import MODULES, TABLE, TREES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -277,6 +281,22 @@ def test_every_outcome_and_cause_is_in_the_docs() -> None:
     told = first_cells("docs/reference.md", "How an attempt ends")
     causes = {*outcome._CAUSE_WORDS, *lifecycle.FREE_CAUSES, *lifecycle.NO_FAULT_CAUSES}
     assert told == {kind.value for kind in OutcomeKind} | causes
+
+
+def test_every_attribute_is_in_the_docs_and_no_other() -> None:
+    assert first_cells("docs/reference.md", "Attributes") == {*KEYS, "env.NAME"}
+
+
+def test_the_lists_that_the_docs_show_are_right() -> None:
+    text = pages()["docs/reference.md"]
+    block = re.search(r"```text\n(\[name=prep .*?)```", text, re.DOTALL)
+    file = re.search(r"```yaml\n(defaults:.*?)```", text, re.DOTALL)
+    assert block is not None and file is not None
+    lines, jobs = parse_list(block[1].encode()), parse_jobs(file[1].encode(), lambda path: b"")
+    for found in (lines, jobs):
+        assert not found.findings
+        assert not check_dependencies(found.specs)
+    assert (len(lines.specs), len(jobs.specs)) == (4, 10)
 
 
 def test_every_state_of_a_device_is_in_the_docs() -> None:

@@ -20,6 +20,8 @@ from tests.e2e import GPUSCHED, Box, Running, wait_for
 
 pytestmark = pytest.mark.slow
 
+HOLD = "while [ ! -e go ]; do sleep 0.05; done; : "  # a job that goes on until the file go is there
+
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
@@ -101,19 +103,20 @@ def test_strange_names_of_files(box: Box) -> None:
 
 
 def test_an_edit_is_taken_while_it_runs(box: Box) -> None:
-    running = box.start("run", box.write("sleep 3.5", "sleep 3.6", "echo old", "echo kept"))
+    running = box.start("run", box.write(HOLD + "1", HOLD + "2", "echo old", "echo kept"))
     wait_for(lambda: box.running() == 2)
-    box.write("# a heading", "sleep 3.5", "sleep 3.6", "echo kept", "echo new")
+    box.write("# a heading", HOLD + "1", HOLD + "2", "echo kept", "echo new")
     wait_for(lambda: {row.command for row in box.jobs() if row.state == "queued"} == {"echo kept", "echo new"})
+    (box.work / "go").touch()
     assert running.wait().code == 0
     rows = {row.command: row for row in box.jobs()}
     assert (rows["echo old"].state, rows["echo old"].job.cause) == ("cancelled", "removed")
     assert rows["echo new"].said() == "new\n"
-    assert rows["sleep 3.5"].job.line == 2
+    assert rows[HOLD + "1"].job.line == 2
 
 
 def test_half_saved_and_refused_edits_wait(box: Box) -> None:
-    running = box.start("run", box.write("sleep 5", "sleep 5.1", "echo three", "echo four"))
+    running = box.start("run", box.write(HOLD + "1", HOLD + "2", "echo three", "echo four"))
     wait_for(lambda: box.running() == 2)
     whole = (box.work / "list.txt").read_text()
     for text in (whole[:-7], ""):  # an editor or scp in the middle of it
@@ -127,6 +130,8 @@ def test_half_saved_and_refused_edits_wait(box: Box) -> None:
     (box.work / "list.txt").unlink()
     time.sleep(0.3)
     (box.work / "list.txt").write_text(whole + "echo five\n")
+    wait_for(lambda: len(box.jobs()) == 5)
+    (box.work / "go").touch()
     assert running.wait().code == 0
     assert box.states() == ["succeeded"] * 5
 
@@ -153,13 +158,16 @@ def test_follow_stays_for_later_lines_until_it_is_stopped(box: Box) -> None:
 
 
 def test_a_second_start_hands_over_its_lines_and_leaves(box: Box) -> None:
-    first = box.start("run", box.write("sleep 1.5", "sleep 1.6"))
+    first = box.start("run", box.write(HOLD + "1", HOLD + "2"))
     wait_for(lambda: box.running() == 2)
-    box.write("sleep 1.5", "sleep 1.6", "echo three")
-    second = box.gpusched("run", "list.txt")
+    box.write(HOLD + "1", HOLD + "2", "echo three")
+    second = box.gpusched("run", "list.txt", "--max-gpus", "1")
     assert second.code == 75
     assert str(first.pid) in second.err
     assert box.states() == ["running", "running", "queued"]
+    board = box.queue() / "devices.json"
+    wait_for(lambda: json.loads(board.read_text())["limits"]["max_gpus"] == 1, "the newer option")
+    (box.work / "go").touch()
     assert first.wait().code == 0
     assert box.jobs()[2].said() == "three\n"
 
@@ -215,11 +223,15 @@ def test_cancelled_by_a_person_stays_so_until_requeued(box: Box) -> None:
 
 
 def test_requeue_while_it_is_dispatched(box: Box) -> None:
-    running = box.start("run", box.write("[ -e go ]", "sleep 3"))
+    running = box.start("run", box.write("[ -e go ]", HOLD))
     wait_for(lambda: box.states() == ["failed", "running"])
+    wait_for(lambda: box.running() == 1)
+    assert box.gpusched("requeue", "1").code == 0  # fails again
+    wait_for(lambda: len(box.jobs()[0].attempts) == 2 and box.states()[0] == "failed")
     (box.work / "go").touch()
+    assert running.wait().code == 1
     assert box.gpusched("requeue", "1").code == 0
-    assert running.wait().code == 0
+    assert box.gpusched("run", "list.txt").code == 0
     assert box.states() == ["succeeded"] * 2
 
 
@@ -346,6 +358,7 @@ def test_a_damaged_database_is_said_and_left_alone(box: Box) -> None:
 def test_a_database_that_is_damaged_in_the_middle(box: Box) -> None:
     box.run(*[f"echo {n}" for n in range(30)])
     path = box.queue() / "queue.db"
+    assert not path.with_name("queue.db-wal").exists()
     data = bytearray(path.read_bytes())
     data[4096:] = os.urandom(len(data) - 4096)
     path.write_bytes(data)

@@ -152,7 +152,7 @@ def test_mixed_cards_whose_cuda_order_differs_and_one_is_lost(rig: Rig, tmp_path
 
 
 def test_a_job_on_a_card_that_is_lost_is_tried_elsewhere(pair: Rigged) -> None:
-    running = pair.start("run", pair.write(pair.job(1000, "--hold 4"), "true"), "--max-gpus", "1")
+    running = pair.start("run", pair.write(pair.job(1000, "--hold 1.5"), "true"), "--max-gpus", "1")
     wait_for(lambda: pair.machine.audit()["jobs"])
     pair.machine.run("lose", 0)
     ended = running.wait()
@@ -341,8 +341,8 @@ def test_a_driver_that_does_not_work_is_exit_3(pair: Rigged, keys: str, words: s
 
 def _hangs(box: Rigged) -> Running:
     """A run with two jobs on the GPUs and one that waits, and a driver that no longer answers."""
-    lines = ["echo ready; sleep 4", "echo ready; sleep 3600", "echo third"]
-    running = box.spawn("run", box.write(*lines), "--time-limit", "6", program=IMPATIENT)
+    lines = ["echo ready; sleep 2.5", "echo ready; sleep 3600", "echo third"]
+    running = box.spawn("run", box.write(*lines), "--time-limit", "4", program=IMPATIENT)
     wait_for(lambda: [row.said() for row in box.jobs()[:2]] == ["ready\n"] * 2)
     box.machine.set("all", "slow.nvmlDeviceGetMemoryInfo=600000")
     return running

@@ -55,7 +55,8 @@ def test_fit_never_takes_more_cells(text: str, width: int) -> None:
 
 
 def test_a_command_is_one_masked_line() -> None:
-    assert words.command_text(b"A_TOKEN=abc   x \\\n\t\x1b[2J\xff") == "A_TOKEN=*** x \\\\x0a \\x1b[2J\ufffd"
+    assert words.command_text(b"A_TOKEN=abc   x\t\x1b[2J\r\xff") == "A_TOKEN=*** x \\x1b[2J\\x0d\ufffd"
+    assert words.command_text(b"cd a\n\n  b \\\n    --x\nc\n") == "cd a; b --x; c"
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,9 @@ def _open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-    for name in ("stdin", "stdout", "stderr"):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="replace"))
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8", errors="replace"))
 
 
 def run(argv: Sequence[str]) -> int:

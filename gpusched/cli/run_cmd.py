@@ -15,6 +15,8 @@ from gpusched.config import Loaded
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gpusched.api import Devices, Queue
     from gpusched.core.jobfile import JobFile
     from gpusched.dispatcher import Observer
@@ -97,6 +99,7 @@ def run(
     given = read_given(file, command, parameters, each)
     jobs = _parse(given, rules, verbose=verbose, quiet=quiet or as_json)
     place = api.place_for(given.source, settings)
+    _refuse_unmet(given, jobs, api.names_in(place))
     if dry_run:
         from gpusched.cli.dry_run import dry_run as show
 
@@ -109,6 +112,7 @@ def run(
         if devices is not None:
             devices.close()
         raise
+    click.get_current_context().call_on_close(queue.close)
     api.set_up_log(queue.place, "DEBUG" if verbose else settings.log_level)
     # a stream has more to come, and a sweep with other values than before takes none of those back
     queue.submit(jobs, rules, complete=isinstance(given.source, str) and given.source != STREAM)
@@ -121,7 +125,7 @@ def run(
     try:
         code = queue.dispatch(
             rules,
-            lambda: devices if devices is not None else api.open_devices(settings),
+            lambda: devices if devices is not None else _open_devices(jobs, rules),
             feed=feed,
             observer=observer,
             follow=follow,
@@ -167,6 +171,16 @@ def _parse(given: Given, rules: Rules, *, verbose: bool, quiet: bool) -> JobFile
     return jobs
 
 
+def _refuse_unmet(given: Given, jobs: JobFile, known: Collection[str]) -> None:
+    """Refuse jobs that wait for what is neither in the list nor in its queue, or for each other."""
+    from gpusched.core import dependencies
+    from gpusched.submit import refusal
+
+    wrong = dependencies.check(jobs.specs, given.data, known=known)
+    if wrong:
+        raise refusal(wrong, given.name)
+
+
 def _check(place: QueueDir, jobs: JobFile, rules: Rules) -> Devices | None:
     """Refuse what this box can never meet before anything is made; the opened devices, unless others have them."""
     from gpusched import api
@@ -176,6 +190,13 @@ def _check(place: QueueDir, jobs: JobFile, rules: Rules) -> Devices | None:
         if known:
             api.check_jobs(jobs, rules, known)
         return None
+    return _open_devices(jobs, rules)
+
+
+def _open_devices(jobs: JobFile, rules: Rules) -> Devices:
+    """The devices, opened, that these jobs can use."""
+    from gpusched import api
+
     devices = api.open_devices(rules.settings)
     try:
         api.check_jobs(jobs, rules, devices.first.devices)

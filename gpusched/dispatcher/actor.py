@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.core import selection
-from gpusched.core.documents import shown_command
+from gpusched.core.documents import shown_line
 from gpusched.core.lifecycle import JobEvent, steer
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.outcome import describe
@@ -199,7 +199,7 @@ class Actor:
         self._attempts.launch(job, attempt, ready.life, claims, environment, self.style)
         self._step("handed over")
         where = "the CPU" if not uuids else "GPU " + ",".join(str(d.index) for d in attempt.devices)
-        self._reporter.tell("started", f"job {job.id} on {where}: {shown_command(job.command)}", job.id)
+        self._reporter.tell("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
 
     def _environment(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
         """What an attempt's environment says of its devices."""

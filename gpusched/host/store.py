@@ -394,6 +394,11 @@ class Store:
             groups.setdefault(number, (DependencyKind(kind), []))[1].append(JobState(state))
         return list(groups.values())
 
+    def names(self) -> set[str]:
+        """Names and tags of the jobs whose line is not gone."""
+        rows = self._db.execute("SELECT DISTINCT name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,))
+        return {word for name, tags in rows for word in (name, *tags.split(",")) if word}
+
     def upstream(self, job_id: int) -> list[tuple[str, JobRow]]:
         """What a job waits for: kind and job, in the order in which it names them."""
         query = "SELECT kind, upstream_id FROM dependencies WHERE job_id = ? ORDER BY grp, upstream_id"
