@@ -187,7 +187,7 @@ class Queue:
                 code = dispatcher.run()
                 os.close(lock)
                 step("left")
-                if code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
+                if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
                     return code
                 # somebody submitted between the last look and the lock's end
                 again = self.place.take()

@@ -108,7 +108,7 @@ def waits_for(store: Store, row: JobRow) -> str:
     for kind, job in store.upstream(row.id):
         name = f" ({job.name})" if job.name else ""
         parts.append(f"{kind} job {job.id}{name}, which is {job.state.value}")
-    return "waits: " + "; ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
+    return "waits " + "; ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
 
 
 # ---- running attempts ------------------------------------------------------------------------------

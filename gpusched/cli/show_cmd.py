@@ -177,8 +177,8 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
     by = facts.dispatching(place)
     goes_on = [] if by.alive else [f"no dispatcher works on this queue; to go on: {scene.resume}"]
     if row.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED) and row.state in (JobState.HELD, JobState.CANCELLED):
-        lead = "it was not needed" if row.cause == CAUSE_NOT_NEEDED else f"it is {row.state.value} for what it"
-        return [f"{lead} {facts.waits_for(store, row)}"]
+        lead = "it was not needed" if row.cause == CAUSE_NOT_NEEDED else f"it is {row.state.value}"
+        return [f"{lead}: it {facts.waits_for(store, row)}"]
     if row.state is JobState.HELD:
         why = ": jobs of its tag failed at once" if row.cause == "failures" else ""
         return [f"it is held{why}"]

@@ -252,6 +252,7 @@ class Attempt:
     tags: tuple[str, ...] = ()
     peak_device_bytes: int | None = None  # the most that it was seen to use on one device
     lasted_s: float = 0.0  # of one that has ended
+    gpu_model: str = ""  # that its job asks for
 
 
 # ---- what is told ----------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ _CAUSE_WORDS = {
     "removed": "removed from the list",
     "unkillable": "it survived SIGKILL",
     "bad_command": "it could not be started",
+    "idle": "no process on its GPUs (--idle-timeout)",
 }
 _EXIT_WORDS = {
     126: "cannot be executed (126)",
@@ -100,6 +101,8 @@ def describe(outcome: Outcome) -> str:
     words = _KIND_WORDS.get(outcome.kind, "")
     if outcome.kind is OutcomeKind.EXITED:
         words = _describe_exit(outcome.exit_code)
+    elif outcome.cause == "idle":
+        words = "stopped"
     elif outcome.kind is OutcomeKind.SIGNALLED:
         words = f"killed by {_signal_name(outcome.signal)}"
     more = [_CAUSE_WORDS.get(outcome.cause, outcome.cause.replace("_", " ")), outcome.note]

@@ -221,7 +221,7 @@ class Board:
 
     def _is_open(self, room: _Room, job: Job) -> bool:
         fits = job.mem_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
-        return bool(fits) and is_model(room.device, job)
+        return bool(fits) and is_model(room.device, job.gpu_model)
 
     def _rank(self, job: Job, shared: list[DeviceView], whole: list[DeviceView], larger: bool) -> list[DeviceView]:
         """Best first. Whole devices in order of preference; shared ones by best fit."""
@@ -287,7 +287,7 @@ def _fits(device: DeviceView, job: Job, larger: bool, offer_bytes: int) -> bool:
     """Whether a whole device that offers so much serves the job."""
     if larger and offer_bytes <= job.above_bytes:
         return False
-    return is_model(device, job) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
+    return is_model(device, job.gpu_model) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
 
 
 def _one_group_first(job: Job, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:

@@ -10,16 +10,19 @@ device that this dispatcher holds already: Look -> Start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gpusched.core.lifecycle import JobEvent, Verdict, judge
-from gpusched.core.model import MIB, Attempt
+from gpusched.core.lifecycle import JobEvent, judge
+from gpusched.core.model import MIB, Attempt, Outcome
 from gpusched.core.placement import Board
+from gpusched.core.shortage import is_model
 from gpusched.core.snapshot import (
     ENDED_FACTS,
     MARGIN_BYTES,
     Action,
     Close,
+    DeviceView,
     Look,
     Plan,
     Reason,
@@ -37,7 +40,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
     actions: list[Action] = []
     for attempt in snapshot.attempts:
         if attempt.fact in ENDED_FACTS and attempt.outcome is not None:
-            actions.append(Close(attempt, _verdict(attempt, snapshot)))
+            actions.append(_close(attempt, attempt.outcome, snapshot))
         elif attempt.fact in ENDED_FACTS:
             continue  # how it ended is not known yet
         elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
@@ -59,22 +62,30 @@ def make_plan(snapshot: Snapshot) -> Plan:
     return Plan((*actions, *places), reasons, tuple(board.bypass.passed))
 
 
-def _verdict(attempt: Attempt, snapshot: Snapshot) -> Verdict:
-    assert attempt.outcome is not None
+def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
     verdict = judge(
-        attempt.outcome,
+        outcome,
         retries=attempt.retries,
         tries=attempt.tries,
         losses=attempt.losses,
         cancel_asked=attempt.cancel_requested,
     )
-    if verdict.event is JobEvent.RETRIED and attempt.outcome.cause == "gpu_oom" and attempt.mem_bytes:
-        budget = grown_budget(attempt.mem_bytes, attempt.peak_device_bytes)
-        largest = max((d.total_bytes or 0 for d in snapshot.devices), default=0)
-        if largest and budget > largest - MARGIN_BYTES:
-            note = f"needs {budget // MIB} MiB after an out-of-memory, and no allowed GPU has that much"
-            return replace(verdict, event=JobEvent.FAILED, delay_s=0.0, note=note)
-    return verdict
+    if outcome.cause != "gpu_oom" or not attempt.mem_bytes:
+        return Close(attempt, verdict)
+    budget = grown_budget(attempt.mem_bytes, attempt.peak_device_bytes)
+    if _could_fit(budget, attempt, snapshot.devices):
+        return Close(attempt, verdict, budget)
+    if verdict.event is JobEvent.RETRIED:
+        where = "no allowed GPU has" if len(attempt.devices) == 1 else "too few allowed GPUs have"
+        note = f"would need {budget // MIB} MiB after an out-of-memory, and {where} that much"
+        verdict = replace(verdict, event=JobEvent.FAILED, delay_s=0.0, note=note)
+    return Close(attempt, verdict)
+
+
+def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
+    """Whether as many devices as the attempt had could ever give so much."""
+    fitting = [d for d in devices if not d.total_bytes or d.total_bytes - MARGIN_BYTES >= budget_bytes]
+    return sum(is_model(device, attempt.gpu_model) for device in fitting) >= len(attempt.devices)
 
 
 def round_budget(stated_bytes: int) -> int:

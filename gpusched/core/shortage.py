@@ -47,7 +47,7 @@ def shortage(
 
 
 def _hurdle(device: DeviceView, job: Job, room: tuple[int, int] | None, limits: Limits) -> str:
-    if not is_model(device, job):
+    if not is_model(device, job.gpu_model):
         return f"is no {job.gpu_model}"
     if job.mem_bytes and room is not None:
         left, jobs = room
@@ -69,8 +69,8 @@ def _not_open(device: DeviceView) -> str:
     return f"takes no newcomer now: {device.availability.why}"
 
 
-def is_model(device: DeviceView, job: Job) -> bool:
-    return not job.gpu_model or job.gpu_model.lower() in device.name.lower()
+def is_model(device: DeviceView, gpu_model: str) -> bool:
+    return not gpu_model or gpu_model.lower() in device.name.lower()
 
 
 def is_present(device: DeviceView) -> bool:

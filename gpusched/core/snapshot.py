@@ -77,8 +77,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Close:
+    """`mem_bytes` is the budget of the job's next attempt, if there is one; 0: as it was."""
+
     attempt: Attempt
     verdict: Verdict
+    mem_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from gpusched.core import selection
 from gpusched.core.documents import shown_line
 from gpusched.core.lifecycle import JobEvent, steer
-from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState
+from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.outcome import describe
-from gpusched.core.plan import grown_budget
 from gpusched.core.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live, log_paths
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -89,7 +88,7 @@ class Actor:
     ) -> set[int]:
         prepared: list[_Ready] = []
         booked: list[_Ready] = []
-        closed: list[tuple[Live, JobState]] = []
+        closed: list[tuple[Live, Close, JobState]] = []
         try:
             for start in starts:
                 ready = self._prepare(rows[start.job_id], start.devices, now)
@@ -108,8 +107,8 @@ class Actor:
                 if ready not in booked:
                     os.close(ready.life)
         self._step("booked")
-        for live, state in closed:
-            self._finish_close(live, state, now)
+        for live, close, state in closed:
+            self._finish_close(live, close, state, now)
         for job_id, state, cause in self._store.take_rippled():
             self._reporter.tell_rippled(job_id, state, cause)
         trouble: OSError | None = None
@@ -143,7 +142,7 @@ class Actor:
             raise GpuschedError(f"job {attempt.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
-    def _store_close(self, close: Close, now: float) -> tuple[Live, JobState]:
+    def _store_close(self, close: Close, now: float) -> tuple[Live, Close, JobState]:
         attempt, verdict = close.attempt, close.verdict
         live = self._attempts.find(attempt.job_id, attempt.number)
         outcome = attempt.outcome
@@ -166,19 +165,12 @@ class Actor:
             progress=live.progress.decode("utf-8", "replace"),
             avoid=avoid,
             above_bytes=above,
-            mem_bytes=self._next_budget(live),
+            mem_bytes=close.mem_bytes or None,
             now=now,
         )
-        return live, state
+        return live, close, state
 
-    def _next_budget(self, live: Live) -> int | None:
-        """More memory for the next attempt of a job that ran out of what it had stated."""
-        ran_out = live.outcome is not None and live.outcome.cause == "gpu_oom"
-        return (
-            grown_budget(live.job.mem_bytes, live.usage.peak_device_bytes) if ran_out and live.job.mem_bytes else None
-        )
-
-    def _finish_close(self, live: Live, state: JobState, now: float) -> None:
+    def _finish_close(self, live: Live, close: Close, state: JobState, now: float) -> None:
         self._attempts.forget(live)
         if state is JobState.SUCCEEDED:
             self._reporter.succeeded += 1
@@ -186,7 +178,10 @@ class Actor:
         again = state is JobState.QUEUED
         what = "will be tried again" if again else state.value
         seconds = live.ended_at(now) - live.row.started_at
-        text = f"job {live.job.id} {what}: {describe(live.outcome)}, after {seconds:.1f} s"
+        outcome = replace(live.outcome, note=close.verdict.note or live.outcome.note)
+        text = f"job {live.job.id} {what}: {describe(outcome)}, after {seconds:.1f} s"
+        if again and close.mem_bytes:
+            text += f"; its budget is {close.mem_bytes // MIB} MiB from now on"
         self._reporter.tell(JobEvent.RETRIED.value if again else "ended", text, live.job.id)
 
     def _hand_over(self, ready: _Ready, now: float) -> None:

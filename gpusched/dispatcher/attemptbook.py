@@ -102,6 +102,7 @@ class Live:
             self.job.tags,
             self.usage.peak_device_bytes,
             max(0.0, self.ended_at(self.row.started_at) - self.row.started_at) if self.ended else 0.0,
+            self.job.gpu_model,
         )
 
     def view(self) -> RunningView:

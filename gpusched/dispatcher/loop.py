@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,13 +21,15 @@ from gpusched.core import selection
 from gpusched.core.availability import Criteria
 from gpusched.core.findings import render_findings
 from gpusched.core.lifecycle import JobEvent
-from gpusched.core.model import MIB, JobRow, JobState, Reading
+from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import make_plan
 from gpusched.core.snapshot import Close, Plan, Snapshot
 from gpusched.dispatcher.actor import Actor
-from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live
+from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.dispatcher.feed import Batch, Feed, NoFeed
+from gpusched.dispatcher.head import Head
+from gpusched.dispatcher.minder import Minder
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.wake import Sleeper
 from gpusched.errors import (
@@ -56,9 +57,6 @@ TROUBLE_AGAIN_S = 5.0
 LINGER_AGAIN_S = 0.2
 WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and said again so often
-QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
-HEAD_SPARE = 8  # waiting jobs looked at beyond those that could start
-HEAD_PAGES = 4  # fetched at once: as many times what is looked at
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 _FINAL = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.CANCELLED)
 
@@ -96,20 +94,14 @@ class Dispatcher:
         self.draining = ""  # why nothing new starts any more
         self.stop_all_since: float | None = None
         self.exit_code: int | None = None
-        self._failed_here = 0
-        self._quick_failures: Counter[str] = Counter()  # by tag, in a row
         self._trouble = ""  # why the box lets nothing start
         self._trouble_until = 0.0
         self._trouble_told = ""
         self._batch: Batch | None = None  # read from the feed, not stored yet
         self._gone = False  # the queue's files were removed
         self._next_poll = self._next_metrics = self._next_frame = 0.0
-        self._head: list[JobRow] = []
-        self._head_complete = False  # whether _head is still what the store would say
-        self._head_sizes: Counter[str] = Counter()  # jobs of each shape that were fetched
-        self._head_page = 0  # a shape of which so many came may have more
+        self._head = Head(store)
         self._waited_since: dict[int, float] = {}  # jobs that others have passed
-        self._head_retry_at: float | None = None
         self._data_version = -1
         self._reason = ""
         self._tell_wait_at = clock() + WAIT_IS_LONG_S
@@ -149,10 +141,6 @@ class Dispatcher:
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
 
-    @property
-    def _sharing(self) -> bool:
-        return any(row.mem_bytes for row in self._head)
-
     # ---- the loop ----
 
     def run(self) -> int:
@@ -160,6 +148,7 @@ class Dispatcher:
         self.sleeper = Sleeper(self.queue.wake)
         self.attempts = AttemptBook(self.queue, self.sleeper.selector)
         self.reporter = Reporter(self.queue, self.store, self.devices, self.observer, self.clock)
+        self.minder = Minder(self.store, self.attempts, self.reporter)
         self.actor = Actor(
             self.store,
             self.source,
@@ -216,7 +205,7 @@ class Dispatcher:
         version = self.store.data_version()
         if version != self._data_version:
             self._data_version = version
-            self._head_complete = False
+            self._head.forget()
             self._hear_requests(now)
         polled = now >= self._next_poll
         if polled:
@@ -225,7 +214,7 @@ class Dispatcher:
             # from the last due moment, so that the interval does not drift; late ones are not caught up with
             due = self._next_poll + self.settings.poll_interval
             self._next_poll = due if due > now else now + self.settings.poll_interval
-            self._head_complete = False
+            self._head.forget()
         self._read_feed(now)
         if polled or self.attempts.told:
             self._look(now, everywhere=polled)
@@ -234,10 +223,7 @@ class Dispatcher:
         for reading in readings:
             if reading.complete:
                 self.actor.forget_labels()
-                for live in self.attempts.measure({s.uuid: s for s in reading.samples if not s.error}):
-                    self._tell_stranger(live)
-                self._tell_over_budget()
-                self._tell_idle(now)
+                self.minder.mind_reading(reading, self.settings, now)
                 self._publish(now)
         self.reporter.tell_devices()
         self.attempts.settle_doubts(now, self.devices)
@@ -258,13 +244,7 @@ class Dispatcher:
             if live.outcome is not None and live.outcome.cause in ("disk_full", "cannot_start"):
                 self._note_trouble(live.outcome.note, now, full=live.outcome.cause == "disk_full")
             self.devices.settle(live.devices, now, self.attempts.occupied())
-        for live in self.attempts.live.values():
-            left = live.fields.get("leftovers", "")
-            if left and not live.told_leftovers:
-                live.told_leftovers = True
-                text = f"job {live.job.id}: its command has ended, but not what it left running: {left}"
-                kept = "its GPU is kept for them" if live.devices else "they still count"
-                self.reporter.tell("warning", f"{text}; {kept} (--leftovers stop ends them)", live.job.id)
+        self.minder.mind_leftovers()
 
     def _snapshot(self, now: float) -> Snapshot:
         attempts = tuple(live.planned() for live in self.attempts.live.values())
@@ -272,7 +252,7 @@ class Dispatcher:
             now=now,
             limits=self.limits,
             devices=self.devices.views(self.attempts.residents()),
-            waiting=() if self.draining else tuple(row.waiting for row in self._waiting(now)),
+            waiting=() if self.draining else tuple(row.waiting for row in self._head.look(now, self.limits)),
             attempts=attempts,
             closed_to_starts=self.draining or self._trouble,
             gpus_closed=self.devices.error,
@@ -282,75 +262,28 @@ class Dispatcher:
             waited_since=self._waited_since,
         )
 
-    def _waiting(self, now: float) -> list[JobRow]:
-        """The head of the queue: the first jobs of each shape; fetched only when it may have changed."""
-        retry_due = self._head_retry_at is not None and now >= self._head_retry_at
-        if not self._head_complete or retry_due or self._runs_short():
-            self._head, self._head_complete = self.store.head(now, HEAD_PAGES * self._wanted()), True
-            self._head_sizes = Counter(row.shape for row in self._head)
-            self._head_page = max(self._head_sizes.values(), default=0)
-            self._head_retry_at = self.store.next_not_before(now)
-        if len(self._head_sizes) <= 1:
-            return self._head[: self._wanted()]
-        left = dict.fromkeys(self._head_sizes, self._wanted())
-        shown = []
-        for row in self._head:
-            if left[row.shape]:
-                left[row.shape] -= 1
-                shown.append(row)
-        return shown
-
-    def _wanted(self) -> int:
-        """How many jobs of one shape are looked at: as many as could start at once, and a few more."""
-        limits = self.limits
-        return limits.max_gpus * (limits.jobs_per_gpu if self._sharing else 1) + limits.cpu_jobs + HEAD_SPARE
-
-    def _runs_short(self) -> bool:
-        """Whether so many jobs of a shape have started that those behind them, not fetched yet, could be next."""
-        full = [shape for shape, size in self._head_sizes.items() if size >= self._head_page]
-        if not full:
-            return False
-        now_there = Counter(row.shape for row in self._head)
-        return any(now_there[shape] < min(self._wanted(), self._head_page) for shape in full)
-
     # ---- acting ----
 
     def _act(self, plan: Plan, now: float) -> None:
         try:
-            gone = self.actor.act(plan, {row.id: row for row in self._head}, now)
+            gone = self.actor.act(plan, {row.id: row for row in self._head.rows}, now)
         except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
-            self._head_complete = False
+            self._head.forget()
             return
         if gone and self._trouble_told:
             self._trouble_told = ""
             self.reporter.tell("queue", "jobs can start again")
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
-            self._head = [row for row in self._head if row.id not in gone]
-        self._mind_failures(plan)
-        if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
-            self._head_complete = False  # a job waits again
-
-    def _mind_failures(self, plan: Plan) -> None:
-        """Stop starting jobs when too many fail, or those of one tag fail at once."""
-        for close in plan.actions:
-            if not isinstance(close, Close):
-                continue
-            failed = close.verdict.event is JobEvent.FAILED
-            self._failed_here += failed
-            for tag in close.attempt.tags:
-                quick = failed and close.attempt.lasted_s < QUICK_FAILURE_S
-                self._quick_failures[tag] = self._quick_failures[tag] + 1 if quick else 0
-                if self._quick_failures[tag] == QUICK_FAILURES and (n := self.store.hold_tag(tag, "failures")):
-                    what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
-                    self.reporter.tell(
-                        "queue", f"{what}: {n} more are held; `gpusched release --tag {tag}` lets them go"
-                    )
-                    self._head_complete = False
+            self._head.take_out(gone)
+        if self.minder.mind_failures(plan):
+            self._head.forget()
         limit = self.settings.max_fails
-        if limit is not None and self._failed_here >= limit and not self.draining:
-            self._drain(f"{self._failed_here} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
+        if limit is not None and self.minder.failed >= limit and not self.draining:
+            self._drain(f"{self.minder.failed} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
+        if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
+            self._head.forget()  # a job waits again
 
     # ---- hearing ----
 
@@ -452,7 +385,7 @@ class Dispatcher:
                     append=batch.append,
                 )
                 self._batch = None
-                self._head_complete = False
+                self._head.forget()
                 if change.add or change.cancel or change.requeue:
                     parts = [
                         (len(change.add), "new"),
@@ -482,26 +415,6 @@ class Dispatcher:
             self.reporter.tell("error", f"{self._trouble}: {again} ({error})")
 
     # ---- telling ----
-
-    def _tell_stranger(self, live: Live) -> None:
-        text = f"job {live.job.id} uses {live.strange_device}, which it was not given: it must choose its own GPU"
-        self.reporter.tell("warning", text, live.job.id)
-
-    def _tell_idle(self, now: float) -> None:
-        timeout = self.settings.idle_timeout
-        for live in self.attempts.idle(now, timeout) if timeout is not None else ():
-            stop = self.settings.idle_action == "stop"
-            text = f"job {live.job.id} has shown no process on its GPUs for {timeout:g} s (--idle-timeout)"
-            self.reporter.tell("warning", f"{text}: {'stopping it' if stop else 'see its log'}", live.job.id)
-            if stop:
-                live.stop_cause = "idle"
-                self.attempts.stop(live)
-
-    def _tell_over_budget(self) -> None:
-        for live, uuid, used in self.attempts.over_budget():
-            index = next(device.index for device in live.row.devices if device.uuid == uuid)
-            text = f"job {live.job.id} uses {used // MIB} MiB on GPU {index}, and stated {live.job.mem_bytes // MIB}"
-            self.reporter.tell("warning", f"{text}: counted at its real use", live.job.id)
 
     def _board(self, now: float) -> Board:
         closed = self.draining or self._trouble
@@ -550,7 +463,7 @@ class Dispatcher:
             self.devices.next_look(),
             self.attempts.next_doubt(),
             None if self._trouble else self.feed.deadline(),
-            self._head_retry_at,
+            self._head.retry_at,
         ):
             if moment is not None:
                 moments.append(moment)
@@ -567,15 +480,16 @@ class Dispatcher:
             return False
         if self.draining:
             return True
-        if self.follow or self._batch is not None or not self.feed.ended() or self._head:
+        if self.follow or self._batch is not None or not self.feed.ended() or self._head.rows:
             return False
-        return self.store.counts()[JobState.QUEUED] == 0
+        return not self.store.has_startable()
 
     def _end(self) -> int:
         if self.exit_code is not None:
             return self.exit_code
         counts = self.store.counts()
-        bad = counts[JobState.FAILED] + counts[JobState.CANCELLED] - self.store.count_removed()
+        left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
+        bad = counts[JobState.FAILED] + counts[JobState.CANCELLED] - self.store.count_removed() + left
         return EXIT_SOME_FAILED if bad or self.refused_lines else EXIT_OK
 
     def _leave(self) -> None:

@@ -232,8 +232,12 @@ class Store:
 
     def has_work(self) -> bool:
         """Whether a dispatcher that looks now would find something to do."""
-        counts = self.counts()
-        return bool(counts[JobState.QUEUED] or counts[JobState.RUNNING] or self.open_requests())
+        return bool(self.has_startable() or self.counts()[JobState.RUNNING] or self.open_requests())
+
+    def has_startable(self) -> bool:
+        """Whether a job waits that waits for no other job."""
+        query = "SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 LIMIT 1"
+        return self._db.execute(query).fetchone() is not None
 
     def count_removed(self) -> int:
         """Jobs that count nowhere: their line is gone, or they were to start after a failure that did not come."""

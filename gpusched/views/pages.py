@@ -244,6 +244,8 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
     again = f"to queue it again: gpusched requeue {job.id} -q {scene.option}"
     if job.state is JobState.FAILED:
         tries = f"no try is left (--retries {job.retries})"
+        if job.tries <= job.retries:
+            tries = "it is not tried again by itself"
         if job.losses > LOSS_LIMIT:
             tries = f"it was repeated {LOSS_LIMIT} times without a fault of its own, and is not repeated again"
         return [tries, again]
@@ -268,6 +270,7 @@ _CAUSE_HINTS = {
     "unkillable": "it hangs in the kernel and did not die of KILL; its GPU stays claimed until it does",
     "disk_full": "the disk was full before it could start; it is repeated",
     "bad_command": "the shell or the working directory is missing",
+    "idle": "its log may tell what it waited for; --idle-action report leaves such jobs running",
 }
 _EXIT_HINTS = {
     126: "the file is there but may not be executed: chmod +x",
@@ -285,7 +288,7 @@ def hints(outcome: Outcome) -> list[str]:
         found.append(_EXIT_HINTS[outcome.exit_code])
     if not found and 9 in (outcome.signal, (outcome.exit_code or 0) - 128) and not outcome.cause:
         found.append("KILL from outside is often the kernel short of main memory: `dmesg | tail` shows it")
-    if outcome.kind is OutcomeKind.TIMED_OUT:
+    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.cause != "idle":
         found.append("--time-limit TIME gives the next one longer")
     if outcome.kind is OutcomeKind.LOST:
         found.append(
