@@ -16,8 +16,9 @@ from gpusched.core.lifecycle import JobEvent, steer
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.outcome import describe
 from gpusched.core.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
-from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, Live, log_paths
+from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, log_paths
 from gpusched.dispatcher.devicebook import DeviceBook
+from gpusched.dispatcher.live import Live
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.errors import GpuschedError
 from gpusched.host.devices import DeviceSource

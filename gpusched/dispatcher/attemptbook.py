@@ -7,27 +7,22 @@ import os
 import selectors
 import shlex
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from gpusched.core import masking, usage
+from gpusched.core import masking
 from gpusched.core.jobfile import needs_script
 from gpusched.core.lifecycle import TERMINATED
 from gpusched.core.model import (
-    NOTHING_USED,
-    Attempt,
     AttemptFact,
     AttemptRow,
     JobRow,
     Outcome,
     OutcomeKind,
-    RunningView,
-    Sample,
-    Usage,
 )
 from gpusched.core.outcome import classify
-from gpusched.core.snapshot import Resident
 from gpusched.dispatcher.devicebook import DeviceBook
+from gpusched.dispatcher.live import Live, marker_of, outcome_of
 from gpusched.host import attemptdir, locks, reaper
 from gpusched.host.launcher import Launcher, Order, Told
 from gpusched.host.queuedir import LOGS, QueueDir
@@ -38,96 +33,6 @@ DOUBT_S = 1.0  # a failure waits so long for a reading of its devices, which may
 
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
-
-
-@dataclass(slots=True)
-class Live:
-    """An open attempt and what was last seen of it."""
-
-    job: JobRow
-    row: AttemptRow
-    directory: str
-    marker: tuple[bytes, ...]
-    fact: AttemptFact = AttemptFact.ALIVE
-    outcome: Outcome | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
-    cancel_requested: bool = False
-    stop_sent: bool = False
-    adopted: bool = False
-    handle: int | None = None  # pidfd of an adopted attempt's shepherd
-    usage: Usage = NOTHING_USED
-    progress: bytes = b""
-    lingering_since: float | None = None
-    doubt_until: float | None = None  # it failed, and its devices have not been read since
-    used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that told
-    told_over_budget: bool = False
-    seen_at: float | None = None  # when a process of its own was last seen on its devices
-    told_idle: bool = False
-    stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
-    told_leftovers: bool = False
-    strange_device: str = ""  # a device that it uses without having been given it
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return tuple(device.uuid for device in self.row.devices)
-
-    @property
-    def ended(self) -> bool:
-        return self.fact not in (AttemptFact.ALIVE, AttemptFact.LINGERING)
-
-    def read_progress(self) -> None:
-        """Take in what the job says of itself."""
-        progress = attemptdir.read_progress(self.directory)
-        if progress is not None:
-            self.progress = progress
-
-    def ended_at(self, now: float) -> float:
-        """When its record says that it ended; `now` where there is none."""
-        return float(self.fields.get("ended_at", now))
-
-    def planned(self) -> Attempt:
-        """The attempt as the plan sees it."""
-        return Attempt(
-            self.job.id,
-            self.row.number,
-            self.devices,
-            self.fact,
-            self.outcome if self.doubt_until is None else None,
-            self.cancel_requested,
-            self.stop_sent,
-            self.job.tries,
-            self.job.retries,
-            self.job.losses,
-            self.job.mem_bytes,
-            self.job.tags,
-            self.usage.peak_device_bytes,
-            max(0.0, self.ended_at(self.row.started_at) - self.row.started_at) if self.ended else 0.0,
-            self.job.gpu_model,
-        )
-
-    def view(self) -> RunningView:
-        row = AttemptRow(
-            self.row.job_id,
-            self.row.number,
-            self.row.started_at,
-            None,
-            None,
-            self.row.log,
-            self.row.error_log,
-            self.row.devices,
-            self.usage,
-            progress=self.progress.decode("utf-8", "replace"),
-        )
-        return RunningView(self.job, row, self.fields.get("leftovers", ""), self.stop_sent)
-
-
-def marker_of(queue: QueueDir, job_id: int, number: int) -> tuple[bytes, ...]:
-    """The words in the environment of every process of an attempt."""
-    return (
-        b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
-        b"GPUSCHED_JOB_ID=%d" % job_id,
-        b"GPUSCHED_ATTEMPT=%d" % number,
-    )
 
 
 def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
@@ -141,7 +46,6 @@ class AttemptBook:
         self.queue = queue
         self.live: dict[str, Live] = {}  # by directory
         self.told: dict[str, str] = {}  # directories to look at, with an error that came along
-        self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
         self._selector = selector
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
@@ -312,98 +216,6 @@ class AttemptBook:
         cause = classify(outcome.exit_code, outcome.signal, text, devices=len(live.devices))
         return Outcome(outcome.kind, outcome.exit_code, outcome.signal, cause, outcome.note)
 
-    # ---- using ----
-
-    def owners(self, samples: Iterable[Sample]) -> dict[int, Live]:
-        """Which processes on the devices belong to which of our attempts, by pid."""
-        shepherds = {}
-        for directory, live in self.live.items():
-            pid = live.fields.get("pid") or self._launcher.pid(directory)
-            if pid:
-                shepherds[int(pid)] = directory
-        if not shepherds:
-            return {}
-        pids = {p.pid for sample in samples for p in sample.processes or ()}
-        owners = reaper.shepherds_of(pids, shepherds)
-        return {pid: self.live[directory] for pid, directory in owners.items()}
-
-    def measure(self, samples: Mapping[str, Sample]) -> list[Live]:
-        """Fold one poll into the usage of every attempt; those newly seen on a device that they were not given."""
-        used = self._energy_used(samples)
-        owners = self.owners(samples.values())
-        strangers = []
-        for live in self.live.values():
-            if live.ended:
-                continue
-            mine = [samples[uuid] for uuid in live.devices if uuid in samples]
-            pids = {pid for pid, owner in owners.items() if owner is live}
-            if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in mine):
-                live.seen_at = mine[0].at  # where processes cannot be told apart, nobody is called idle
-                live.told_idle = False
-            for sample in mine:
-                used_here = usage.memory_of([sample], pids)
-                if used_here is not None:
-                    live.used_bytes[sample.uuid] = used_here
-            if mine:
-                energy = [used[uuid] for uuid in live.devices if uuid in used]
-                live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None)
-            live.read_progress()
-            for uuid, sample in samples.items():
-                listed = any(p.pid in pids for p in sample.processes or ())
-                if listed and uuid not in live.devices and not live.strange_device:
-                    live.strange_device = uuid
-                    strangers.append(live)
-        return strangers
-
-    def _energy_used(self, samples: Mapping[str, Sample]) -> dict[str, float]:
-        """Joules that each board used since its last reading."""
-        used: dict[str, float] = {}
-        for uuid, sample in samples.items():
-            if sample.energy_j is None:
-                continue
-            before = self._energy.get(uuid)
-            if before is not None and sample.energy_j >= before:
-                used[uuid] = sample.energy_j - before
-            self._energy[uuid] = sample.energy_j
-        return used
-
-    def residents(self) -> dict[str, tuple[Resident, ...]]:
-        """Which jobs are on which device, with their budgets and what they use."""
-        found: dict[str, tuple[Resident, ...]] = {}
-        for live in self.live.values():
-            if not live.ended:
-                for uuid in live.devices:
-                    resident = Resident(live.job.id, live.job.mem_bytes, live.used_bytes.get(uuid))
-                    found[uuid] = (*found.get(uuid, ()), resident)
-        return found
-
-    def over_budget(self) -> list[tuple[Live, str, int]]:
-        """Attempts newly seen to use more than they stated: with the device and the bytes there."""
-        found = []
-        for live in self.live.values():
-            for uuid, used in live.used_bytes.items():
-                if 0 < live.job.mem_bytes < used and not live.told_over_budget:
-                    live.told_over_budget = True
-                    found.append((live, uuid, used))
-        return found
-
-    def idle(self, now: float, timeout_s: float) -> list[Live]:
-        """Attempts whose devices have shown no process of theirs for so long, newly found."""
-        found = []
-        for live in self.live.values():
-            since = live.row.started_at if live.seen_at is None else live.seen_at
-            if live.devices and not live.ended and not live.told_idle and now - since >= timeout_s:
-                live.told_idle = True
-                found.append(live)
-        return found
-
-    def ours_on(self, sample: Sample) -> set[int]:
-        """Pids on the device that belong to the attempt that holds it."""
-        if not sample.processes:
-            return set()
-        owners = self.owners([sample])
-        return {pid for pid, live in owners.items() if sample.uuid in live.devices and not live.ended}
-
     # ---- ending ----
 
     def stop(self, live: Live) -> None:
@@ -411,6 +223,10 @@ class AttemptBook:
         live.stop_sent = self._launcher.stop(live.directory) or reaper.terminate(live.fields)
         if not live.stop_sent:
             self.told.setdefault(live.directory, "")
+
+    def shepherd_of(self, directory: str) -> int | None:
+        """Pid of the shepherd of an attempt that this dispatcher launched."""
+        return self._launcher.pid(directory)
 
     def find(self, job_id: int, number: int) -> Live:
         return self.live[attemptdir.directory(self.queue.state, job_id, number)]
@@ -450,22 +266,3 @@ def _argv(style: LaunchStyle, command: bytes, directory: str) -> tuple[bytes, ..
     script = f"{directory}/command.sh"
     attemptdir.write_atomically(script, command + b"\n")
     return (*style.shell[:-1], os.fsencode(script))
-
-
-def outcome_of(fields: Mapping[str, str], cancel_requested: bool) -> Outcome:
-    """The outcome that an exit record tells, before its log was read."""
-    code = int(fields["exit_code"]) if "exit_code" in fields else None
-    number = int(fields["signal"]) if "signal" in fields else None
-    note = fields.get("note", "")
-    cause = "unkillable" if note == "unkillable" else ""
-    stopped = fields.get("stopped")
-    if stopped == "timed_out":
-        return Outcome(OutcomeKind.TIMED_OUT, code, number, cause, note)
-    if stopped and cancel_requested:
-        return Outcome(OutcomeKind.CANCELLED, code, number, cause, note)
-    if stopped:
-        return Outcome(OutcomeKind.INTERRUPTED, code, number, cause, note)
-    if "error" in fields:
-        return Outcome(OutcomeKind.NOT_STARTED, cause="bad_command", note=fields["error"])
-    kind = OutcomeKind.SIGNALLED if number is not None else OutcomeKind.EXITED
-    return Outcome(kind, code, number, cause, note)

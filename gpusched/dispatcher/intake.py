@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpusched.core.findings import render_findings
-from gpusched.core.joblist import JobFile
 from gpusched.core.model import Device, JobSpec
 from gpusched.core.reconcile import Change
 from gpusched.dispatcher.feed import Batch, Feed

@@ -19,7 +19,6 @@ from dataclasses import replace
 from gpusched.config import Settings
 from gpusched.core import selection
 from gpusched.core.availability import Criteria
-from gpusched.core.findings import render_findings
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import make_plan
@@ -27,8 +26,10 @@ from gpusched.core.snapshot import Close, Plan, Snapshot
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle
 from gpusched.dispatcher.devicebook import DeviceBook
-from gpusched.dispatcher.feed import Batch, Feed, NoFeed
+from gpusched.dispatcher.feed import Feed, NoFeed
 from gpusched.dispatcher.head import Head
+from gpusched.dispatcher.intake import Intake
+from gpusched.dispatcher.meter import Meter
 from gpusched.dispatcher.minder import Minder
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.wake import Sleeper
@@ -47,8 +48,8 @@ from gpusched.host.claims import Claims
 from gpusched.host.devices import DeviceSource
 from gpusched.host.jobdirs import JobDirs
 from gpusched.host.queuedir import QueueDir
-from gpusched.host.store import DiskFull, Store, StoreError
-from gpusched.submit import Rules, refuse_impossible, submit
+from gpusched.host.store import DiskFull, Store
+from gpusched.submit import Rules
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -89,7 +90,6 @@ class Dispatcher:
         self.follow = follow
         self.clock, self.step = clock, step
         self.devices = DeviceBook(source, claims, queue.path, (), first)
-        self.refused_lines = 0
         self.quit = False
         self.draining = ""  # why nothing new starts any more
         self.stop_all_since: float | None = None
@@ -97,10 +97,10 @@ class Dispatcher:
         self._trouble = ""  # why the box lets nothing start
         self._trouble_until = 0.0
         self._trouble_told = ""
-        self._batch: Batch | None = None  # read from the feed, not stored yet
         self._gone = False  # the queue's files were removed
         self._next_poll = self._next_metrics = self._next_frame = 0.0
         self._head = Head(store)
+        self.intake = Intake(self.feed, store)
         self._waited_since: dict[int, float] = {}  # jobs that others have passed
         self._data_version = -1
         self._reason = ""
@@ -148,7 +148,8 @@ class Dispatcher:
         self.sleeper = Sleeper(self.queue.wake)
         self.attempts = AttemptBook(self.queue, self.sleeper.selector)
         self.reporter = Reporter(self.queue, self.store, self.devices, self.observer, self.clock)
-        self.minder = Minder(self.store, self.attempts, self.reporter)
+        self.meter = Meter(self.attempts)
+        self.minder = Minder(self.store, self.attempts, self.meter, self.reporter)
         self.actor = Actor(
             self.store,
             self.source,
@@ -219,7 +220,7 @@ class Dispatcher:
         if polled or self.attempts.told:
             self._look(now, everywhere=polled)
         self.devices.ask(now, poll=polled)
-        readings = self.devices.take_in(now, self.attempts.ours_on, self.attempts.occupied())
+        readings = self.devices.take_in(now, self.meter.ours_on, self.attempts.occupied())
         for reading in readings:
             if reading.complete:
                 self.actor.forget_labels()
@@ -251,7 +252,7 @@ class Dispatcher:
         return Snapshot(
             now=now,
             limits=self.limits,
-            devices=self.devices.views(self.attempts.residents()),
+            devices=self.devices.views(self.meter.residents()),
             waiting=() if self.draining else tuple(row.waiting for row in self._head.look(now, self.limits)),
             attempts=attempts,
             closed_to_starts=self.draining or self._trouble,
@@ -367,41 +368,10 @@ class Dispatcher:
         if self._trouble:
             return  # what comes meanwhile waits in the feed
         try:
-            while (batch := self._batch or self.feed.poll(now)) is not None:
-                if batch.jobs.errors and batch is not self._batch:
-                    self.refused_lines += len(batch.jobs.errors)
-                    lines = render_findings(batch.jobs.errors, "standard input")
-                    self.reporter.tell("error", f"left out, for it cannot be right (the other lines run):\n{lines}")
-                self.rules.look_around(batch.jobs.specs)
-                refuse_impossible(batch.jobs.specs, self.rules, self.devices.devices())
-                self._batch = batch
-                change = submit(
-                    self.store,
-                    batch.jobs.specs,
-                    # asked for once: what has failed since then stays so
-                    self.rules if batch.append else replace(self.rules, retry_failed=False),
-                    now,
-                    complete=batch.complete,
-                    append=batch.append,
-                )
-                self._batch = None
+            if self.intake.take(self.rules, self.devices.devices(), now, self.reporter.tell):
                 self._head.forget()
-                if change.add or change.cancel or change.requeue:
-                    parts = [
-                        (len(change.add), "new"),
-                        (len(change.cancel), "removed"),
-                        (len(change.requeue), "back"),
-                    ]
-                    told = ", ".join(f"{n} {word}" for n, word in parts if n)
-                    self.reporter.tell("queue", f"the list was read: {told}")
-        except DiskFull as error:
+        except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
-        except StoreError:
-            raise
-        except GpuschedError as error:
-            self.reporter.tell("warning", f"the list was changed but is not taken: {error}")
-        except OSError as error:
-            self.reporter.tell("warning", f"the list cannot be read: {error}")
 
     def _note_trouble(self, error: Exception | str, now: float, *, full: bool = False) -> None:
         """The box cannot do what it is asked: nothing new starts for a while, running jobs go on. Said once."""
@@ -418,7 +388,7 @@ class Dispatcher:
 
     def _board(self, now: float) -> Board:
         closed = self.draining or self._trouble
-        return self.reporter.board(now, self.attempts, self.limits, closed, self._waited_since)
+        return self.reporter.board(now, self.meter.residents(), self.limits, closed, self._waited_since)
 
     def _publish(self, now: float) -> None:
         try:
@@ -480,7 +450,7 @@ class Dispatcher:
             return False
         if self.draining:
             return True
-        if self.follow or self._batch is not None or not self.feed.ended() or self._head.rows:
+        if self.follow or self.intake.waits() or not self.feed.ended() or self._head.rows:
             return False
         return not self.store.has_startable()
 
@@ -490,7 +460,7 @@ class Dispatcher:
         counts = self.store.counts()
         left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
         bad = counts[JobState.FAILED] + counts[JobState.CANCELLED] - self.store.count_removed() + left
-        return EXIT_SOME_FAILED if bad or self.refused_lines else EXIT_OK
+        return EXIT_SOME_FAILED if bad or self.intake.refused_lines else EXIT_OK
 
     def _leave(self) -> None:
         now = self.clock()

@@ -9,7 +9,9 @@ from gpusched.config import Settings
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, Reading
 from gpusched.core.snapshot import Close, Plan
-from gpusched.dispatcher.attemptbook import AttemptBook, Live
+from gpusched.dispatcher.attemptbook import AttemptBook
+from gpusched.dispatcher.live import Live
+from gpusched.dispatcher.meter import Meter
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.host.store import Store
 
@@ -17,17 +19,17 @@ QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after t
 
 
 class Minder:
-    def __init__(self, store: Store, attempts: AttemptBook, reporter: Reporter) -> None:
+    def __init__(self, store: Store, attempts: AttemptBook, meter: Meter, reporter: Reporter) -> None:
         self.failed = 0  # jobs, since this dispatcher began
-        self._store, self._attempts, self._reporter = store, attempts, reporter
+        self._store, self._attempts, self._meter, self._reporter = store, attempts, meter, reporter
         self._quick_failures: Counter[str] = Counter()  # by tag, in a row
 
     def mind_reading(self, reading: Reading, settings: Settings, now: float) -> None:
         """Fold a complete reading into what is known of the running jobs, and say what is odd about them."""
-        for live in self._attempts.measure({s.uuid: s for s in reading.samples if not s.error}):
+        for live in self._meter.measure({s.uuid: s for s in reading.samples if not s.error}):
             what = f"uses {live.strange_device}, which it was not given: it must choose its own GPU"
             self._warn(live, what)
-        for live, uuid, used in self._attempts.over_budget():
+        for live, uuid, used in self._meter.over_budget():
             index = next(device.index for device in live.row.devices if device.uuid == uuid)
             stated = live.job.mem_bytes // MIB
             self._warn(live, f"uses {used // MIB} MiB on GPU {index}, and stated {stated}: counted at its real use")
@@ -35,7 +37,7 @@ class Minder:
             self._mind_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
 
     def _mind_idle(self, now: float, timeout_s: float, *, stop: bool) -> None:
-        for live in self._attempts.idle(now, timeout_s):
+        for live in self._meter.idle(now, timeout_s):
             what = f"has shown no process on its GPUs for {timeout_s:g} s (--idle-timeout)"
             self._warn(live, f"{what}: {'stopping it' if stop else 'see its log'}")
             if stop:

@@ -11,9 +11,9 @@ from typing import Protocol
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import ENDED_STATES, Event, JobState, RunningView
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
-from gpusched.core.snapshot import Limits
-from gpusched.dispatcher.attemptbook import AttemptBook, Live
+from gpusched.core.snapshot import Limits, Resident
 from gpusched.dispatcher.devicebook import DeviceBook
+from gpusched.dispatcher.live import Live
 from gpusched.host import board, metrics
 from gpusched.host.board import Board, BoardDevice
 from gpusched.host.queuedir import QueueDir
@@ -121,10 +121,14 @@ class Reporter:
                 self.tell("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {what}: {why}")
 
     def board(
-        self, now: float, attempts: AttemptBook, limits: Limits, closed: str, waited_since: Mapping[int, float]
+        self,
+        now: float,
+        residents: Mapping[str, tuple[Resident, ...]],
+        limits: Limits,
+        closed: str,
+        waited_since: Mapping[int, float],
     ) -> Board:
         """What is known of the devices now."""
-        residents = attempts.residents()
         return Board(
             at=now,
             pid=os.getpid(),
