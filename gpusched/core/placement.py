@@ -74,7 +74,7 @@ class Board:
             return None
         used = known.foreign_bytes + sum(resident.counted_bytes for resident in device.residents)
         left = (device.total_bytes or 0) - used - MARGIN_BYTES
-        fresh = self._at.now - known.at <= LOOK_FRESH_S
+        fresh = device.looked_again or self._at.now - known.at <= LOOK_FRESH_S
         return _Room(device, left, len(device.residents), True, fresh)
 
     # ---- one job ----

@@ -52,6 +52,7 @@ class DeviceView:
     residents: tuple[Resident, ...] = ()
     name: str = ""
     group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not told
+    looked_again: bool = False  # the last Look at it is answered, and nothing newer is known
 
     @property
     def uuid(self) -> str:

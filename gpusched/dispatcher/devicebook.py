@@ -6,7 +6,7 @@ Folds readings with core/availability and takes claims as it is told. Decides no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core import availability
@@ -27,6 +27,7 @@ class _Entry:
     claimed_at: float = 0.0
     asked_at: float = 0.0  # of the newest sample that was folded
     ignore_until: float = 0.0  # samples asked for before this moment describe the past
+    look_wanted_at: float | None = None  # when a last look at it was asked for, until the next poll
     look_at: float | None = None  # when a settling device wants its next look
     refused: str = ""
     missing: bool = False
@@ -100,7 +101,7 @@ class DeviceBook:
             entry.missing = False
             entry.asked_at = reading.asked_at
             if reading.complete:
-                entry.refused = ""
+                entry.refused, entry.look_wanted_at = "", None
             entry.availability = availability.fold(
                 entry.availability,
                 entry.device,
@@ -186,8 +187,10 @@ class DeviceBook:
         self.source.request(frozenset(entry.device.uuid for entry, _ in taken), now)
         return True
 
-    def look(self, uuids: Iterable[str], now: float) -> None:
+    def look(self, uuids: Collection[str], now: float) -> None:
         """Read these devices once more, at once."""
+        for uuid in uuids:
+            self._entries[uuid].look_wanted_at = now
         self.source.request(frozenset(uuids), now)
 
     def release(self, uuid: str) -> None:
@@ -221,6 +224,7 @@ class DeviceBook:
                 residents.get(uuid, ()),
                 e.device.name,
                 e.device.group,
+                e.look_wanted_at is not None and e.asked_at >= e.look_wanted_at,
             )
             for uuid, e in self._entries.items()
         )
