@@ -159,13 +159,18 @@ def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
     )
 
 
-def refuse_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> None:
-    """Raise GpuschedError for jobs that these allowed devices can never serve."""
-    wrong = [
-        f"  line {spec.line}: {why}"
+def find_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> list[tuple[JobSpec, str]]:
+    """The jobs that these allowed devices can never serve, and why not."""
+    return [
+        (spec, why)
         for spec in specs
         if spec.attributes is not NO_ATTRIBUTES and (why := _impossible(rules.needs(spec), rules.limits, devices))
     ]
+
+
+def refuse_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> None:
+    """Raise GpuschedError for jobs that these allowed devices can never serve."""
+    wrong = [f"  line {spec.line}: {why}" for spec, why in find_impossible(specs, rules, devices)]
     if wrong:
         more = [f"  … and {len(wrong) - SHOWN_IMPOSSIBLE} more"] if len(wrong) > SHOWN_IMPOSSIBLE else []
         text = "\n".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], *more])

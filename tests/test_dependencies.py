@@ -24,6 +24,11 @@ def test_names_tags_and_ids_may_be_waited_for_whatever_the_order() -> None:
     assert not found("x\ny\n")
 
 
+def test_a_job_that_bears_the_tag_that_it_waits_for_waits_for_the_others() -> None:
+    assert not found("#gpusched: tag=t\nx\ny\n[after=t] report\n")
+    assert not found("[name=t] x\n[tag=t after=t] y\n[tag=t after=t] z\n")  # a name counts before a tag
+
+
 def test_what_the_queue_has_may_be_waited_for() -> None:
     assert len(found("[after=prep] x\n")) == 1
     assert not found("[after=prep] x\n", "prep")
@@ -36,7 +41,9 @@ def test_what_the_queue_has_may_be_waited_for() -> None:
         ("#gpusched: after-ended=nowhere\nx\n", 1, 24, "no job has the name or the tag nowhere"),
         ("[after=b] x\n[name=b after=c] y\n[name=c after=b] z\n", 2, 15, "b (line 2) -> c (line 3) -> b (line 2)"),
         ("[name=a after=a] x\n", 1, 15, "the job waits for itself: a is its own"),
-        ("[tag=t after=t] x\n[tag=t] y\n", 1, 14, "the job waits for itself: t is its own"),
+        ("[tag=t] w\n[tag=t after=t] x\n[tag=t after=t] y\n", 2, 14, "line 2 -> line 3 -> line 2"),
+        ("[tag=t after=t] x\n[tag=t after-any=b] y\n[name=b tag=t after=t] z", 1, 14, "line 1 -> line 2 -> b (line 3)"),
+        ("[name=t tag=t after=t] x\n[tag=t] y\n", 1, 21, "the job waits for itself: t is its own"),
         ("[name=a after=t] x\n[tag=t after=a] y\n[tag=t] z\n", 1, 15, "a (line 1) -> line 2 -> a (line 1)"),
     ],
 )

@@ -21,7 +21,7 @@ import pytest
 from gpusched import errors
 from gpusched.cli import main as front
 from gpusched.config import NOT_SETTINGS, SETTINGS
-from gpusched.core import lifecycle, outcome
+from gpusched.core import lifecycle, outcome, readiness
 from gpusched.core.attributes import KEYS
 from gpusched.core.availability import DeviceState
 from gpusched.core.dependencies import check as check_dependencies
@@ -280,6 +280,7 @@ def test_every_field_of_the_metrics_is_in_the_docs_and_no_other() -> None:
 def test_every_outcome_and_cause_is_in_the_docs() -> None:
     told = first_cells("docs/reference.md", "How an attempt ends")
     causes = {*outcome._CAUSE_WORDS, *lifecycle.FREE_CAUSES, *lifecycle.NO_FAULT_CAUSES}
+    causes |= {lifecycle.CAUSE_FAILURES, readiness.CAUSE_DEPENDENCY, readiness.CAUSE_NOT_NEEDED}
     assert told == {kind.value for kind in OutcomeKind} | causes
 
 

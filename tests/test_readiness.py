@@ -87,6 +87,7 @@ def test_each_dependency_is_resolved_apart_and_no_job_counts_twice() -> None:
 def test_a_job_does_not_wait_for_itself_where_it_bears_the_tag() -> None:
     directory = Directory([Known(1, "a", ("t",)), Known(2, "b", ("t",))])
     assert directory.resolve(2, (Dependency(AFTER, ("t",)),)) == [(AFTER, (1,))]
+    assert directory.resolve(2, (Dependency(AFTER, ("b", "2")),)) == [(AFTER, (2,))]  # a circle
 
 
 def test_an_unknown_reference_among_known_ones_is_told() -> None:

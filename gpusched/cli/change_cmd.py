@@ -150,8 +150,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
         with store.transaction():
             for job_id in ids:
                 try:
-                    store.requeue(job_id)
-                    told.add(job_id, "queued again")
+                    _tell_freed(store, told, job_id, store.requeue(job_id), "queued again")
                 except InvalidTransition as error:
                     told.add(job_id, _why_not_again(error.state), refused=True)
         place.ring()
@@ -163,6 +162,17 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
     finally:
         store.close()
     return told.exit_code
+
+
+def _tell_freed(store: Store, told: Told, job_id: int, state: JobState, done: str) -> None:
+    """That a job can start again; or that what it waits for has stopped it at once."""
+    from gpusched.core.model import JobState
+
+    if state is JobState.QUEUED:
+        told.add(job_id, done)
+        return
+    why = facts.waits_for(store, store.job(job_id))
+    told.add(job_id, f"stays {state.value}: it {why}; it is freed by itself once they can end well", refused=True)
 
 
 def _why_not_again(state: JobState | None) -> str:
@@ -225,8 +235,11 @@ def _move_all(
         with store.transaction():
             for job_id in ids:
                 try:
-                    store.hold(job_id) if verb == "hold" else store.release(job_id)
-                    told.add(job_id, done)
+                    after = store.hold(job_id) if verb == "hold" else store.release(job_id)
+                    if verb == "hold":
+                        told.add(job_id, done)
+                    else:
+                        _tell_freed(store, told, job_id, after, done)
                 except InvalidTransition as error:
                     state = error.state.value if error.state is not None else "new"
                     told.add(job_id, f"is {state}: only {from_state.value} jobs can be {done}", refused=True)

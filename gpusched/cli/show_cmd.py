@@ -171,6 +171,7 @@ def explain(job: str, queue: str | None) -> int:
 
 def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[str]:
     """What goes on with the job at this moment."""
+    from gpusched.core.lifecycle import CAUSE_FAILURES
     from gpusched.core.model import JobState
     from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 
@@ -180,11 +181,11 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
         lead = "it was not needed" if row.cause == CAUSE_NOT_NEEDED else f"it is {row.state.value}"
         return [f"{lead}: it {facts.waits_for(store, row)}"]
     if row.state is JobState.HELD:
-        why = ": jobs of its tag failed at once" if row.cause == "failures" else ""
+        why = ": jobs of its tag failed at once" if row.cause == CAUSE_FAILURES else ""
         return [f"it is held{why}"]
     if row.state is JobState.QUEUED:
-        _, why = facts.reasons(store, by, scene.now, until=row.id).get(row.id, ("", ""))
-        return goes_on or [f"why   {why}"]
+        kind, why = facts.reasons(store, by, scene.now, until=row.id).get(row.id, ("", ""))
+        return goes_on + ([f"why   {why}"] if by.alive or kind == "dependency" else [])
     if row.state is not JobState.RUNNING:
         return []
     sight = facts.look(place, row.id, row.attempts)

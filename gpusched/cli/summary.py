@@ -13,6 +13,7 @@ from gpusched.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
 if TYPE_CHECKING:
     from gpusched.api import Queue
     from gpusched.core.model import JobRow
+    from gpusched.views.report import Tally
     from gpusched.views.tables import Line
 
 SHOWN_FAILED = 20
@@ -63,7 +64,7 @@ def page(queue: Queue, code: int) -> list[Line]:
         ["metrics", short_path(place.metrics, cwd)],
         ["logs", f"{short_path(place.logs, cwd)}/"],
     ]
-    rows += [[word, text] for word, text in next_steps(queue, code, counts.failed, counts.queued, counts.running)]
+    rows += [[word, text] for word, text in next_steps(queue, code, counts)]
     return lines + tables.grid(["", ""], rows)
 
 
@@ -87,14 +88,19 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     return lines
 
 
-def next_steps(queue: Queue, code: int, failed: int, queued: int, running: int) -> list[tuple[str, str]]:
+def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
     """What one may want to type next."""
+    from gpusched.core.model import JobState
+    from gpusched.core.readiness import CAUSE_DEPENDENCY
+
     steps: list[str] = []
-    if code == EXIT_QUIT and running:
+    if code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
-    elif queued or code not in (EXIT_OK, EXIT_SOME_FAILED):
+    elif queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED):
         steps.append("the same command goes on with what is queued")
-    if failed:
+    if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
+        steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
+    if counts.failed:
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
     return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]

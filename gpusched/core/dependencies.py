@@ -30,14 +30,15 @@ def check(specs: Sequence[JobSpec], data: bytes = b"", *, known: Collection[str]
 
 
 def _groups(specs: Sequence[JobSpec]) -> dict[str, list[int]]:
-    """Name or tag -> positions of the jobs that have it."""
+    """Name or tag -> positions of the jobs that have it. A name counts before a tag of the same spelling."""
     groups: dict[str, list[int]] = {}
+    names: dict[str, list[int]] = {}
     for n, spec in enumerate(specs):
-        own = spec.attributes
-        for word in {own.name, *own.tags}:
-            if word:
-                groups.setdefault(word, []).append(n)
-    return groups
+        for tag in spec.attributes.tags:
+            groups.setdefault(tag, []).append(n)
+        if spec.attributes.name:
+            names[spec.attributes.name] = [n]
+    return groups | names
 
 
 def references(spec: JobSpec) -> Iterator[str]:
@@ -65,7 +66,7 @@ def _circles(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator
     # A job waits for groups, a group for its jobs: so many jobs of one tag make no squares of arrows.
     names = list(groups)
     number = {name: len(specs) + n for n, name in enumerate(names)}
-    waits: list[list[int]] = [[number[ref] for ref in references(spec) if ref in number] for spec in specs]
+    waits = list(_arrows(specs, groups, number))
     waits += (groups[name] for name in names)
     waited_by: list[list[int]] = [[] for _ in waits]
     open_ends = [len(aims) for aims in waits]
@@ -81,6 +82,24 @@ def _circles(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator
     start = next((node for node, count in enumerate(open_ends) if count), -1)
     if start >= 0:
         yield _circle(specs, names, waits, open_ends, start)
+
+
+def _arrows(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
+    """What each job waits for: groups. One that is of such a group itself waits for the others of it."""
+    named = {spec.attributes.name for spec in specs}
+    first: dict[str, int] = {}  # of those that are of the group that they wait for
+    for n, spec in enumerate(specs):
+        aims: list[int] = []
+        for ref in references(spec):
+            if ref not in number:
+                continue
+            if ref in named or ref not in spec.attributes.tags:
+                aims.append(number[ref])
+            elif first.setdefault(ref, n) == n:
+                aims += (other for other in groups[ref] if other != n)
+            else:
+                aims.append(first[ref])  # which waits for this one: a circle, and one arrow says so
+        yield aims
 
 
 def _circle(
@@ -100,11 +119,15 @@ def _circle(
     shown = [_called(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
     line = specs[jobs[0]].line
     after = circle[(circle.index(jobs[0]) + 1) % len(circle)]
+    if after >= len(specs):
+        ref = names[after - len(specs)]
+    else:
+        ref = next(ref for ref in references(specs[jobs[0]]) if ref in specs[after].attributes.tags)
     if len(jobs) == 1:
-        message = f"the job waits for itself: {names[after - len(specs)]} is its own"
+        message = f"the job waits for itself: {ref} is its own"
     else:
         message = f"these jobs wait for each other: {' -> '.join([*shown, shown[0]])}"
-    return Finding("error", "circle", line, message, "take one of them out", source=names[after - len(specs)].encode())
+    return Finding("error", "circle", line, message, "take one of them out", source=ref.encode())
 
 
 def _called(spec: JobSpec) -> str:

@@ -67,6 +67,7 @@ BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed tr
 BACKOFF_MAX_S = 60.0
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
 TERMINATED = "terminated"  # cause of an interruption that nobody here asked for, with everything else running on
+CAUSE_FAILURES = "failures"  # held, since jobs of its tag fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
 
 

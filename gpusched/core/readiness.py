@@ -36,9 +36,12 @@ class UnknownReference(Exception):
 
 
 class Directory:
-    """Names, tags and ids of jobs. A name counts before a tag of the same spelling; an id is all digits."""
+    """Names, tags and ids of jobs. A name counts before a tag of the same spelling; an id is all digits.
 
-    def __init__(self, jobs: Iterable[Known]) -> None:
+    `earlier` are jobs that are no longer in the list: their names and tags count where no job of the list has them.
+    """
+
+    def __init__(self, jobs: Iterable[Known], earlier: Iterable[Known] = ()) -> None:
         self._names: dict[str, int] = {}
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
@@ -48,6 +51,14 @@ class Directory:
                 self._names[job.name] = job.id
             for tag in job.tags:
                 self._tags.setdefault(tag, []).append(job.id)
+        listed = {*self._names, *self._tags}
+        for job in earlier:
+            self._ids.add(job.id)
+            if job.name and job.name not in listed:
+                self._names[job.name] = job.id
+            for tag in job.tags:
+                if tag not in listed:
+                    self._tags.setdefault(tag, []).append(job.id)
 
     def names(self) -> list[str]:
         """What can be named, for a hint."""
@@ -64,11 +75,17 @@ class Directory:
         raise UnknownReference(ref)
 
     def resolve(self, job_id: int, after: Sequence[Dependency]) -> list[tuple[DependencyKind, tuple[int, ...]]]:
-        """The jobs behind each dependency, without the job itself (which may bear the tag that it waits for)."""
+        """The jobs behind each dependency. A job that bears a tag that it waits for waits for the others that do."""
         return [
-            (dependency.kind, tuple(dict.fromkeys(i for ref in dependency.refs for i in self.find(ref) if i != job_id)))
+            (dependency.kind, tuple(dict.fromkeys(i for ref in dependency.refs for i in self._others(job_id, ref))))
             for dependency in after
         ]
+
+    def _others(self, job_id: int, ref: str) -> tuple[int, ...]:
+        found = self.find(ref)
+        if ref in self._names or ref not in self._tags:
+            return found
+        return tuple(i for i in found if i != job_id)
 
 
 def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:

@@ -22,7 +22,7 @@ from gpusched.core.availability import Criteria
 from gpusched.core.lifecycle import JobEvent
 from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import make_plan
-from gpusched.core.snapshot import Close, Plan, Snapshot
+from gpusched.core.snapshot import Claim, Close, Plan, Snapshot, Start
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -174,11 +174,11 @@ class Dispatcher:
                 if self.quit:
                     break
                 plan = make_plan(self._snapshot(now))
-                self._act(plan, now)
+                again = self._act(plan, now)
                 self._show(plan, now)
                 if self._finished():
                     break
-                self.sleeper.sleep(self._pause(now))
+                self.sleeper.sleep(0 if again else self._pause(now))
             return self._end()
         finally:
             self._leave()
@@ -265,13 +265,18 @@ class Dispatcher:
 
     # ---- acting ----
 
-    def _act(self, plan: Plan, now: float) -> None:
+    def _act(self, plan: Plan, now: float) -> bool:
+        """Do what the plan says; whether to plan again at once."""
+        fails = any(isinstance(action, Close) and action.verdict.event is JobEvent.FAILED for action in plan.actions)
+        if fails:  # whether more may start now is seen when the failures are counted
+            kept = tuple(action for action in plan.actions if not isinstance(action, Start | Claim))
+            plan = replace(plan, actions=kept)
         try:
             gone = self.actor.act(plan, {row.id: row for row in self._head.rows}, now)
         except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
             self._head.forget()
-            return
+            return False
         if gone and self._trouble_told:
             self._trouble_told = ""
             self.reporter.tell("queue", "jobs can start again")
@@ -285,6 +290,10 @@ class Dispatcher:
             self._drain(f"{self.minder.failed} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
         if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
             self._head.forget()  # a job waits again
+        freed = self.store.take_freed()
+        if freed:
+            self._head.forget()
+        return freed or fails
 
     # ---- hearing ----
 

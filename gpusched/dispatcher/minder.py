@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from gpusched.config import Settings
-from gpusched.core.lifecycle import JobEvent
+from gpusched.core.lifecycle import CAUSE_FAILURES, JobEvent
 from gpusched.core.model import MIB, Reading
 from gpusched.core.snapshot import Close, Plan
 from gpusched.dispatcher.attemptbook import AttemptBook
@@ -58,17 +58,27 @@ class Minder:
         """Count failures; hold what is left of a tag whose jobs fail at once. True if any job was held."""
         held = False
         for close in _closes(plan):
-            failed = close.verdict.event is JobEvent.FAILED
-            self.failed += failed
+            event = close.verdict.event
+            self.failed += event is JobEvent.FAILED
+            quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
             for tag in close.attempt.tags:
-                quick = failed and close.attempt.lasted_s < QUICK_FAILURE_S
-                self._quick_failures[tag] = self._quick_failures[tag] + 1 if quick else 0
-                if self._quick_failures[tag] == QUICK_FAILURES and (n := self._store.hold_tag(tag, "failures")):
-                    what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
-                    way_on = f"{n} more are held; `gpusched release --tag {tag}` lets them go"
-                    self._reporter.tell("queue", f"{what}: {way_on}")
-                    held = True
+                if quick:
+                    held |= self._count_quick_failure(tag)
+                elif event in (JobEvent.SUCCEEDED, JobEvent.FAILED):
+                    del self._quick_failures[tag]
         return held
+
+    def _count_quick_failure(self, tag: str) -> bool:
+        self._quick_failures[tag] += 1
+        if self._quick_failures[tag] < QUICK_FAILURES:
+            return False
+        del self._quick_failures[tag]  # those that are released get as many failures again
+        n = self._store.hold_tag(tag, CAUSE_FAILURES)
+        if n:
+            what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
+            way_on = f"{n} more are held; `gpusched release --tag {tag}` lets them go"
+            self._reporter.tell("queue", f"{what}: {way_on}")
+        return n > 0
 
     def _warn(self, live: Live, what: str) -> None:
         self._reporter.tell("warning", f"job {live.job.id} {what}", live.job.id)

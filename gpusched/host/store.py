@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import wraps
 from importlib import resources
@@ -57,6 +57,7 @@ SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 10_000
 PAGE_MIN, PAGE_SUM = 4, 1000  # waiting jobs looked at: of each shape at least, and of all shapes about
 SHAPES_MAX = 500
+_STOPPED = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)  # causes of jobs that are freed by themselves
 
 _JOB = (
     "id, command, line, cwd, state, cause, gpus, time_limit_s, retries, tries, losses, attempts, not_before, "
@@ -113,6 +114,7 @@ class Store:
         self.path = path
         self._depth = 0
         self._rippled: list[tuple[int, JobState, str]] = []  # jobs that others have stopped, not told yet
+        self._freed = False
         self._changed: deque[int] = deque()  # jobs whose dependants are still to be weighed
         if not create and not os.path.exists(path):
             raise StoreError(
@@ -270,11 +272,12 @@ class Store:
             else:
                 held = self.held()
             change = reconcile(specs, held, complete=complete, retry_failed=retry_failed, first_position=first)
+            newest = self._db.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0]
             self._insert(change.add, needs, now)
             for job_id in change.requeue:
                 self._requeue(job_id)
             self._update(change.keep, needs)
-            self._connect(change)
+            self._connect(change, newest if complete and not append else None)
             for job_id in change.cancel:
                 self._move(job_id, JobEvent.CANCELLED, cause=CAUSE_REMOVED, ended_at=now)
         return change
@@ -293,8 +296,12 @@ class Store:
 
     def _update(self, keep: Sequence[tuple[int, JobSpec, int]], needs: Callable[[JobSpec], Requirements]) -> None:
         self._db.executemany(
-            "UPDATE jobs SET line = ?2, position = ?3 WHERE id = ?1 AND (line <> ?2 OR position <> ?3)",
-            ((job_id, spec.line, position) for job_id, spec, position in keep),
+            "UPDATE jobs SET line = ?2, position = ?3, name = ?4, tags = ?5 "
+            "WHERE id = ?1 AND (line <> ?2 OR position <> ?3 OR name <> ?4 OR tags <> ?5)",
+            (
+                (job_id, spec.line, position, spec.attributes.name, ",".join(spec.attributes.tags))
+                for job_id, spec, position in keep
+            ),
         )
         # a budget that has grown after an out-of-memory stays, unless another one is stated now
         self._db.executemany(
@@ -302,32 +309,29 @@ class Store:
             "mem_bytes = CASE WHEN stated_mem_bytes = ?7 THEN mem_bytes ELSE ?6 END, stated_mem_bytes = ?7, prio = ?8, "
             "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, "
             "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?14 END "
-            "WHERE id = ?15 AND (state IN ('queued', 'held') OR (state = 'cancelled' AND cause = 'dependency'))",
+            "WHERE id = ?15 AND (state IN ('queued', 'held') "
+            "OR (state = 'cancelled' AND cause IN ('dependency', 'not_needed')))",
             ((spec.command, *_columns(needs(spec)), job_id) for job_id, spec, _ in keep),
         )
 
-    def _connect(self, change: Change) -> None:
-        """Turn the references of new and waiting jobs into rows, and weigh these jobs."""
+    def _connect(self, change: Change, newest: int | None) -> None:
+        """Turn the references of new and waiting jobs into rows, and weigh these jobs.
+
+        `newest` is the last job before this submission, if that is the whole list: then its own jobs count first.
+        """
         ids = self._ids_of(spec for spec, _ in change.add if spec.attributes.after)
         wanting = [(ids[id(spec)], spec) for spec, _ in change.add if spec.attributes.after]
         kept = {job_id: spec for job_id, spec, _ in change.keep}
         had = [job_id for (job_id,) in self._db.execute("SELECT DISTINCT job_id FROM dependencies") if job_id in kept]
         for job_id in {*had, *(job_id for job_id, spec in kept.items() if spec.attributes.after)}:
             job = self.job(job_id)
-            if job.state is JobState.RUNNING or (job.state in ENDED_STATES and job.cause != CAUSE_DEPENDENCY):
+            if job.state is JobState.RUNNING or (job.state in ENDED_STATES and job.cause not in _STOPPED):
                 continue
             self._db.execute("DELETE FROM dependencies WHERE job_id = ?", (job_id,))
             wanting.append((job_id, kept[job_id]))
         if not wanting:
             return
-        leaving = set(change.cancel)
-        directory = Directory(
-            Known(job_id, name, tuple(tags.split(",")) if tags else ())
-            for job_id, name, tags in self._db.execute(
-                "SELECT id, name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,)
-            )
-            if job_id not in leaving
-        )
+        directory = self._directory(set(change.cancel), kept, newest)
         for job_id, spec in wanting:
             try:
                 groups = directory.resolve(job_id, spec.attributes.after)
@@ -341,13 +345,28 @@ class Store:
         for job_id, _ in wanting:
             self._weigh(job_id)
 
+    def _directory(self, leaving: Set[int], kept: Container[int], newest: int | None) -> Directory:
+        listed: list[Known] = []
+        earlier: list[Known] = []
+        query = "SELECT id, name, tags FROM jobs WHERE cause <> ?"
+        for job_id, name, tags in self._db.execute(query, (CAUSE_REMOVED,)):
+            if job_id not in leaving:
+                known = Known(job_id, name, tuple(tags.split(",")) if tags else ())
+                (listed if newest is None or job_id > newest or job_id in kept else earlier).append(known)
+        return Directory(listed, earlier)
+
     def _ids_of(self, specs: Iterable[JobSpec]) -> dict[int, int]:
         query = "SELECT id FROM jobs WHERE identity = ? AND occurrence = ?"
         return {id(s): self._db.execute(query, (identity(s), s.occurrence)).fetchone()[0] for s in specs}
 
     def _refuse_cycles(self) -> None:
         upstream: dict[int, list[int]] = {}
-        for job_id, up in self._db.execute("SELECT job_id, upstream_id FROM dependencies"):
+        # a job that has ended waits for nobody any more
+        query = (
+            "SELECT d.job_id, d.upstream_id FROM dependencies d JOIN jobs j ON j.id = d.job_id "
+            "WHERE j.state NOT IN ('succeeded', 'failed')"
+        )
+        for job_id, up in self._db.execute(query):
             upstream.setdefault(job_id, []).append(up)
         circle = find_cycle(upstream)
         if circle:
@@ -363,8 +382,7 @@ class Store:
         """Say of a job whether those that it waits for let it start; cancel, hold or free it accordingly."""
         row = self._db.execute("SELECT state, cause, blocked FROM jobs WHERE id = ?", (job_id,)).fetchone()
         state, cause = JobState(row[0]), row[1]
-        causes = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)
-        stopped = cause in causes and state in (JobState.CANCELLED, JobState.HELD)
+        stopped = cause in _STOPPED and state in (JobState.CANCELLED, JobState.HELD)
         if state is not JobState.QUEUED and not stopped:
             return
         groups = self._upstream(job_id)
@@ -376,6 +394,7 @@ class Store:
                 event, ended_at = (JobEvent.HELD, None) if holds else (JobEvent.CANCELLED, time.time())
                 self._rippled.append((job_id, self._move(job_id, event, cause=cause, ended_at=ended_at), cause))
             return
+        self._freed |= found is Readiness.READY
         if stopped and state is JobState.HELD:
             self._move(job_id, JobEvent.RELEASED, cause="")
         elif stopped:
@@ -387,6 +406,11 @@ class Store:
     def take_rippled(self) -> list[tuple[int, JobState, str]]:
         """Jobs that were cancelled or held, since the last call, for those that they depend on: state and cause."""
         found, self._rippled = self._rippled, []
+        return found
+
+    def take_freed(self) -> bool:
+        """Whether a job may have become free to start, since the last call, by those that it depends on."""
+        found, self._freed = self._freed, False
         return found
 
     def _upstream(self, job_id: int) -> list[tuple[DependencyKind, list[JobState]]]:
@@ -657,24 +681,30 @@ class Store:
     def hold_tag(self, tag: str, cause: str) -> int:
         """Hold every waiting job that bears the tag; how many there were."""
         with self.transaction():
-            query = "SELECT id FROM jobs WHERE state = 'queued' AND ',' || tags || ',' LIKE '%,' || ? || ',%'"
+            query = "SELECT id FROM jobs WHERE state = 'queued' AND instr(',' || tags || ',', ',' || ? || ',')"
             jobs = [job_id for (job_id,) in self._db.execute(query, (tag,))]
             for job_id in jobs:
                 self._move(job_id, JobEvent.HELD, JobState.QUEUED, cause=cause)
         return len(jobs)
 
     def release(self, job_id: int) -> JobState:
-        """Let a held job start again. Raises InvalidTransition for any other."""
+        """Let a held job start again; its state, since what it waits for can stop it at once.
+
+        Raises InvalidTransition for any other.
+        """
         with self.transaction():
-            state = self._move(job_id, JobEvent.RELEASED, cause="")
+            self._move(job_id, JobEvent.RELEASED, cause="")
             self._weigh(job_id)
-            return state
+            return self.job(job_id).state
 
     def requeue(self, job_id: int) -> JobState:
-        """Queue a failed or cancelled job again. Raises InvalidTransition for any other."""
+        """Queue a failed or cancelled job again; its state, since what it waits for can stop it at once.
+
+        Raises InvalidTransition for any other.
+        """
         with self.transaction():
             self._requeue(job_id)
-            return JobState.QUEUED
+            return self.job(job_id).state
 
     def request(self, kind: str, now: float) -> int:
         with self.transaction():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.core.lifecycle import LOSS_LIMIT
+from gpusched.core.lifecycle import CAUSE_FAILURES, LOSS_LIMIT
 from gpusched.core.masking import clean
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.core.outcome import describe
@@ -107,6 +107,8 @@ def _by_whom(scene: Scene, head: QueueHead, looked_at: float | None) -> str:
         return f"no dispatcher; {count(head.runs_on, 'job')} go on by themselves; to take them over: {scene.resume}"
     if head.counts.queued or head.counts.running:
         return f"no dispatcher; to go on: {scene.resume}"
+    if head.counts.held:
+        return f"what is not held has ended; to let held jobs start: gpusched release JOB -q {scene.option}"
     return "all has ended; no dispatcher is needed" if head.counts.total else "holds no jobs"
 
 
@@ -173,7 +175,7 @@ _UNTRIED = {  # why a job was not tried, by its cause
     CAUSE_REMOVED: "its line is gone",
     CAUSE_DEPENDENCY: "for what it waits for",
     CAUSE_NOT_NEEDED: "not needed",
-    "failures": "its tag fails at once",
+    CAUSE_FAILURES: "its tag fails at once",
 }
 
 
@@ -251,7 +253,7 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
         return [tries, again]
     if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
         return ["its line is no longer in the list; it comes back with the line"]
-    if job.state is JobState.CANCELLED and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):
+    if job.state in (JobState.CANCELLED, JobState.HELD) and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):
         return ["it is freed by itself when one of those that it waits for is queued again"]
     if job.state is JobState.CANCELLED:
         return ["it was cancelled, and stays so", again]
