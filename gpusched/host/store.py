@@ -126,11 +126,15 @@ class Store:
             if create and not os.path.exists(path):
                 self._make()
             self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
-            self._db.execute("PRAGMA foreign_keys = ON")
-            if not read_only:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")
-            self._check_version()
+            try:
+                self._db.execute("PRAGMA foreign_keys = ON")
+                if not read_only:
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute("PRAGMA synchronous = FULL")
+                self._check_version()
+            except BaseException:
+                self._db.close()
+                raise
 
     def _make(self) -> None:
         """Make the database under a private name and link it in: nobody ever opens half of one."""

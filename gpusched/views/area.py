@@ -54,8 +54,12 @@ class PatientWriter(io.TextIOBase):
     def flush(self) -> None:
         while self._pending and (self._poll is None or self._poll.poll(0)):
             piece, self._pending = self._pending[:PIECE], self._pending[PIECE:]
-            self._target.write(piece)
-            self._target.flush()
+            try:
+                self._target.write(piece)
+                self._target.flush()
+            except BaseException:
+                self._pending = ""  # the terminal is gone, and what was meant for it too
+                raise
 
     def finish(self) -> None:
         """Write the rest, waiting for the reader if need be."""
