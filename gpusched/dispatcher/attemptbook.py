@@ -54,7 +54,7 @@ class AttemptBook:
 
     # ---- beginning ----
 
-    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]]) -> list[Live]:
+    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: float) -> list[Live]:
         """Take over the attempts that an earlier dispatcher left open."""
         found = []
         for job, row in rows:
@@ -62,6 +62,7 @@ class AttemptBook:
             live = Live(job, row, directory, marker_of(self.queue, job.id, row.number), adopted=True)
             live.cancel_requested = job.cancel_requested_at is not None
             live.usage = row.usage
+            live.seen_at = now  # nobody knows how long it has been idle
             sight = reaper.look(directory, live.marker)
             live.fields = sight.fields
             live.handle = reaper.shepherd_handle(sight.fields)

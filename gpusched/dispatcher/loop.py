@@ -193,7 +193,7 @@ class Dispatcher:
         if order not in (None, "PCI_BUS_ID"):
             text = f"CUDA_DEVICE_ORDER={order} in your environment: jobs get PCI_BUS_ID, which the indices here follow"
             self.reporter.tell("warning", text)
-        for live in self.attempts.adopt(self.store.running()):
+        for live in self.attempts.adopt(self.store.running(), self.clock()):
             self.reporter.tell(
                 "started", f"job {live.job.id} was left by an earlier dispatcher: taken over", live.job.id
             )
