@@ -76,8 +76,8 @@ class Live:
             self.progress = progress
 
     def ended_at(self, now: float) -> float:
-        """When its record says that it ended; `now` where there is none."""
-        return float(self.fields.get("ended_at", now))
+        """When its record says that it ended, or `now`; not before it began, whatever the clock did."""
+        return max(self.row.started_at, float(self.fields.get("ended_at", now)))
 
     def planned(self) -> Attempt:
         """The attempt as the plan sees it."""
@@ -260,6 +260,13 @@ class AttemptBook:
             elif now < live.doubt_until and not all(devices.is_read_since_settling(uuid) for uuid in live.devices):
                 continue
             live.doubt_until = None
+
+    def clock_went_back(self, now: float) -> None:
+        for live in self.live.values():
+            if live.lingering_since is not None:
+                live.lingering_since = min(live.lingering_since, now)
+            if live.doubt_until is not None:
+                live.doubt_until = min(live.doubt_until, now + DOUBT_S)
 
     def next_doubt(self) -> float | None:
         """When settle_doubts() has to be called at the latest."""
