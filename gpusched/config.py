@@ -458,7 +458,10 @@ def user_config_file() -> str:
     """The user's own file; empty where there is no home directory to look in."""
     import platformdirs
 
-    path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
+    try:
+        path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
+    except RuntimeError:  # a user who is in no passwd file, as in a container
+        return ""
     return path if os.path.isabs(path) else ""
 
 

@@ -608,6 +608,27 @@ def test_files_of_attempts_that_are_removed_while_they_run(box: Box) -> None:
     assert box.processes() == []
 
 
+@pytest.mark.parametrize("shift", [-3600, 3600])
+def test_a_clock_that_is_set(box: Box, shift: int) -> None:
+    """The box's time is corrected by an hour while a job waits: nothing waits for the old time."""
+    code = (
+        "import time; real = time.time\n"
+        "time.time = lambda: real() + float(open('shift').read())\n"
+        "from gpusched.cli.main import main; main()"
+    )
+    (box.work / "shift").write_text("0")
+    box.set_gpu(1, foreign=9000)
+    box.write("echo ready; sleep 0.5", "sleep 0.3", *[f"echo {n}" for n in range(3)])
+    running = box.spawn("run", "list.txt", "--max-checks", "3", program=[sys.executable, "-c", code])
+    wait_for(lambda: box.jobs() and box.jobs()[0].said() == "ready\n")
+    (box.work / "new").write_text(str(shift))
+    (box.work / "new").rename(box.work / "shift")
+    box.set_gpu(1, foreign=0)
+    assert running.wait().code == 0
+    assert box.states() == ["succeeded"] * 5
+    assert all(job["runtime_s"] >= 0 for job in box.metrics()["jobs"])
+
+
 # ---- exit codes ------------------------------------------------------------------------------------
 
 

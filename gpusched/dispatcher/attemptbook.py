@@ -178,6 +178,13 @@ class AttemptBook:
                 continue
             live.doubt_until = None
 
+    def clock_went_back(self, now: float) -> None:
+        for live in self.live.values():
+            if live.lingering_since is not None:
+                live.lingering_since = min(live.lingering_since, now)
+            if live.doubt_until is not None:
+                live.doubt_until = min(live.doubt_until, now + DOUBT_S)
+
     def next_doubt(self) -> float | None:
         """When settle_doubts() has to be called at the latest."""
         return min((live.doubt_until for live in self.live.values() if live.doubt_until is not None), default=None)

@@ -166,6 +166,17 @@ class DeviceBook:
         entry = self._entries.get(uuid)
         return entry is None or bool(self.error) or entry.missing or entry.asked_at >= entry.ignore_until
 
+    def clock_went_back(self, now: float) -> None:
+        """Samples count again from now on, and what is settling begins to."""
+        for entry in self._entries.values():
+            entry.ignore_until, entry.asked_at = now, 0.0
+            entry.claimed_at = min(entry.claimed_at, now)
+            entry.look_wanted_at = None
+            if entry.look_at is not None:
+                entry.look_at = now
+            if entry.availability.settling_since is not None:
+                entry.availability = replace(entry.availability, settling_since=now)
+
     # ---- claims ----
 
     def claim(self, uuids: Iterable[str], now: float) -> bool:

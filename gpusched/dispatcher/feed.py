@@ -87,7 +87,7 @@ class FileFeed:
         if signature == self._taken:
             self._seen = None
             return None
-        if self._seen is None or self._seen[0] != signature:
+        if self._seen is None or self._seen[0] != signature or now < self._seen[1]:
             self._seen = (signature, now)
             return None
         if now - self._seen[1] < STILL_S:

@@ -63,8 +63,8 @@ class Live:
             self.progress = progress
 
     def ended_at(self, now: float) -> float:
-        """When its record says that it ended; `now` where there is none."""
-        return float(self.fields.get("ended_at", now))
+        """When its record says that it ended, or `now`; not before it began, whatever the clock did."""
+        return max(self.row.started_at, float(self.fields.get("ended_at", now)))
 
     def planned(self) -> Attempt:
         """The attempt as the plan sees it."""
@@ -82,7 +82,7 @@ class Live:
             self.job.mem_bytes,
             self.job.tags,
             self.usage.peak_device_bytes,
-            max(0.0, self.ended_at(self.row.started_at) - self.row.started_at) if self.ended else 0.0,
+            self.ended_at(0.0) - self.row.started_at if self.ended else 0.0,
             self.job.gpu_model,
         )
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from gpusched.config import Settings
 from gpusched.core import selection
 from gpusched.core.availability import Criteria
-from gpusched.core.lifecycle import JobEvent
+from gpusched.core.lifecycle import BACKOFF_MAX_S, JobEvent
 from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import make_plan
 from gpusched.core.snapshot import Claim, Close, Plan, Snapshot, Start
@@ -55,6 +55,7 @@ log = logging.getLogger("gpusched.dispatcher")
 
 METRICS_EVERY_S = 30.0
 TROUBLE_AGAIN_S = 5.0
+CLOCK_SLACK_S = 1.0  # a clock that is set back by less is left alone
 LINGER_AGAIN_S = 0.2
 WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and said again so often
@@ -98,6 +99,7 @@ class Dispatcher:
         self._trouble_until = 0.0
         self._trouble_told = ""
         self._gone = False  # the queue's files were removed
+        self._seen_at = 0.0  # when the last tick was
         self._next_poll = self._next_metrics = self._next_frame = 0.0
         self._head = Head(store)
         self.intake = Intake(self.feed, store)
@@ -187,6 +189,7 @@ class Dispatcher:
         for request, kind, _ in self.store.open_requests():
             if kind in ("stop", "stop_now"):  # was meant for a dispatcher that has left
                 self.store.acknowledge(request, self.clock())
+        self.store.shorten_back_offs(self.clock() + BACKOFF_MAX_S)  # noted by a clock that was ahead
         for text in self.warnings:
             self.reporter.tell("warning", text)
         order = os.environ.get("CUDA_DEVICE_ORDER")
@@ -199,7 +202,24 @@ class Dispatcher:
             )
         log.info("dispatching %s on %s", self.queue.path, self.source.describe())
 
+    def _clock_went_back(self, now: float) -> None:
+        """The box's clock was set back: what was due at its old time is due now."""
+        log.warning("the clock went back by %.0f s", self._seen_at - now)
+        self._next_poll = self._next_metrics = self._next_frame = now
+        self._trouble_until = min(self._trouble_until, now + TROUBLE_AGAIN_S)
+        self._tell_wait_at = now + WAIT_IS_LONG_S
+        self._head.forget()
+        self.devices.clock_went_back(now)
+        self.attempts.clock_went_back(now)
+        try:
+            self.store.shorten_back_offs(now + BACKOFF_MAX_S)
+        except DiskFull as error:
+            self._note_trouble(error, now)
+
     def _observe(self, now: float) -> None:
+        if now < self._seen_at - CLOCK_SLACK_S:
+            self._clock_went_back(now)
+        self._seen_at = now
         if self._trouble and now >= self._trouble_until:
             self._trouble = ""
         self._hear_signals(now)

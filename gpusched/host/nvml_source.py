@@ -143,6 +143,9 @@ class NvmlSource:
         self._ask(now)
 
     def poll(self, now: float) -> list[Reading]:
+        # a clock that is set back must not make this wait for its old time
+        self._asked_since = min(self._asked_since, now)
+        self._retry_at = min(self._retry_at, now + RETRY_S[-1])
         self._dying = [process for process in self._dying if process.poll() is None]
         self._hear(now)
         self._ask(now)

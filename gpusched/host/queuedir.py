@@ -170,16 +170,24 @@ def default_path(stem: str, source: str | None = None) -> str:
 # ---- this user's queues ----------------------------------------------------------------------------
 
 
-def _register() -> str:
-    return os.path.join(platformdirs.user_state_path("gpusched"), "queues")
+def _register() -> str | None:
+    """The directory of the list; None for a user without a home directory."""
+    try:
+        path = platformdirs.user_state_dir("gpusched")
+    except RuntimeError:
+        return None
+    return os.path.join(path, "queues") if os.path.isabs(path) else None
 
 
 def remember(queue: QueueDir) -> None:
     """Note the queue in this user's list, as its newest. A home that cannot be written only costs the list."""
+    register = _register()
+    if register is None:
+        return
     name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
     try:
-        os.makedirs(_register(), 0o700, exist_ok=True)
-        write_atomically(f"{_register()}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
+        os.makedirs(register, 0o700, exist_ok=True)
+        write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
     except OSError:
         pass
 
@@ -187,8 +195,9 @@ def remember(queue: QueueDir) -> None:
 def known() -> list[QueueDir]:
     """This user's queues on this host that still exist, newest first. Forgets those that are gone."""
     found: list[tuple[float, QueueDir]] = []
+    register = _register()
     try:
-        entries = list(os.scandir(_register()))
+        entries = list(os.scandir(register)) if register else []
     except OSError:
         return []
     for entry in entries:
@@ -204,7 +213,8 @@ def known() -> list[QueueDir]:
         if queue.exists():
             found.append((when, queue))
         elif not os.path.exists(path):
-            os.unlink(entry.path)
+            with suppress(OSError):
+                os.unlink(entry.path)
     return [queue for _, queue in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 

@@ -531,6 +531,12 @@ class Store:
         value = self._db.execute(query, (now,)).fetchone()[0]
         return None if value is None else float(value)
 
+    def shorten_back_offs(self, until: float) -> None:
+        """Let no waiting job back off beyond this moment: only a clock that was wrong makes it do so."""
+        if self._db.execute("SELECT 1 FROM jobs WHERE state = 'queued' AND not_before > ?", (until,)).fetchone():
+            with self.transaction():
+                self._db.execute("UPDATE jobs SET not_before = ?1 WHERE state = 'queued' AND not_before > ?1", (until,))
+
     def start(
         self, job_id: int, started_at: float, log: str, error_log: str, devices: Sequence[DeviceUse]
     ) -> int | None:
