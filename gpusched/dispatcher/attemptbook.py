@@ -200,6 +200,8 @@ class AttemptBook:
         return any(live.fact is AttemptFact.LINGERING for live in self.live.values())
 
     def _outcome(self, live: Live, error: str, stopping_since: float | None) -> Outcome:
+        if live.fact is AttemptFact.NOT_STARTED and not error and not attemptdir.exists(live.directory):
+            return Outcome(OutcomeKind.LOST, note="its files were removed, so nobody knows how it ended")
         if live.fact is AttemptFact.NOT_STARTED:
             cause = "dispatcher_gone" if live.adopted else ""
             if error:
