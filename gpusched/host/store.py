@@ -433,8 +433,11 @@ class Store:
 
     def upstream(self, job_id: int) -> list[tuple[str, JobRow]]:
         """What a job waits for: kind and job, in the order in which it names them."""
-        query = "SELECT kind, upstream_id FROM dependencies WHERE job_id = ? ORDER BY grp, upstream_id"
-        return [(kind, self.job(up)) for kind, up in self._db.execute(query, (job_id,)).fetchall()]
+        query = (
+            f"SELECT kind, {_JOB} FROM dependencies JOIN jobs ON id = upstream_id WHERE job_id = ? "
+            "ORDER BY grp, upstream_id"
+        )
+        return [(kind, _job(tuple(columns))) for kind, *columns in self._db.execute(query, (job_id,))]
 
     def _ripple(self, job_id: int) -> None:
         """Weigh every job that waits for this one, and those that wait for them, without recursion."""
@@ -809,7 +812,7 @@ def _columns(needs: Requirements) -> tuple[object, ...]:
         needs.time_limit_s,
         needs.retries,
         needs.mem_bytes,
-        needs.mem_bytes,
+        needs.stated_mem_bytes or needs.mem_bytes,
         needs.prio,
         needs.name,
         ",".join(needs.tags),
