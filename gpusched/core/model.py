@@ -161,6 +161,7 @@ class Requirements:
     retries: int = 0
     cwd: bytes = b"/"
     mem_bytes: int = 0  # rounded as the plan counts it
+    stated_mem_bytes: int = 0
     prio: int = 0
     name: str = ""
     tags: tuple[str, ...] = ()

@@ -206,13 +206,13 @@ def job_page(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow], now_text
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:
-        lines += [line(), *_attempt(scene, attempt)]
+        lines += [line(), *_attempt(scene, job, attempt)]
     lines.append(line())
     lines += [line(f"  {clean(text)}") for text in [*now_text, *_what_next(scene, job, attempts)]]
     return lines
 
 
-def _attempt(scene: Scene, attempt: AttemptRow) -> list[Line]:
+def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     began = moment(attempt.started_at, scene.now)
     where = ", ".join(f"GPU {d.index} ({clean(d.name)})" if d.name else f"GPU {d.index}" for d in attempt.devices)
     where = where or "the CPU"
@@ -225,14 +225,18 @@ def _attempt(scene: Scene, attempt: AttemptRow) -> list[Line]:
     lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
     lines += [line(f"  hint  {text}") for text in hints(attempt.outcome)]
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
-    used = _usage_text(attempt)
+    used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
 
 
-def _usage_text(attempt: AttemptRow) -> str:
+def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
     usage, parts = attempt.usage, []
     if usage.peak_memory_bytes is not None:
-        parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most")
+        stated = ""
+        if job.stated_mem_bytes:
+            on_one = f"{mib(usage.peak_device_bytes or 0)} on one; " if len(attempt.devices) > 1 else ""
+            stated = f" ({on_one}{mib(job.stated_mem_bytes)} MiB stated)"
+        parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most{stated}")
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")
     if attempt.max_rss_bytes is not None:
