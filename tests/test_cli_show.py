@@ -14,6 +14,7 @@ from gpusched.cli import main as front
 from gpusched.cli import summary
 from gpusched.config import Settings
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
+from gpusched.errors import GpuschedError
 from gpusched.host import queuedir
 from gpusched.submit import Rules, read
 from tests.golden import golden
@@ -301,3 +302,15 @@ def test_a_dry_run_ends_as_the_run_would(sample: Sample9, capsys: Capture, monke
     assert front.run(argv) == 2
     out, err = capsys.readouterr()
     assert "python new.py" in out and "can never give 3 to one job" in err
+
+
+def test_a_dry_run_knows_who_waits_for_whom_and_what_each_gpu_is(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_SIMULATION", str(sample.home / "simulation"))
+    lines = "[name=a gpus=0] true a\n[after=a] true b\n[after-ended=b] true c\n[name=b gpu-model=A100] true d\n"
+    assert dry_run(sample, lines) == 0
+    told = capsys.readouterr().out.partition("first:\n")[2]
+    assert [line.split(": ", 1)[1] for line in told.splitlines()] == ["starts on the CPU", "starts on GPU 0"]
+    with pytest.raises(GpuschedError, match="some jobs can never run here"):
+        dry_run(sample, "[gpu-model=H100] true\n")
