@@ -138,6 +138,22 @@ def test_explain(job: int, dispatched: Sample9, capsys: Capture) -> None:
     golden(f"explain-{job}", shown(capsys, "explain", str(job)), home=dispatched.home)
 
 
+def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, capsys: Capture) -> None:
+    lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
+    store = sample.store
+    store.submit(
+        read(lines.encode(), Rules(Settings(), b"/"), "x").specs, Rules(Settings(), b"/").needs, NOW, append=True
+    )
+    assert "waits after jobs 10-15, which are queued; after-any job 1, which has succeeded\n" in shown(
+        capsys, "explain", "16"
+    )
+    sample.attempt(10, OK, 3590, 3591)
+    sample.start(12, 3592)
+    assert "waits after jobs 10-15, of which 10 has succeeded, 11, 13-15 are queued, 12 is running; " in shown(
+        capsys, "explain", "16"
+    )
+
+
 def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
     golden("explain-at-rest", shown(capsys, "explain", "5"), home=sample.home)
 

@@ -131,12 +131,11 @@ def _where(jobs: list[JobRow]) -> str:
     states: dict[str, list[int]] = {}
     for job in jobs:
         states.setdefault(job.state.value, []).append(job.id)
+    all_of_them = f"jobs {_cut(ranges(job.id for job in jobs))}"
+    if len(states) == 1:
+        return f"{all_of_them}, which {_now(jobs[0].state.value, len(jobs))}"
     told = [f"{_cut(ranges(ids))} {_now(state, len(ids))}" for state, ids in states.items()]
-    return (
-        f"jobs {told[0]}"
-        if len(told) == 1
-        else f"jobs {_cut(ranges(job.id for job in jobs))}, of which {', '.join(told)}"
-    )
+    return f"{all_of_them}, of which {', '.join(told)}"
 
 
 def _now(state: str, number: int = 1) -> str:
