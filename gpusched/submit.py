@@ -191,12 +191,19 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
         there = {0: "none is", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
         return f"wants {want}{model}, and {there} allowed here"
     if needs.mem_bytes:
-        large = [d for d in fitting if d.total_bytes is None or d.total_bytes - MARGIN_BYTES >= needs.mem_bytes]
+        large = [d for d in fitting if _to_give(d) >= needs.mem_bytes]
         if needs.gpus > len(large):
-            sizes = sorted(((d.total_bytes or 0) // MIB for d in fitting), reverse=True)
-            has = f"the largest here has {sizes[0]}" if needs.gpus == 1 else f"only {len(large)} have as much"
-            return f"wants {needs.mem_bytes // MIB} MiB on {want}; {has}, less a margin of {MARGIN_BYTES // MIB}"
+            most = max(_to_give(d) for d in fitting) // MIB
+            has = (
+                f"a GPU here can give {most} at most" if needs.gpus == 1 else f"only {len(large)} here can give so much"
+            )
+            return f"wants {needs.mem_bytes // MIB} MiB on {want}, and {has}"
     return ""
+
+
+def _to_give(device: Device) -> int:
+    """The largest budget that the device has room for; none where its memory cannot be read."""
+    return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 
 def submit(

@@ -402,7 +402,7 @@ def test_what_can_never_fit_is_refused_at_once(box: Box) -> None:
         "true", "[mem=80G] true 2", "[gpus=3] true 3", "[gpus=2 tag=x] true 4", options="--tag-max-gpus x=1"
     )
     assert ended.code == 2
-    assert "line 2: wants 81920 MiB on a GPU; the largest here has 81920, less a margin of 512" in ended.err
+    assert "line 2: wants 81920 MiB on a GPU, and a GPU here can give 81408 at most" in ended.err
     assert "line 3: wants 3 GPUs, and 2 are allowed here" in ended.err
     assert "line 4: wants 2 GPUs, and the tag x may hold 1 (--tag-max-gpus)" in ended.err
     cost_nothing(box)

@@ -152,7 +152,15 @@ def _box(jobs: JobFile, rules: Rules, occupied: set[str]) -> Box:
         holder = claims.holder(uuid) if claims is not None and not mine else None
         refused = f"claimed by {clean(holder.user)}'s gpusched" if holder is not None else ""
         label = f"MIG {uuid[:12]}" if device.is_mig else f"GPU {device.index}"
-        view = DeviceView(known, device.total_bytes, label, refused=refused, name=device.name, group=device.group)
+        view = DeviceView(
+            known,
+            device.total_bytes,
+            label,
+            refused=refused,
+            name=device.name,
+            group=device.group,
+            reserved_bytes=device.reserved_bytes,
+        )
         views.append(view)
     return Box(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
 

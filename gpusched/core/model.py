@@ -29,6 +29,7 @@ class Device:
     compute_mode: str = "default"  # default | exclusive_process | prohibited
     unified_memory: bool = False  # a board known to share the host's memory
     group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not told
+    reserved_bytes: int = 0  # of the board, for the driver itself; not counted as used
 
     @property
     def is_mig(self) -> bool:
