@@ -292,6 +292,13 @@ def test_an_outer_mask_is_the_allowed_set(box: Box) -> None:
     assert "outside" in ended.err
 
 
+def test_another_order_of_devices_is_told_and_not_obeyed(box: Box) -> None:
+    ended = box.run("echo $CUDA_DEVICE_ORDER", CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert ended.code == 0
+    assert ended.out.count("FASTEST_FIRST") == 1
+    assert box.jobs()[0].said() == "PCI_BUS_ID\n"
+
+
 @pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
 def test_an_empty_outer_mask_is_a_clear_error(box: Box, mask: str) -> None:
     ended = box.run("true", CUDA_VISIBLE_DEVICES=mask)
