@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import MIB, Box, Row, Unusable, interleaved, median, paired_ratio, peak_bytes, spread
+from bench.common import MIB, Box, Row, Unusable, end, interleaved, median, paired_ratio, spread
 from gpusched.core.model import JobState
 
 AT_ONCE = 8
@@ -42,10 +42,8 @@ def head(directory: Path, lines: int, jobs: int) -> Head:
                 return store.counts()[JobState.SUCCEEDED] >= jobs
 
         box.wait_for(lambda: _asked(ended), process)
-        peak = peak_bytes(process.pid)
     finally:
-        process.kill()
-        process.wait()
+        peak = end(process)
     starts = [started for started, _ in box.attempts()][:jobs]
     with box.store() as store:
         held = sum(store.counts().values())

@@ -214,7 +214,7 @@ def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
 
 def test_memory_that_does_not_come_back_sets_the_gpu_aside_until_it_does(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="1") as box:
-        line = f"{SIMJOB} --mem 2000 --hold 0 --leak 2"
+        line = f"{SIMJOB} --mem 2000 --hold 0 --leak 1.2"
         ended = box.run(line, f"{SIMJOB} --mem 2000 --hold 0", GPUSCHED_SETTLE_TIMEOUT="0.3")
         assert ended.code == 0
         assert "set aside" in ended.out
@@ -292,6 +292,13 @@ def test_an_outer_mask_is_the_allowed_set(box: Box) -> None:
     assert "outside" in ended.err
 
 
+def test_another_order_of_devices_is_told_and_not_obeyed(box: Box) -> None:
+    ended = box.run("echo $CUDA_DEVICE_ORDER", CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert ended.code == 0
+    assert ended.out.count("FASTEST_FIRST") == 1
+    assert box.jobs()[0].said() == "PCI_BUS_ID\n"
+
+
 @pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
 def test_an_empty_outer_mask_is_a_clear_error(box: Box, mask: str) -> None:
     ended = box.run("true", CUDA_VISIBLE_DEVICES=mask)
@@ -342,11 +349,11 @@ def test_a_file_without_commands(box: Box) -> None:
 
 
 def test_retries(box: Box) -> None:
-    assert box.run('[ "$GPUSCHED_ATTEMPT" = 3 ]', "exit 5", options="--retries 2").code == 1
+    assert box.run('[ "$GPUSCHED_ATTEMPT" = 2 ]', "exit 5", options="--retries 1").code == 1
     good, bad = box.jobs()
-    assert (good.state, good.job.tries, good.outcome) == ("succeeded", 3, "exited 0")
-    assert (bad.state, bad.job.tries, bad.outcome) == ("failed", 3, "exited 5")
-    assert len({a.log for a in bad.attempts}) == 3
+    assert (good.state, good.job.tries, good.outcome) == ("succeeded", 2, "exited 0")
+    assert (bad.state, bad.job.tries, bad.outcome) == ("failed", 2, "exited 5")
+    assert len({a.log for a in bad.attempts}) == 2
 
 
 def test_time_limit(box: Box) -> None:

@@ -138,7 +138,7 @@ def test_case_10_commands_that_want_to_know_their_gpu(box: Box) -> None:
 
 
 def test_case_12_background(box: Box) -> None:
-    ended = run(box, "12-background.txt", "--max-gpus", "1", TRAIN_SLEEP="0.3")
+    ended = run(box, "12-background.txt", "--max-gpus", "1", TRAIN_SLEEP="0.15")
     assert ended.code == 0, ended.text
     for line, told in ((1, True), (2, True), (3, True), (4, True), (5, False), (6, False), (7, True)):
         assert (f"12-background.txt:{line}:" in ended.err) == told

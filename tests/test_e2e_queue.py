@@ -241,9 +241,9 @@ def test_requeue_while_it_is_dispatched(box: Box) -> None:
 class Pipe:
     """A run that reads its lines from us."""
 
-    def __init__(self, box: Box, *options: str) -> None:
+    def __init__(self, box: Box, *options: str, program: list[str] = GPUSCHED) -> None:
         read, self.write_end = os.pipe()
-        self.running = box.spawn("run", "-", *options, stdin=read)
+        self.running = box.spawn("run", "-", *options, stdin=read, program=program)
         os.close(read)
 
     def write(self, text: str) -> None:
@@ -451,6 +451,14 @@ def test_lock_files_that_a_cleaner_took_away(tmp_path: Path) -> None:
         assert box.claimed() == set()
 
 
+# gpusched that tries again sooner after a disk was full
+IMPATIENT = [
+    GPUSCHED[0],
+    "-c",
+    "from gpusched.dispatcher import loop\nloop.TROUBLE_AGAIN_S = 0.5\nfrom gpusched.cli.main import main\nmain()",
+]
+
+
 @contextlib.contextmanager
 def small_disk(path: Path, mib: int) -> Iterator[Path]:
     """A file system of a few MiB at `path`."""
@@ -487,7 +495,7 @@ def test_a_full_disk_stops_new_launches_and_loses_nothing(box: Box) -> None:
     with small_disk(box.root / "disk", 4) as disk:
         hold = f"while [ ! -e {box.root}/go ]; do sleep 0.05; done; exit"
         lines = [f"{hold} 0", f"{hold} 7", *[f"echo {n} >> {box.work}/ran" for n in range(3, 8)]]
-        running = box.start("run", box.write(*lines), "--log-dir", str(disk / "q"))
+        running = box.spawn("run", box.write(*lines), "--log-dir", str(disk / "q"), program=IMPATIENT)
         _disk_fills(box, disk, running)
         ended = running.wait()
         assert ended.code == 1
@@ -516,7 +524,7 @@ def test_ctrl_c_and_cancel_on_a_full_disk(box: Box) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_lines_that_arrive_on_a_full_disk(box: Box) -> None:
     with small_disk(box.root / "disk", 4) as disk:
-        pipe = Pipe(box, "--log-dir", str(disk / "q"))
+        pipe = Pipe(box, "--log-dir", str(disk / "q"), program=IMPATIENT)
         pipe.write(f"echo 1 >> {box.work}/ran\n")
         wait_for(lambda: box.read("ran"))
         fill(disk / "filler")

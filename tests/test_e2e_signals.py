@@ -162,7 +162,7 @@ def test_interrupts_from_a_real_terminal(box: Box) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGQUIT, 131), (signal.SIGKILL, -9)])
 def test_the_next_start_adopts_what_goes_on(box: Box, number: int, code: int) -> None:
-    lines = ["echo ready; sleep 1; exit 7", "echo ready; sleep 1; echo end >> ends", "echo third >> ends"]
+    lines = ["echo ready; sleep 0.7; exit 7", "echo ready; sleep 0.7; echo end >> ends", "echo third >> ends"]
     running = start(box, *lines)
     wait_for(lambda: ready(box, 1, 2))
     running.signal(number)

@@ -192,10 +192,6 @@ class Dispatcher:
         self.store.shorten_back_offs(self.clock() + BACKOFF_MAX_S)  # noted by a clock that was ahead
         for text in self.warnings:
             self.reporter.tell("warning", text)
-        order = os.environ.get("CUDA_DEVICE_ORDER")
-        if order not in (None, "PCI_BUS_ID"):
-            text = f"CUDA_DEVICE_ORDER={order} in your environment: jobs get PCI_BUS_ID, which the indices here follow"
-            self.reporter.tell("warning", text)
         for live in self.attempts.adopt(self.store.running(), self.clock()):
             self.reporter.tell(
                 "started", f"job {live.job.id} was left by an earlier dispatcher: taken over", live.job.id
