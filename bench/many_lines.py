@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import MIB, Box, Row, Unusable, end, interleaved, median, paired_ratio, spread
+from bench.common import MIB, Box, Row, Unusable, interleaved, median, paired_ratio, peak_bytes, spread
 from gpusched.core.model import JobState
 
 AT_ONCE = 8
@@ -34,16 +34,20 @@ def head(directory: Path, lines: int, jobs: int) -> Head:
     commands = list_of(lines)
     began = time.time()
     process = box.start(commands)
+    peak = 0  # so far: a short list may end at any moment
     try:
         box.wait_for(box.database.exists, process)
 
         def ended() -> bool:
+            nonlocal peak
+            peak = max(peak, peak_bytes(process.pid))
             with box.store() as store:
                 return store.counts()[JobState.SUCCEEDED] >= jobs
 
         box.wait_for(lambda: _asked(ended), process)
     finally:
-        peak = end(process)
+        process.kill()
+        process.wait()
     starts = [started for started, _ in box.attempts()][:jobs]
     with box.store() as store:
         held = sum(store.counts().values())
