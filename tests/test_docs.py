@@ -285,19 +285,18 @@ def test_every_outcome_and_cause_is_in_the_docs() -> None:
 
 
 def test_every_attribute_is_in_the_docs_and_no_other() -> None:
-    assert first_cells("docs/reference.md", "Attributes") == {*KEYS, "env.NAME"}
+    assert first_cells("docs/jobs.md", "Attributes") == {*KEYS, "env.NAME"}
 
 
 def test_the_lists_that_the_docs_show_are_right() -> None:
-    text = pages()["docs/reference.md"]
-    block = re.search(r"```text\n(\[name=prep .*?)```", text, re.DOTALL)
-    file = re.search(r"```yaml\n(defaults:.*?)```", text, re.DOTALL)
-    assert block is not None and file is not None
-    lines, jobs = parse_list(block[1].encode()), parse_jobs(file[1].encode(), lambda path: b"")
-    for found in (lines, jobs):
-        assert not found.findings
-        assert not check_dependencies(found.specs)
-    assert (len(lines.specs), len(jobs.specs)) == (4, 10)
+    text = pages()["docs/jobs.md"]
+    lines = re.findall(r"```text\n(\[name=prep .*?)```", text, re.DOTALL)
+    files = re.findall(r"```yaml\n(defaults:.*?)```", text, re.DOTALL)
+    found = [parse_list(block.encode()) for block in lines] + [parse_jobs(f.encode(), lambda path: b"") for f in files]
+    assert [len(jobs.specs) for jobs in found] == [4, 8, 10]
+    for jobs in found:
+        assert not jobs.findings
+        assert not check_dependencies(jobs.specs)
 
 
 def test_every_state_of_a_device_is_in_the_docs() -> None:
