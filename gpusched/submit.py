@@ -51,6 +51,7 @@ class Rules:
             retries=options.retries if says.retries is None else says.retries,
             cwd=cwd,
             mem_bytes=round_budget(says.mem_bytes or 0),
+            stated_mem_bytes=says.mem_bytes or 0,
             prio=says.prio,
             name=says.name,
             tags=says.tags,
@@ -178,23 +179,31 @@ def refuse_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[
 
 
 def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
+    want = "a GPU" if needs.gpus == 1 else f"{needs.gpus} GPUs"
     if needs.gpus > limits.max_gpus:
-        return f"wants {needs.gpus} GPUs, and this queue may hold {limits.max_gpus} (--max-gpus {needs.gpus})"
+        return f"wants {want}, and this queue may hold {limits.max_gpus} (--max-gpus {needs.gpus})"
     for tag in needs.tags:
         if needs.gpus > limits.tag_gpus.get(tag, needs.gpus):
-            return f"wants {needs.gpus} GPUs, and the tag {tag} may hold {limits.tag_gpus[tag]} (--tag-max-gpus)"
+            return f"wants {want}, and the tag {tag} may hold {limits.tag_gpus[tag]} (--tag-max-gpus)"
     fitting = [d for d in devices if needs.gpu_model.lower() in d.name.lower()]
     if needs.gpus > len(fitting):
         model = f" named {needs.gpu_model}" if needs.gpu_model else ""
-        return f"wants {needs.gpus} GPUs{model}, and {len(fitting)} are allowed here"
+        there = {0: "none is", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
+        return f"wants {want}{model}, and {there} allowed here"
     if needs.mem_bytes:
-        large = [d for d in fitting if d.total_bytes is None or d.total_bytes - MARGIN_BYTES >= needs.mem_bytes]
+        large = [d for d in fitting if _to_give(d) >= needs.mem_bytes]
         if needs.gpus > len(large):
-            most = max((d.total_bytes or 0 for d in fitting), default=0) // MIB
-            return (
-                f"wants {needs.mem_bytes // MIB} MiB on {needs.gpus} GPU(s); the largest here has {most}, less a margin"
+            most = max(_to_give(d) for d in fitting) // MIB
+            has = (
+                f"a GPU here can give {most} at most" if needs.gpus == 1 else f"only {len(large)} here can give so much"
             )
+            return f"wants {needs.mem_bytes // MIB} MiB on {want}, and {has}"
     return ""
+
+
+def _to_give(device: Device) -> int:
+    """The largest budget that the device has room for; none where its memory cannot be read."""
+    return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 
 def submit(

@@ -88,6 +88,29 @@ class Machine:
         found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
         return found
 
+    def most_held(self) -> dict[int, tuple[int, int]]:
+        """For each GPU the most bytes that processes ever held of it together, and how many they can have.
+
+        Replayed from the log, each change at its moment; memory counts until it is back, not until its process ends.
+        """
+        held: dict[str, dict[str, int]] = {}
+        most: dict[str, int] = {}
+        for line in (self.directory / "events.log").read_text().splitlines():
+            event = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            on = held.setdefault(event.get("gpu", ""), {})
+            if event["ev"] in ("alloc", "grow"):
+                on[event["name"]] = int(event["bytes"])
+                most[event["gpu"]] = max(most.get(event["gpu"], 0), sum(on.values()))
+            elif event["ev"] == "released":
+                on.pop(event["name"], None)
+        found = {}
+        for gpu, peak in most.items():
+            state = self.fakegpu.read(str(self.directory / f"gpu{gpu}" / "state"))
+            keys = ("total", "reserved", "foreign")
+            total, *gone = (int(state.get(key, 0)) << 20 for key in keys)
+            found[int(gpu)] = (peak, total - sum(gone))
+        return found
+
     def __enter__(self) -> Machine:
         return self
 

@@ -19,6 +19,7 @@ from gpusched.core.model import JobState
 from gpusched.host import attemptdir, locks, processes, queuedir
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
+from gpusched.views import words
 from tests.sample import NOW, PID, Sample9, a_board, dispatched_by, stand_still
 
 Capture = pytest.CaptureFixture[str]
@@ -242,7 +243,7 @@ def test_a_real_lock_is_seen_and_rung(sample: Sample9, capsys: Capture) -> None:
     ("ids", "text"), [([1], "1"), ([3, 1, 2], "1-3"), ([1, 3, 4, 9], "1, 3-4, 9"), ([7, 5], "5, 7")]
 )
 def test_ranges(ids: list[int], text: str) -> None:
-    assert change_cmd.ranges(ids) == text
+    assert words.ranges(ids) == text
 
 
 @pytest.mark.slow

@@ -210,3 +210,9 @@ def test_the_cases(name: str, jobs: int | None, codes: set[str], capsys: Capture
         Path("a.yaml").write_text(json.dumps({"jobs": texts}))
         _, again = document(capsys, "a.yaml")
         assert [job["command"] for job in again["jobs"]] == texts
+
+
+def test_what_a_whole_sweep_waits_for_in_vain_is_told_once(capsys: Capture) -> None:
+    assert front.run(["check", "-c", "[after=prep] python train.py {n}", "-p", "n=1..50", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["code"] for finding in found] == ["unknown-job"]

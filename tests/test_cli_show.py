@@ -14,6 +14,7 @@ from gpusched.cli import main as front
 from gpusched.cli import summary
 from gpusched.config import Settings
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
+from gpusched.errors import GpuschedError
 from gpusched.host import queuedir
 from gpusched.submit import Rules, read
 from tests.golden import golden
@@ -135,6 +136,22 @@ def test_without_any_queue(tmp_path: Path, capsys: Capture, monkeypatch: pytest.
 @pytest.mark.parametrize("job", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_explain(job: int, dispatched: Sample9, capsys: Capture) -> None:
     golden(f"explain-{job}", shown(capsys, "explain", str(job)), home=dispatched.home)
+
+
+def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, capsys: Capture) -> None:
+    lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
+    store = sample.store
+    store.submit(
+        read(lines.encode(), Rules(Settings(), b"/"), "x").specs, Rules(Settings(), b"/").needs, NOW, append=True
+    )
+    assert "waits after jobs 10-15, which are queued; after-any job 1, which has succeeded\n" in shown(
+        capsys, "explain", "16"
+    )
+    sample.attempt(10, OK, 3590, 3591)
+    sample.start(12, 3592)
+    assert "waits after jobs 10-15, of which 10 has succeeded, 11, 13-15 are queued, 12 is running; " in shown(
+        capsys, "explain", "16"
+    )
 
 
 def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
@@ -301,3 +318,15 @@ def test_a_dry_run_ends_as_the_run_would(sample: Sample9, capsys: Capture, monke
     assert front.run(argv) == 2
     out, err = capsys.readouterr()
     assert "python new.py" in out and "can never give 3 to one job" in err
+
+
+def test_a_dry_run_knows_who_waits_for_whom_and_what_each_gpu_is(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_SIMULATION", str(sample.home / "simulation"))
+    lines = "[name=a gpus=0] true a\n[after=a] true b\n[after-ended=b] true c\n[name=b gpu-model=A100] true d\n"
+    assert dry_run(sample, lines) == 0
+    told = capsys.readouterr().out.partition("first:\n")[2]
+    assert [line.split(": ", 1)[1] for line in told.splitlines()] == ["starts on the CPU", "starts on GPU 0"]
+    with pytest.raises(GpuschedError, match="some jobs can never run here"):
+        dry_run(sample, "[gpu-model=H100] true\n")

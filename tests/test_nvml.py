@@ -82,6 +82,7 @@ def test_a_mixed_box_in_the_order_of_the_bus(rig: Rig, tmp_path: Path) -> None:
         ]
         assert [device.uuid for device in reading.devices] == [machine.uuid(n) for n in range(8)]
         assert [device.total_bytes for device in reading.devices][:2] == [15360 * MIB, 81559 * MIB]
+        assert reading.devices[3].reserved_bytes == 904 * MIB  # which no process can have, and which is not used either
         assert [device.bus_id for device in reading.devices] == sorted(d.bus_id for d in reading.devices)
         assert source.describe() == "NVML 12.570.86.15, driver 570.86.15"
         source.close()

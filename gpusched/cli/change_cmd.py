@@ -36,6 +36,8 @@ class Told:
         self.refused |= refused
 
     def print(self) -> None:
+        from gpusched.views.words import ranges
+
         for text, ids in self._by_text.items():
             noun = "job" if len(ids) == 1 else "jobs"
             click.echo(f"{noun} {ranges(ids)}: {text}")
@@ -43,17 +45,6 @@ class Told:
     @property
     def exit_code(self) -> int:
         return EXIT_SOME_FAILED if self.refused else EXIT_OK
-
-
-def ranges(ids: Sequence[int]) -> str:
-    """Ids in order, neighbours joined: 1, 3-7."""
-    spans: list[list[int]] = []
-    for job_id in sorted(ids):
-        if spans and job_id == spans[-1][1] + 1:
-            spans[-1][1] = job_id
-        else:
-            spans.append([job_id, job_id])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def _wanted(jobs: Sequence[str], every: Sequence[JobState] | None, store: Store, flag: str) -> list[int]:

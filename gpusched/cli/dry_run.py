@@ -15,7 +15,7 @@ from gpusched.errors import EXIT_OK, GpuschedError
 if TYPE_CHECKING:
     from gpusched.config import Settings
     from gpusched.core.jobfile import JobFile
-    from gpusched.core.model import Attempt, Device, Requirements
+    from gpusched.core.model import Attempt, Dependency, Device, Requirements
     from gpusched.core.reconcile import Held
     from gpusched.core.snapshot import DeviceView
     from gpusched.host.queuedir import QueueDir
@@ -36,6 +36,7 @@ class Entry:
     state: str  # that it would have
     command: bytes
     needs: Requirements | None = None  # of a job that is in the list
+    after: tuple[Dependency, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: Rules, *, as_json: bool) -> i
     finally:
         if store is not None:
             store.close()
-    box = _box(rules.settings, {uuid for attempt in attempts for uuid in attempt.devices})
+    box = _box(jobs, rules, {uuid for attempt in attempts for uuid in attempt.devices})
     reasons = _reasons(entries, attempts, box, rules)
     if as_json:
         print(json.dumps(_document(place, entries, box, reasons), indent=2))
@@ -83,12 +84,14 @@ def _entries(store: Store | None, jobs: JobFile, rules: Rules) -> list[Entry]:
     entries: list[tuple[int, Entry]] = []
     queued = JobState.QUEUED.value
     for n, (spec, position) in enumerate(change.add, len(rows) + 1):
-        entries.append((position, Entry(n, spec.line, "add", queued, spec.command, rules.needs(spec))))
+        after = spec.attributes.after
+        entries.append((position, Entry(n, spec.line, "add", queued, spec.command, rules.needs(spec), after)))
     for job_id, spec, position in change.keep:
         again = job_id in change.requeue
         state = queued if again else rows[job_id].state.value
         what = "requeue" if again else "keep"
-        entries.append((position, Entry(job_id, spec.line, what, state, spec.command, rules.needs(spec))))
+        after = spec.attributes.after
+        entries.append((position, Entry(job_id, spec.line, what, state, spec.command, rules.needs(spec), after)))
     found = [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
     for job_id in change.cancel:
         row = rows[job_id]
@@ -116,19 +119,21 @@ def _counts(store: Store | None) -> str:
 # ---- the GPUs --------------------------------------------------------------------------------------
 
 
-def _box(settings: Settings, occupied: set[str]) -> Box:
-    """One reading of the allowed GPUs, judged as if one check were enough."""
+def _box(jobs: JobFile, rules: Rules, occupied: set[str]) -> Box:
+    """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs."""
     from gpusched import api
     from gpusched.core.availability import Availability, Criteria, fold
     from gpusched.core.masking import clean
     from gpusched.core.model import MIB
     from gpusched.core.snapshot import DeviceView
 
-    if settings.gpus_per_job == 0:
+    settings = rules.settings
+    if settings.gpus_per_job == 0 and not any(spec.attributes.gpus for spec in jobs.specs):
         return Box()
     try:
         opened = api.open_devices(settings)
         opened.close()
+        api.check_jobs(jobs, rules, opened.first.devices)
         chosen = api.check_devices(settings, opened.first.devices)
     except GpuschedError as error:
         return Box(error=error)
@@ -147,7 +152,16 @@ def _box(settings: Settings, occupied: set[str]) -> Box:
         holder = claims.holder(uuid) if claims is not None and not mine else None
         refused = f"claimed by {clean(holder.user)}'s gpusched" if holder is not None else ""
         label = f"MIG {uuid[:12]}" if device.is_mig else f"GPU {device.index}"
-        views.append(DeviceView(known, device.total_bytes, label, refused=refused))
+        view = DeviceView(
+            known,
+            device.total_bytes,
+            label,
+            refused=refused,
+            name=device.name,
+            group=device.group,
+            reserved_bytes=device.reserved_bytes,
+        )
+        views.append(view)
     return Box(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
 
 
@@ -157,7 +171,8 @@ def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rul
     from gpusched.core.plan import make_plan
     from gpusched.core.snapshot import Claim, Snapshot, Start
 
-    free = [e for e in entries if e.state == "queued" and e.needs is not None]
+    blocked = _blocked(entries)
+    free = [e for e in entries if e.state == "queued" and e.needs is not None and e.job_id not in blocked]
     waiting = sorted(free, key=lambda e: -(e.needs.prio if e.needs else 0))[:FIRST_JOBS]
     jobs = tuple(
         Job(e.job_id, e.needs.gpus, mem_bytes=e.needs.mem_bytes, gpu_model=e.needs.gpu_model, tags=e.needs.tags)
@@ -172,6 +187,27 @@ def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rul
             where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
             told[action.job_id] = f"starts on {where}"
     return [(entry, told[entry.job_id]) for entry in waiting if entry.job_id in told and box.error is None]
+
+
+def _blocked(entries: list[Entry]) -> set[int]:
+    """The jobs that others of the list still keep from starting."""
+    from gpusched.core.model import JobState
+    from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, readiness
+
+    if not any(entry.after for entry in entries):
+        return set()
+    states = {e.job_id: JobState(e.state) for e in entries}
+    directory = Directory(Known(e.job_id, e.needs.name, e.needs.tags) for e in entries if e.needs is not None)
+    blocked = set()
+    for entry in entries:
+        for dependency in entry.after:
+            try:
+                ((kind, ups),) = directory.resolve(entry.job_id, [dependency])
+            except UnknownReference:  # a job whose line is gone: the queue knows it
+                continue
+            if readiness([(kind, [states[up] for up in ups])]) is not Readiness.READY:
+                blocked.add(entry.job_id)
+    return blocked
 
 
 def _waits(text: str) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpusched.views.pages import QueueHead
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` asks for
+SHOWN_UNMET = 20  # of those that wait for others: so many are told which
+SHOWN_SPANS = 6
 JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is worked on
 
 
@@ -51,7 +53,7 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
     from gpusched.core.snapshot import Claim, Snapshot, Start
 
     rows = list(_head(store, until))
-    blocked = {row.id: ("dependency", waits_for(store, row)) for row in rows if row.blocked}
+    blocked = dict(_unmet(store, rows, until))
     if by.board is None:
         who = f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
@@ -80,6 +82,16 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
     return told
 
 
+def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tuple[int, tuple[str, str]]]:
+    """What the jobs that others block wait for. To look after each of many is too much: the first ones, or `until`."""
+    told = 0
+    for row in rows:
+        if row.blocked:
+            wanted = told < SHOWN_UNMET if until is None else row.id == until
+            told += wanted
+            yield row.id, ("dependency", waits_for(store, row) if wanted else "waits for other jobs")
+
+
 def _head(store: Store, until: int | None) -> Iterator[JobRow]:
     from gpusched.core.model import JobState
 
@@ -103,12 +115,37 @@ def _attempts(store: Store) -> tuple[Any, ...]:
 
 
 def waits_for(store: Store, row: JobRow) -> str:
-    """The jobs that a blocked job depends on, and where they are."""
-    parts = []
+    """The jobs that a job depends on, and where they are: those of one dependency together."""
+    by_kind: dict[str, list[JobRow]] = {}
     for kind, job in store.upstream(row.id):
-        name = f" ({job.name})" if job.name else ""
-        parts.append(f"{kind} job {job.id}{name}, which is {job.state.value}")
-    return "waits " + "; ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
+        by_kind.setdefault(kind, []).append(job)
+    return "waits " + "; ".join(f"{kind} {_where(jobs)}" for kind, jobs in by_kind.items())
+
+
+def _where(jobs: list[JobRow]) -> str:
+    from gpusched.views.words import ranges
+
+    if len(jobs) == 1:
+        name = f" ({jobs[0].name})" if jobs[0].name else ""
+        return f"job {jobs[0].id}{name}, which {_now(jobs[0].state.value)}"
+    states: dict[str, list[int]] = {}
+    for job in jobs:
+        states.setdefault(job.state.value, []).append(job.id)
+    all_of_them = f"jobs {_cut(ranges(job.id for job in jobs))}"
+    if len(states) == 1:
+        return f"{all_of_them}, which {_now(jobs[0].state.value, len(jobs))}"
+    told = [f"{_cut(ranges(ids))} {_now(state, len(ids))}" for state, ids in states.items()]
+    return f"{all_of_them}, of which {', '.join(told)}"
+
+
+def _now(state: str, number: int = 1) -> str:
+    verb = ("has" if number == 1 else "have") if state in ("succeeded", "failed") else ("is" if number == 1 else "are")
+    return f"{verb} {state}"
+
+
+def _cut(spans: str) -> str:
+    shown = spans.split(", ")
+    return spans if len(shown) <= SHOWN_SPANS else f"{', '.join(shown[:SHOWN_SPANS])} …"
 
 
 # ---- running attempts ------------------------------------------------------------------------------

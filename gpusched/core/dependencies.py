@@ -49,15 +49,15 @@ def references(spec: JobSpec) -> Iterator[str]:
 
 def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collection[str]) -> Iterator[Finding]:
     hint = "after= takes the names, tags and ids of jobs of the same queue"
-    found = 0
+    found: set[tuple[int, str]] = set()  # the jobs of a sweep have one line
     for spec in specs:
         for ref in references(spec):
-            if ref not in groups and ref not in known:
-                found += 1
-                meant = nearest(ref, [*groups, *known]) if found <= _EXPLAINED else ""
+            if ref not in groups and ref not in known and (spec.line, ref) not in found:
+                found.add((spec.line, ref))
+                meant = nearest(ref, [*groups, *known]) if len(found) <= _EXPLAINED else ""
                 advice = f"; did you mean {meant}?" if meant else ""
                 message = f"no job has the name or the tag {ref}{advice}"
-                source = ref.encode() if found <= _EXPLAINED else b""
+                source = ref.encode() if len(found) <= _EXPLAINED else b""
                 yield Finding("error", "unknown-job", spec.line, message, hint, source=source)
 
 

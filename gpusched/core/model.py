@@ -29,6 +29,7 @@ class Device:
     compute_mode: str = "default"  # default | exclusive_process | prohibited
     unified_memory: bool = False  # a board known to share the host's memory
     group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not told
+    reserved_bytes: int = 0  # of the board, for the driver itself; not counted as used
 
     @property
     def is_mig(self) -> bool:
@@ -161,6 +162,7 @@ class Requirements:
     retries: int = 0
     cwd: bytes = b"/"
     mem_bytes: int = 0  # rounded as the plan counts it
+    stated_mem_bytes: int = 0
     prio: int = 0
     name: str = ""
     tags: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class Board:
         self._whole = [d for d in free if d.uuid not in self._kept | stuck]
         self._rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
         # what each device is certain to offer once it is free of others, the largest first
-        certain = ((d.total_bytes or 0) - snapshot.threshold_bytes for d in snapshot.devices if is_present(d))
+        certain = (d.capacity_bytes - snapshot.threshold_bytes for d in snapshot.devices if is_present(d))
         self._certain = sorted(certain, reverse=True)
         self._tagged = self._devices_by_tag()
         self._taken, self._looks = set[str](), set[str]()
@@ -73,7 +73,7 @@ class Board:
         if known.state is not DeviceState.RUNNING or not others_absent or known.foreign_bytes is None:
             return None
         used = known.foreign_bytes + sum(resident.counted_bytes for resident in device.residents)
-        left = (device.total_bytes or 0) - used - MARGIN_BYTES
+        left = device.capacity_bytes - used - MARGIN_BYTES
         fresh = device.looked_again or self._at.now - known.at <= LOOK_FRESH_S
         return _Room(device, left, len(device.residents), True, fresh)
 
@@ -234,7 +234,7 @@ class Board:
             strategy = self._limits.strategy
             if strategy == "fill-first":
                 # by the size of whole ones: what idle boards hold differs a little and says nothing
-                ranked = sorted(shared, key=left) + sorted(whole, key=lambda d: d.total_bytes or 0)
+                ranked = sorted(shared, key=left) + sorted(whole, key=lambda d: d.capacity_bytes)
             elif strategy == "round-robin":
                 ranked = whole + sorted(shared, key=lambda d: self._rooms[d.uuid].jobs)
             else:
@@ -256,8 +256,7 @@ class Board:
         fitting = [
             d
             for d in self._at.devices
-            if is_present(d)
-            and _fits(d, job, larger, free_bytes(d) if d.uuid in free else (d.total_bytes or 0) - certain)
+            if is_present(d) and _fits(d, job, larger, free_bytes(d) if d.uuid in free else d.capacity_bytes - certain)
         ]
         return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in ours))
 

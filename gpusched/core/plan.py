@@ -84,7 +84,7 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
 
 def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
     """Whether as many devices as the attempt had could ever give so much."""
-    fitting = [d for d in devices if not d.total_bytes or d.total_bytes - MARGIN_BYTES >= budget_bytes]
+    fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
     return sum(is_model(device, attempt.gpu_model) for device in fitting) >= len(attempt.devices)
 
 

@@ -80,4 +80,4 @@ def is_present(device: DeviceView) -> bool:
 def free_bytes(device: DeviceView) -> int:
     """What others leave of the board; nothing where that is not known."""
     foreign = device.availability.foreign_bytes
-    return 0 if foreign is None else (device.total_bytes or 0) - foreign
+    return 0 if foreign is None else device.capacity_bytes - foreign

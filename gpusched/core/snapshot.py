@@ -53,10 +53,16 @@ class DeviceView:
     name: str = ""
     group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not told
     looked_again: bool = False  # the last Look at it is answered, and nothing newer is known
+    reserved_bytes: int = 0  # of the board, for the driver itself
 
     @property
     def uuid(self) -> str:
         return self.availability.uuid
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What processes can have of the board when it is empty; 0 where that is not known."""
+        return max(0, (self.total_bytes or 0) - self.reserved_bytes)
 
 
 @dataclass(frozen=True, slots=True)

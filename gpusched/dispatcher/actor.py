@@ -131,7 +131,8 @@ class Actor:
         for uuid in uuids:
             device, known = self._devices.device(uuid), self._devices.availability(uuid)
             total = known.sample.total_bytes if known.sample else device.total_bytes
-            free = None if total is None or known.foreign_bytes is None else total - known.foreign_bytes
+            unknown = total is None or known.foreign_bytes is None
+            free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
             uses.append(DeviceUse(uuid, device.index, device.name, free))
         out, err = log_paths(job, number, self.style.split_streams)
         return _Ready(job, AttemptRow(job.id, number, now, None, None, out, err, tuple(uses)), life)

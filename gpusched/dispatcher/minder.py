@@ -31,8 +31,8 @@ class Minder:
             self._warn(live, what)
         for live, uuid, used in self._meter.over_budget():
             index = next(device.index for device in live.row.devices if device.uuid == uuid)
-            stated = live.job.mem_bytes // MIB
-            self._warn(live, f"uses {used // MIB} MiB on GPU {index}, and stated {stated}: counted at its real use")
+            budget = live.job.mem_bytes // MIB
+            self._warn(live, f"uses {used // MIB} MiB on GPU {index} of a budget of {budget}: counted at its real use")
         if settings.idle_timeout is not None:
             self._mind_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
 

@@ -165,7 +165,7 @@ class Reader:
         uuid = pynvml.nvmlDeviceGetUUID(part)
         self._handles[uuid] = part
         own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(part), "parent_uuid": parent["uuid"]}
-        return [{**parent, **own, "mig_parent": False, "total_bytes": self._memory(part)["total_bytes"]}]
+        return [{**parent, **own, "mig_parent": False, **self._board(part)}]
 
     def _look_up(self, uuid: str, handle: Any) -> Fields:
         """What never changes of a GPU."""
@@ -174,7 +174,7 @@ class Reader:
         self._fixed[uuid] = {
             "name": name,
             "bus_id": os.fsdecode(pci.busId) if pci else "",
-            "total_bytes": self._memory(handle)["total_bytes"],
+            **self._board(handle),
             "unified_memory": bool(UNIFIED.search(name)),
         }
         return self._fixed[uuid]
@@ -203,6 +203,14 @@ class Reader:
             "power_w": None if power is None else power / 1000,
             "energy_j": None if energy is None else energy / 1000,
         }
+
+    def _board(self, handle: Any) -> Fields:
+        """How much memory there is, and what the driver keeps of it for itself (by memory v1 that counts as used)."""
+        total = self._memory(handle)["total_bytes"]
+        if total is None or self._memory_v1:
+            return {"total_bytes": total}
+        info = _maybe(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+        return {"total_bytes": total, "reserved_bytes": info.reserved if info else 0}
 
     def _memory(self, handle: Any) -> Fields:
         """Memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""

@@ -206,13 +206,13 @@ def job_page(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow], now_text
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:
-        lines += [line(), *_attempt(scene, attempt)]
+        lines += [line(), *_attempt(scene, job, attempt)]
     lines.append(line())
     lines += [line(f"  {clean(text)}") for text in [*now_text, *_what_next(scene, job, attempts)]]
     return lines
 
 
-def _attempt(scene: Scene, attempt: AttemptRow) -> list[Line]:
+def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     began = moment(attempt.started_at, scene.now)
     where = ", ".join(f"GPU {d.index} ({clean(d.name)})" if d.name else f"GPU {d.index}" for d in attempt.devices)
     where = where or "the CPU"
@@ -223,16 +223,20 @@ def _attempt(scene: Scene, attempt: AttemptRow) -> list[Line]:
     span = f"{began} to {moment(attempt.ended_at, scene.now)} ({clock(attempt.ended_at - attempt.started_at)})"
     lines = [line((f"attempt {attempt.number}", HEAD), f"  {span} on {where}")]
     lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
-    lines += [line(f"  hint  {text}") for text in hints(attempt.outcome)]
+    lines += [line(f"  hint  {text}") for text in hints(attempt.outcome, stated=bool(job.stated_mem_bytes))]
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
-    used = _usage_text(attempt)
+    used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
 
 
-def _usage_text(attempt: AttemptRow) -> str:
+def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
     usage, parts = attempt.usage, []
     if usage.peak_memory_bytes is not None:
-        parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most")
+        stated = ""
+        if job.stated_mem_bytes:
+            on_one = f"{mib(usage.peak_device_bytes or 0)} on one; " if len(attempt.devices) > 1 else ""
+            stated = f" ({on_one}{mib(job.stated_mem_bytes)} MiB stated)"
+        parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most{stated}")
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")
     if attempt.max_rss_bytes is not None:
@@ -266,6 +270,7 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
 
 _CAUSE_HINTS = {
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
+    "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
     "gpu_busy": "somebody else took the GPU; it spends no try and is repeated elsewhere",
     "gpu_lost": "the driver lost the GPU; it spends no try and is repeated elsewhere; the box may need its admin",
@@ -283,9 +288,10 @@ _EXIT_HINTS = {
 }
 
 
-def hints(outcome: Outcome) -> list[str]:
-    """What to do about an end, where there is something to say."""
-    found = [_CAUSE_HINTS[outcome.cause]] if outcome.cause in _CAUSE_HINTS else []
+def hints(outcome: Outcome, *, stated: bool = False) -> list[str]:
+    """What to do about an end, where there is something to say. `stated`: the job says how much memory it needs."""
+    cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
+    found = [_CAUSE_HINTS[cause]] if cause in _CAUSE_HINTS else []
     if outcome.kind is OutcomeKind.EXITED and outcome.exit_code in _EXIT_HINTS:
         found.append(_EXIT_HINTS[outcome.exit_code])
     if not found and 9 in (outcome.signal, (outcome.exit_code or 0) - 128) and not outcome.cause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.core.documents import shown_line
@@ -56,6 +56,17 @@ def mib(size: float | None) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Ids in order, neighbours joined: 1, 3-7."""
+    spans: list[list[int]] = []
+    for job_id in sorted(ids):
+        if spans and job_id == spans[-1][1] + 1:
+            spans[-1][1] = job_id
+        else:
+            spans.append([job_id, job_id])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def short_path(path: str, cwd: str) -> str:
