@@ -605,6 +605,31 @@ def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
     assert not (box.work / "gpusched-runs").exists()
 
 
+def test_logs_that_are_cleared_away_while_it_runs(box: Box) -> None:
+    running = box.start("run", box.write(HOLD + "1", HOLD + "2", "echo three", "echo four"))
+    wait_for(lambda: box.running() == 2)
+    shutil.rmtree(box.queue() / "logs")
+    (box.work / "go").touch()
+    assert running.wait().code == 0
+    assert [row.said() for row in box.jobs()[2:]] == ["three\n", "four\n"]
+
+
+def test_a_log_that_cannot_be_made_fails_no_job(box: Box) -> None:
+    """That is the box's fault: the job waits until it can be started."""
+    running = box.spawn("run", box.write(HOLD + "1", "echo two"), "--max-gpus", "1", program=IMPATIENT)
+    wait_for(lambda: box.running() == 1)
+    logs = box.queue() / "logs"
+    logs.rename(box.work / "old")
+    logs.write_text("in the way")
+    (box.work / "go").touch()
+    running.wait_until_said("no job can be started")
+    logs.unlink()
+    ended = running.wait()
+    assert ended.code == 0, ended.text
+    assert box.jobs()[1].said() == "two\n"
+    assert box.jobs()[1].job.tries == 1
+
+
 def test_files_of_attempts_that_are_removed_while_they_run(box: Box) -> None:
     running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 2"), "--max-gpus", "2")
     wait_for(lambda: box.running() == 2)

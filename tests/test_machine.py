@@ -228,6 +228,7 @@ class World(RuleBasedStateMachine):
                     self.read(uuid, polled=False)
         plan = make_plan(self.snapshot())
         self.check(plan)
+        stuck = {u for r in self.runs if r.outcome and r.outcome.cause == "unkillable" for u in r.devices}
         for action in plan.actions:
             if isinstance(action, Close):
                 self.close(action)
@@ -239,7 +240,7 @@ class World(RuleBasedStateMachine):
                 run.stop_sent = True
             elif isinstance(action, Release):
                 settling = self.known[action.uuid].state is DeviceState.SETTLING
-                assert not settling or self.kept_by_an_unkillable(action.uuid)
+                assert not settling or action.uuid in stuck or self.kept_by_an_unkillable(action.uuid)
                 del self.held[action.uuid]
             elif isinstance(action, Claim):
                 self.claim(action)

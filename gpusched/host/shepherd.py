@@ -11,6 +11,7 @@ dispatcher is gone it ends with its attempt. A message back only wakes the dispa
 from __future__ import annotations
 
 import ctypes
+import errno
 import marshal
 import os
 import select
@@ -32,6 +33,7 @@ SHUTDOWN_WINDOW_S = 1.0  # a failure that a TERM follows within this time belong
 UNKILLABLE_AFTER_S = 30.0
 LEFTOVER_GRACE_S = 0.2  # processes that outlive the command by less are not worth a word
 KILL_AGAIN_S = 0.2
+_NO_PROCESS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 _PR_SET_CHILD_SUBREAPER = 36
 # glibc keeps 32 and 33 for itself; KILL and STOP cannot be reset
@@ -138,15 +140,21 @@ class Shepherd:
             "boot_id": self.boot,
             "started_at": f"{time.time():.6f}",
         }
+        attempt = _Attempt(self, order, life, mark)
+        logs: list[int] = []
         try:
+            logs += _open_logs(order)
             attemptdir.write_mark(life, mark)
+            attempt.start(logs)
         except OSError as error:
-            # No mark, no command: the dispatcher sees an attempt that was not started.
+            # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
             self._let_go(life, claims)
             self._tell(f"{directory}\0{error.strerror}", True)
             return True
-        attempt = _Attempt(self, order, life, mark)
+        finally:
+            for fd in logs:
+                os.close(fd)
         record = attempt.run()
         stuck = record.get("note") == "unkillable"
         attemptdir.write_record(life, record)
@@ -181,6 +189,8 @@ class _Attempt:
         self.life = life
         self.mark = mark
         self.pid = 0
+        self.error = ""  # why the command could not be started
+        self.began = 0.0
         self.status: int | None = None
         self.background: int | None = None  # status of the last leftover that failed
         self.stopping = ""
@@ -191,13 +201,22 @@ class _Attempt:
     def failed(self) -> bool:
         return bool(self.status) or bool(self.background)
 
-    def run(self) -> dict[str, object]:
-        began = time.monotonic()
+    def start(self, logs: list[int]) -> None:
+        """Start the command, or note why it cannot be. Raises OSError when the box has no process to spare."""
+        self.began = time.monotonic()
         try:
-            self.pid = self._spawn()
+            self.pid = self._spawn(logs)
         except OSError as error:
+            if error.errno in _NO_PROCESS:
+                raise
             where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
-            return self._record(error=f"{error.strerror}: {where}" if where else str(error.strerror))
+            self.error = f"{error.strerror}: {where}" if where else str(error.strerror)
+
+    def run(self) -> dict[str, object]:
+        """Stay to the end of it; the exit record."""
+        if self.error:
+            return self._record(error=self.error)
+        began = self.began
         limit = self.order["time_limit"]
         limit_at = began + limit if limit else None
         told_leftovers = False
@@ -248,11 +267,8 @@ class _Attempt:
             waits.append(main_ended_at + LEFTOVER_GRACE_S - now)
         return min(waits) if waits else None
 
-    def _spawn(self) -> int:
+    def _spawn(self, logs: list[int]) -> int:
         order, null = self.order, self.shepherd.null
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        out = os.open(order["log"], flags, 0o600)
-        err = os.open(order["error_log"], flags, 0o600) if order["error_log"] else out
         try:
             os.chdir(order["cwd"])
             environment = {**self.shepherd.environment, **order["environment"]}
@@ -264,8 +280,8 @@ class _Attempt:
                 environment,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),
-                    (os.POSIX_SPAWN_DUP2, out, 1),
-                    (os.POSIX_SPAWN_DUP2, err, 2),
+                    (os.POSIX_SPAWN_DUP2, logs[0], 1),
+                    (os.POSIX_SPAWN_DUP2, logs[-1], 2),
                 ],
                 setsid=True,
                 setsigmask=[],
@@ -273,9 +289,6 @@ class _Attempt:
             )
         finally:
             os.chdir("/")
-            os.close(out)
-            if err != out:
-                os.close(err)
 
     def _reap(self) -> bool:
         """Collect every child that has ended; False when none is left, living or dead."""
@@ -325,6 +338,29 @@ class _Attempt:
             "max_rss_kib": self.max_rss_kib,
             "cpu_s": f"{self.cpu_s:.3f}",
         }
+
+
+def _open_log(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        os.mkdir(os.path.dirname(path), 0o700)  # somebody has cleared the logs away
+        return os.open(path, flags, 0o600)
+
+
+def _open_logs(order: dict[str, Any]) -> list[int]:
+    """Descriptors of the log, and of that for stderr if it has one of its own."""
+    found: list[int] = []
+    try:
+        for path in (order["log"], order["error_log"]):
+            if path:
+                found.append(_open_log(path))
+        return found
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
 
 
 def _wait_for_all() -> None:
