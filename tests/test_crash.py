@@ -19,6 +19,7 @@ from gpusched.host import locks
 
 DRIVER = str(Path(__file__).with_name("crash_driver.py"))
 GPUS = 3
+BOARD_GIB = 80
 STEPS = (
     "read",
     "made",
@@ -41,13 +42,16 @@ JOB = 'echo "$GPUSCHED_JOB_ID $CUDA_VISIBLE_DEVICES begin $(date +%s%N)" >> ledg
 
 
 class Yard:
-    """A place of its own for one queue: list, claims, home, simulation, ledger."""
+    """A place of its own for one queue: list, claims, home, simulation, ledger. `sharing`: its jobs state budgets."""
 
-    def __init__(self, path: Path, jobs: int, *, pause: float, failing: int = 0) -> None:
+    def __init__(self, path: Path, jobs: int, *, pause: float, failing: int = 0, sharing: bool = False) -> None:
         self.path = path
         self.jobs = jobs
         self.failing = failing
+        self.budgets_gib = {n: 15 + 10 * (n % 3) if sharing else 0 for n in range(1, jobs + 1)}
         lines = [JOB.format(n=n, pause=pause, code=3 if n <= failing else 0) for n in range(1, jobs + 1)]
+        if sharing:
+            lines = [f"[mem={self.budgets_gib[n]}G] {line}" for n, line in enumerate(lines, 1)]
         (path / "list.txt").write_text("\n".join(lines) + "\n")
         self.environment = {
             "PATH": os.environ["PATH"],
@@ -95,22 +99,29 @@ class Yard:
             assert max(begins.values()) == 1, f"a job ran twice: {begins}"
         assert self.states() == Counter(succeeded=self.jobs - self.failing, failed=self.failing) - Counter()
         if not at_least:  # a job that was killed with its shepherd tells no end
-            self.check_alone_on_each_device()
+            self.check_who_met()
         assert self.claims_held() == 0
 
-    def check_alone_on_each_device(self) -> None:
-        on: dict[str, int] = {}
+    def check_who_met(self) -> bool:
+        """A job without a budget met nobody on its device, and others no more than fits; whether any have met."""
+        on: dict[str, set[int]] = {}
+        met = False
         for job, device, kind, _ in sorted(self.ledger(), key=lambda row: row[3]):
-            if kind == "begin":
-                assert device not in on, f"jobs {on[device]} and {job} met on GPU {device}"
-                on[device] = job
-            elif on.get(device) == job:
-                del on[device]
+            there = on.setdefault(device, set())
+            if kind == "end":
+                there.discard(job)
+                continue
+            there.add(job)
+            met |= len(there) > 1
+            budgets = [self.budgets_gib[other] for other in there]
+            assert len(there) == 1 or all(budgets), f"jobs {there} met on GPU {device}"
+            assert sum(budgets) + 0.5 <= BOARD_GIB, f"jobs {there} are too many for GPU {device}"
+        return met
 
 
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    yield Yard(tmp_path, 6, pause=0.05, failing=1)
+@pytest.fixture(params=["alone", "sharing"])
+def yard(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Yard]:
+    yield Yard(tmp_path, 6, pause=0.05, failing=1, sharing=request.param == "sharing")
 
 
 @pytest.mark.slow
@@ -135,17 +146,19 @@ def _random_kills(yard: Yard, rounds: int, rng: random.Random) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_times(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, 40, pause=0.1)
+@pytest.mark.parametrize("sharing", [False, True])
+def test_killed_at_random_times(tmp_path: Path, sharing: bool) -> None:
+    yard = Yard(tmp_path, 40, pause=0.1, sharing=sharing)
     _random_kills(yard, 12, random.Random(7))
     assert yard.finish() == 0
     yard.check_everything_ran_once()
+    assert yard.check_who_met() == sharing
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_random_times_for_long(tmp_path: Path, seed: int) -> None:
-    yard = Yard(tmp_path, 60, pause=0.1)
+    yard = Yard(tmp_path, 60, pause=0.1, sharing=bool(seed % 2))
     _random_kills(yard, 20, random.Random(seed))
     assert yard.finish() == 0
     yard.check_everything_ran_once()
