@@ -138,6 +138,19 @@ def test_explain(job: int, dispatched: Sample9, capsys: Capture) -> None:
     golden(f"explain-{job}", shown(capsys, "explain", str(job)), home=dispatched.home)
 
 
+def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_still(monkeypatch, tmp_path)
+    sample, rules = Sample9(tmp_path), Rules(Settings(), b"/")
+    sample.store.submit(read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
+    assert "no dispatcher; to go on: " in shown(capsys, "status", "-q", str(sample.place.path))
+    sample.store.hold(1)
+    out = shown(capsys, "status", "-q", str(sample.place.path))
+    assert "what is queued waits for held jobs: gpusched explain JOB" in out
+    sample.close()
+
+
 def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, capsys: Capture) -> None:
     lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
     store = sample.store

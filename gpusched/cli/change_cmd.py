@@ -148,7 +148,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
         told.print()
         if not ids:
             click.echo("no job has failed")
-        elif store.counts()[JobState.QUEUED]:
+        elif store.has_startable():
             _tell_who_runs_them(place, store)
     finally:
         store.close()
@@ -215,7 +215,6 @@ def _move_all(
     jobs: tuple[str, ...], queue: str | None, tag: str | None, from_state: JobState, done: str, verb: str
 ) -> int:
     from gpusched.core.lifecycle import InvalidTransition
-    from gpusched.core.model import JobState
 
     place = target.find(queue)
     store = target.open_store(place, read_only=False)
@@ -238,7 +237,7 @@ def _move_all(
         told.print()
         if not ids:
             click.echo(f"no {from_state.value} job bears the tag {tag}")
-        elif verb == "release" and store.counts()[JobState.QUEUED]:
+        elif verb == "release" and store.has_startable():
             _tell_who_runs_them(place, store)
     finally:
         store.close()

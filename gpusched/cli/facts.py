@@ -217,10 +217,11 @@ def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) 
 
     counts = tally(store.counts(), store.count_removed())
     told = next(iter(reasons(store, by, now).values()), ("", ""))[1] if counts.queued else ""
+    can_start = store.has_startable()
     if counts.queued and not by.alive:
-        told = "a dispatcher"
+        told = "a dispatcher" if can_start or not counts.held else "held jobs"
     runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
-    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told)
+    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start)
 
 
 def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class QueueHead:
     counts: Tally
     started_at: float
     waits_for: str
+    can_start: bool = True  # whether a queued job waits for no other job
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ def _by_whom(scene: Scene, head: QueueHead, looked_at: float | None) -> str:
         return who + since
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} go on by themselves; to take them over: {scene.resume}"
-    if head.counts.queued or head.counts.running:
+    if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
         return f"no dispatcher; to go on: {scene.resume}"
+    if head.counts.queued:
+        return f"what is queued waits for held jobs: gpusched explain JOB -q {scene.option} says why they are held"
     if head.counts.held:
         return f"what is not held has ended; to let held jobs start: gpusched release JOB -q {scene.option}"
     return "all has ended; no dispatcher is needed" if head.counts.total else "holds no jobs"
