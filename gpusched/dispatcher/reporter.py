@@ -98,7 +98,8 @@ class Reporter:
             return
         others = [job for _, job in self._store.upstream(job_id) if job.state in ENDED_STATES]
         bad = next((job for job in others if job.state is not JobState.SUCCEEDED), None)
-        why = f"job {bad.id}, which it waits for, is {bad.state.value}" if bad else "of those that it waits for"
+        has = "has" if bad and bad.state is JobState.FAILED else "is"
+        why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)
 
     def tell_devices(self) -> None:
