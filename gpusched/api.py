@@ -51,17 +51,18 @@ class Devices:
         self.source.close()
 
 
-def open_devices(settings: Settings) -> Devices:
-    """Open the GPUs that the settings name and read them once.
+def open_devices(settings: Settings, gpus: int | None = None) -> Devices:
+    """Open the GPUs that the settings name and read them once. `gpus` is what the jobs want, if not by the settings.
 
-    Raises GpuschedError (exit 3) where there are none, unless the jobs need none.
+    Raises GpuschedError (exit 3) where there are none, unless the jobs want none.
     """
+    gpus = settings.gpus_per_job if gpus is None else gpus
     source = open_source(settings.simulate)
     try:
         return Devices(source, read_once(source))
     except GpuschedError:
         source.close()
-        if settings.gpus_per_job == 0:
+        if gpus == 0:
             none = NoSource()
             return Devices(none, Reading(time.time(), time.time()))
         raise
@@ -70,19 +71,20 @@ def open_devices(settings: Settings) -> Devices:
         raise
 
 
-def check_devices(settings: Settings, devices: tuple[Device, ...]) -> selection.Selection:
+def check_devices(settings: Settings, devices: tuple[Device, ...], gpus: int | None = None) -> selection.Selection:
     """Refuse at once what this box can never meet, and a run nested in a job on the same GPUs."""
+    gpus = settings.gpus_per_job if gpus is None else gpus
     chosen = selection.select(
         devices,
         wanted=settings.gpu_list,
         outer_mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
         outer_order=os.environ.get("CUDA_DEVICE_ORDER"),
-        gpus_per_job=settings.gpus_per_job,
+        gpus_per_job=gpus,
         max_gpus=settings.max_gpus,
     )
     job, given = (os.environ.get(name) for name in _JOB_VARIABLES)
     mine = set((given or "").split(",")) & set(chosen.uuids)
-    if job and mine and settings.gpus_per_job:
+    if job and mine and gpus:
         raise GpuschedError(
             f"this is job {job} of another gpusched, and its GPU is the one that you ask for",
             where=os.environ.get("GPUSCHED_QUEUE", ""),
@@ -93,7 +95,7 @@ def check_devices(settings: Settings, devices: tuple[Device, ...]) -> selection.
 
 def check_jobs(jobs: JobFile, rules: Rules, devices: tuple[Device, ...]) -> None:
     """Refuse at once what these devices can never serve, by the options or by what a job says of itself."""
-    chosen = check_devices(rules.settings, devices)
+    chosen = check_devices(rules.settings, devices, rules.gpus_wanted(jobs.specs))
     refuse_impossible(jobs.specs, rules, [device for device in devices if device.uuid in chosen.uuids])
 
 

@@ -40,6 +40,13 @@ class Rules:
         s = self.settings
         return Limits(s.gpus_at_once, s.cpu_jobs, s.max_jobs_per_gpu, s.tag_limits, s.gpu_strategy, s.max_bypass)
 
+    def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:
+        """GPUs that the box must have for a job, before it is looked at what each says; 0: none wants any."""
+        stated = {spec.attributes.gpus for spec in specs}
+        if not specs or (None in stated and self.settings.gpus_per_job):
+            return self.settings.gpus_per_job
+        return int(any(stated))
+
     def needs(self, spec: JobSpec) -> Requirements:
         """What this job needs: what it says of itself, else what the options say."""
         says, options = spec.attributes, self.settings
@@ -58,6 +65,7 @@ class Rules:
             gpu_model=says.gpu_model,
             env=says.env,
             git=git,
+            limited_tags=tuple(tag for tag in says.tags if tag in options.tag_limits) if options.tag_max_gpus else (),
         )
 
     def directory(self, spec: JobSpec) -> bytes:

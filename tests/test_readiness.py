@@ -20,7 +20,7 @@ from gpusched.core.model import (
     JobState,
     Requirements,
 )
-from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, find_cycle, readiness
+from gpusched.core.readiness import Directory, Known, Readiness, Tally, UnknownReference, find_cycle, readiness
 from gpusched.host.store import Store
 
 AFTER, ANY = DependencyKind.SUCCEEDED, DependencyKind.ANY
@@ -40,6 +40,10 @@ JOBS = Directory(
         Known(7),
     ]
 )
+
+
+def outlook(groups: Sequence[tuple[DependencyKind, Sequence[JobState]]]) -> Readiness:
+    return readiness([(kind, Tally.of(states)) for kind, states in groups])
 
 
 # ---- references ------------------------------------------------------------------------------------
@@ -183,15 +187,15 @@ def test_the_table(
     states: list[JobState], after: Readiness, any_: Readiness, failed: Readiness, ended: Readiness
 ) -> None:
     kinds = (AFTER, ANY, AFTER_FAILED, AFTER_ENDED)
-    assert tuple(readiness([(kind, states)]) for kind in kinds) == (after, any_, failed, ended)
+    assert tuple(outlook([(kind, states)]) for kind in kinds) == (after, any_, failed, ended)
 
 
 def test_all_dependencies_count_and_the_worst_decides() -> None:
-    assert readiness([]) is READY
+    assert outlook([]) is READY
     good, slow, lost = (AFTER, [SUCCEEDED]), (AFTER, [RUNNING]), (AFTER, [FAILED])
-    assert readiness([good, (AFTER_ENDED, [CANCELLED])]) is READY
-    assert readiness([slow, good]) is readiness([good, slow]) is WAITING
-    assert readiness([slow, lost]) is readiness([lost, slow]) is IMPOSSIBLE
+    assert outlook([good, (AFTER_ENDED, [CANCELLED])]) is READY
+    assert outlook([slow, good]) is outlook([good, slow]) is WAITING
+    assert outlook([slow, lost]) is outlook([lost, slow]) is IMPOSSIBLE
 
 
 STATES = st.lists(st.sampled_from(JobState), max_size=5)
@@ -202,8 +206,8 @@ STATES = st.lists(st.sampled_from(JobState), max_size=5)
 @given(st.sampled_from(DependencyKind), STATES)
 def test_what_is_settled_stays_so_however_the_rest_ends(kind: DependencyKind, states: list[JobState]) -> None:
     """READY and IMPOSSIBLE are told as soon as nothing that may happen changes them, and not before."""
-    outlooks = {readiness([(kind, ended)]) for ended in endings(states)}
-    now = readiness([(kind, states)])
+    outlooks = {outlook([(kind, ended)]) for ended in endings(states)}
+    now = outlook([(kind, states)])
     assert WAITING not in outlooks
     if now is not WAITING:
         assert outlooks == {now}

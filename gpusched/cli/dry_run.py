@@ -128,13 +128,14 @@ def _box(jobs: JobFile, rules: Rules, occupied: set[str]) -> Box:
     from gpusched.core.snapshot import DeviceView
 
     settings = rules.settings
-    if settings.gpus_per_job == 0 and not any(spec.attributes.gpus for spec in jobs.specs):
+    wanted = rules.gpus_wanted(jobs.specs)
+    if wanted == 0:
         return Box()
     try:
-        opened = api.open_devices(settings)
+        opened = api.open_devices(settings, wanted)
         opened.close()
         api.check_jobs(jobs, rules, opened.first.devices)
-        chosen = api.check_devices(settings, opened.first.devices)
+        chosen = api.check_devices(settings, opened.first.devices, wanted)
     except GpuschedError as error:
         return Box(error=error)
     criteria = Criteria(
@@ -192,7 +193,7 @@ def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rul
 def _blocked(entries: list[Entry]) -> set[int]:
     """The jobs that others of the list still keep from starting."""
     from gpusched.core.model import JobState
-    from gpusched.core.readiness import Directory, Known, Readiness, UnknownReference, readiness
+    from gpusched.core.readiness import Directory, Known, Readiness, Tally, UnknownReference, readiness
 
     if not any(entry.after for entry in entries):
         return set()
@@ -205,7 +206,7 @@ def _blocked(entries: list[Entry]) -> set[int]:
                 ((kind, ups),) = directory.resolve(entry.job_id, [dependency])
             except UnknownReference:  # a job whose line is gone: the queue knows it
                 continue
-            if readiness([(kind, [states[up] for up in ups])]) is not Readiness.READY:
+            if readiness([(kind, Tally.of([states[up] for up in ups]))]) is not Readiness.READY:
                 blocked.add(entry.job_id)
     return blocked
 

@@ -197,7 +197,7 @@ def _open_devices(jobs: JobFile, rules: Rules) -> Devices:
     """The devices, opened, that these jobs can use."""
     from gpusched import api
 
-    devices = api.open_devices(rules.settings)
+    devices = api.open_devices(rules.settings, rules.gpus_wanted(jobs.specs))
     try:
         api.check_jobs(jobs, rules, devices.first.devices)
     except BaseException:

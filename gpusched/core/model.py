@@ -169,16 +169,25 @@ class Requirements:
     gpu_model: str = ""
     env: tuple[tuple[bytes, bytes], ...] = ()
     git: str = ""  # commit of the work tree that its directory is in, with DIRTY behind when that was changed
+    limited_tags: tuple[str, ...] = ()  # those of its tags that have a limit of their own
 
     @property
     def shape(self) -> str:
-        """Jobs of one shape fit the same devices."""
-        return shape_text(self.gpus, self.mem_bytes, self.gpu_model, 0, self.tags)
+        """Jobs of one shape fit the same devices; CPU jobs are of one shape."""
+        if not self.gpus:
+            return _CPU_SHAPE
+        return f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
 
 
-def shape_text(gpus: int, mem_bytes: int, gpu_model: str, above_bytes: int, tags: tuple[str, ...]) -> str:
-    """The shape of a job as text; CPU jobs are of one shape."""
-    return f"{gpus}/{mem_bytes}/{gpu_model}/{above_bytes}/{','.join(tags)}" if gpus else "0"
+_CPU_SHAPE = "0"
+
+
+def reshape(shape: str, mem_bytes: int, above_bytes: int) -> str:
+    """The shape of the same job with another budget, and another wish for memory."""
+    if shape == _CPU_SHAPE:
+        return shape
+    gpus, _, _, rest = shape.split("|", 3)
+    return f"{gpus}|{mem_bytes}|{above_bytes}|{rest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +203,6 @@ class Job:
     mem_bytes: int = 0  # budget on each of its devices, which others may then share; 0: has them alone
     gpu_model: str = ""  # part of the device's name
     tags: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """Jobs of one shape fit the same devices: if the first cannot start now, none can."""
-        return (self.gpus, self.mem_bytes, self.gpu_model, self.above_bytes, self.tags)
 
 
 class OutcomeKind(str, Enum):

@@ -67,7 +67,7 @@ class Board:
     def _room(self, device: DeviceView) -> _Room | None:
         """What a job with a budget may still have of a device that jobs of ours share; None: it is not open."""
         known = device.availability
-        if not device.residents or not device.held or any(not r.budget_bytes for r in device.residents):
+        if device.alone or not device.residents or not device.held or any(not r.budget_bytes for r in device.residents):
             return None
         others_absent = known.count >= self._at.max_checks and known.settling_since is None
         if known.state is not DeviceState.RUNNING or not others_absent or known.foreign_bytes is None:
@@ -88,12 +88,15 @@ class Board:
             return self._place_cpu(job)
         if self._at.gpus_closed:
             return Reason("nvml", self._at.gpus_closed)
-        known = self._failed.get(job.shape)
+        # jobs of one shape fit the same devices: if the first cannot start now, none can
+        tags = tuple(tag for tag in job.tags if tag in self._tagged)
+        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, tags)
+        known = self._failed.get(shape)
         if known is not None:
             return known
         found = self._place_gpu(job)
         if isinstance(found, Reason) and found.kind != "look":
-            self._failed[job.shape] = Reason("behind", f"behind job {job.id}: {found.text}")
+            self._failed[shape] = Reason("behind", f"behind job {job.id}: {found.text}")
         return found
 
     def _place_cpu(self, job: Job) -> Start | Reason:
@@ -142,7 +145,7 @@ class Board:
             self._taken.add(device.uuid)
             self._gpus_left -= 1
             self._whole.remove(device)
-            if job.mem_bytes:
+            if job.mem_bytes and not device.alone:
                 left = free_bytes(device) - job.mem_bytes - MARGIN_BYTES
                 self._rooms[device.uuid] = _Room(device, left, 1, startable and device.held and device.looked, True)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
+from gpusched.core.model import Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
 CAUSE_NOT_NEEDED = "not_needed"  # cancelled because what it waits for did not fail: it counts nowhere
@@ -113,11 +113,30 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
     return []
 
 
-def readiness(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> Readiness:
-    """Whether a job may start, given the states of the jobs of each of its dependencies."""
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How the jobs of one dependency stand: how many there are, and how many have ended in which way."""
+
+    total: int
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @classmethod
+    def of(cls, states: Sequence[JobState]) -> Tally:
+        ends = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+        return cls(len(states), *(sum(state is end for state in states) for end in ends))
+
+    @property
+    def all_ended(self) -> bool:
+        return self.total == self.succeeded + self.failed + self.cancelled
+
+
+def readiness(groups: Iterable[tuple[DependencyKind, Tally]]) -> Readiness:
+    """Whether a job may start, given how the jobs of each of its dependencies stand."""
     worst = Readiness.READY
-    for kind, states in groups:
-        found = _readiness(kind, states)
+    for kind, tally in groups:
+        found = readiness_of(kind, tally)
         if found is Readiness.IMPOSSIBLE:
             return found
         if found is Readiness.WAITING:
@@ -125,26 +144,22 @@ def readiness(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> Re
     return worst
 
 
-def is_unneeded(groups: Iterable[tuple[DependencyKind, Sequence[JobState]]]) -> bool:
+def is_unneeded(groups: Iterable[tuple[DependencyKind, Tally]]) -> bool:
     """Whether a job that cannot start any more was only to start after a failure that did not come."""
-    lost = {kind for kind, states in groups if _readiness(kind, states) is Readiness.IMPOSSIBLE}
+    lost = {kind for kind, tally in groups if readiness_of(kind, tally) is Readiness.IMPOSSIBLE}
     return lost == {DependencyKind.FAILED}
 
 
-def _readiness(kind: DependencyKind, states: Sequence[JobState]) -> Readiness:
-    ended = [state in ENDED_STATES for state in states]
-    succeeded = [state is JobState.SUCCEEDED for state in states]
+def readiness_of(kind: DependencyKind, tally: Tally) -> Readiness:
+    """Whether one dependency is met."""
     if kind is DependencyKind.SUCCEEDED:
-        if all(succeeded):
+        if tally.succeeded == tally.total:
             return Readiness.READY
-        lost = any(end and not ok for end, ok in zip(ended, succeeded, strict=True))
-        return Readiness.IMPOSSIBLE if lost else Readiness.WAITING
+        return Readiness.IMPOSSIBLE if tally.failed or tally.cancelled else Readiness.WAITING
     if kind is DependencyKind.ANY:
-        if any(succeeded) or not states:
+        if tally.succeeded or not tally.total:
             return Readiness.READY
-        return Readiness.IMPOSSIBLE if all(ended) else Readiness.WAITING
-    if not all(ended):
+        return Readiness.IMPOSSIBLE if tally.all_ended else Readiness.WAITING
+    if not tally.all_ended:
         return Readiness.WAITING
-    if kind is DependencyKind.FAILED and not any(state is JobState.FAILED for state in states):
-        return Readiness.IMPOSSIBLE
-    return Readiness.READY
+    return Readiness.IMPOSSIBLE if kind is DependencyKind.FAILED and not tally.failed else Readiness.READY

@@ -62,6 +62,8 @@ def _hurdle(device: DeviceView, job: Job, room: tuple[int, int] | None, limits: 
 
 
 def _not_open(device: DeviceView) -> str:
+    if device.alone:
+        return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
     if any(not resident.budget_bytes for resident in device.residents):
         return "runs a job that has it alone (it states no mem)"
     if not device.held:

@@ -53,6 +53,7 @@ class DeviceView:
     name: str = ""
     group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not told
     looked_again: bool = False  # the last Look at it is answered, and nothing newer is known
+    alone: bool = False  # for one job at a time: a MIG instance, or a board in exclusive-process mode
     reserved_bytes: int = 0  # of the board, for the driver itself
 
     @property

@@ -236,6 +236,7 @@ class DeviceBook:
                 e.device.name,
                 e.device.group,
                 e.look_wanted_at is not None and e.asked_at >= e.look_wanted_at,
+                e.device.is_mig or e.device.compute_mode == "exclusive_process",
                 e.device.reserved_bytes,
             )
             for uuid, e in self._entries.items()

@@ -1,63 +1,108 @@
-"""The head of the queue: the waiting jobs that the plan looks at, fetched only when they may have changed."""
+"""The head of the queue: as many waiting jobs as it takes to plan like with all of them, fetched only when needed.
+
+What cannot be had by the first job of a shape cannot be had by those behind it. So a plan of the first few of each
+shape is the plan of all, unless it gives devices to each that it was shown of one: then it is shown more of these.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from typing import NamedTuple
 
-from gpusched.core.model import JobRow
-from gpusched.core.snapshot import Limits
-from gpusched.host.store import Store
+from gpusched.core.model import Job, JobRow
+from gpusched.core.plan import make_plan
+from gpusched.core.snapshot import Claim, Plan, Snapshot, Start
+from gpusched.host.store import SHAPES_MAX, Store
 
-SPARE = 8  # waiting jobs looked at beyond those that could start
-PAGES = 4  # fetched at once: as many times what is looked at
+SHOWN = 4  # jobs of a shape that a plan is shown at first
+GROWTH = 4  # so many times as many are shown, or fetched, when these were too few
+PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 64, 160  # jobs fetched at first: of a shape, and of all shapes about
+IN_ORDER = 1000  # jobs looked at where there are very many shapes
+
+
+class _Waiting(NamedTuple):
+    """A waiting job, so that they sort in the order in which they start."""
+
+    prio: int  # negated
+    position: int
+    id: int
+    job: Job
 
 
 class Head:
-    """The first jobs of each shape, in the order in which they start. `forget()` has them fetched anew."""
+    """`forget()` has the jobs fetched anew before the next plan."""
 
     def __init__(self, store: Store) -> None:
-        self.rows: list[JobRow] = []
+        self.rows: dict[int, JobRow] = {}  # what was fetched and still waits, by id
         self.retry_at: float | None = None  # when the next job that backs off may start
         self._store = store
         self._known = False  # whether `rows` is still what the store would say
-        self._sizes: Counter[str] = Counter()  # jobs of each shape that were fetched
-        self._page = 0  # a shape of which so many came may have more
+        self._shapes: dict[str, list[_Waiting]] = {}
+        self._more: set[str] = set()  # shapes of which there may be more jobs than were fetched
 
     def forget(self) -> None:
         self._known = False
 
     def take_out(self, gone: Set[int]) -> None:
         """These jobs no longer wait."""
-        self.rows = [row for row in self.rows if row.id not in gone]
+        for job_id in gone:
+            row = self.rows.pop(job_id, None)
+            if row is not None:
+                waiting = self._shapes[row.shape]
+                waiting[:] = (each for each in waiting if each.id != job_id)
 
-    def look(self, now: float, limits: Limits) -> list[JobRow]:
-        """The jobs to plan with now."""
-        wanted = self._wanted(limits)
-        if not self._known or self._runs_short(wanted) or (self.retry_at is not None and now >= self.retry_at):
-            self.rows, self._known = self._store.head(now, PAGES * wanted), True
-            self._sizes = Counter(row.shape for row in self.rows)
-            self._page = max(self._sizes.values(), default=0)
-            self.retry_at = self._store.next_not_before(now)
-        if len(self._sizes) <= 1:
-            return self.rows[:wanted]
-        left = dict.fromkeys(self._sizes, wanted)
-        shown = []
-        for row in self.rows:
-            if left[row.shape]:
-                left[row.shape] -= 1
-                shown.append(row)
-        return shown
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """The plan of `snapshot` with the jobs that wait."""
+        now = snapshot.now
+        if not self._known or (self.retry_at is not None and now >= self.retry_at):
+            self._fetch(now)
+        shown = dict.fromkeys(self._shapes, SHOWN)
+        while True:
+            plan = make_plan(replace(snapshot, waiting=tuple(self._first(shown))))
+            short = self._short(plan, shown)
+            if not short:
+                return plan
+            for shape in short:
+                shown[shape] *= GROWTH
+                if shape in self._more and shown[shape] > len(self._shapes[shape]):
+                    self._add(shape, max(PAGE_MAX, shown[shape]), now)
 
-    def _wanted(self, limits: Limits) -> int:
-        """How many jobs of one shape are looked at: as many as could start at once, and a few more."""
-        shares = any(row.mem_bytes for row in self.rows)
-        return limits.max_gpus * (limits.jobs_per_gpu if shares else 1) + limits.cpu_jobs + SPARE
+    def _first(self, shown: dict[str, int]) -> Iterable[Job]:
+        """So many of each shape, in the order in which they start."""
+        parts = [waiting[: shown[shape]] for shape, waiting in self._shapes.items()]
+        if len(parts) == 1:
+            return (each.job for each in parts[0])
+        return (each.job for each in sorted(each for part in parts for each in part))
 
-    def _runs_short(self, wanted: int) -> bool:
-        """Whether so many jobs of a shape have started that those behind them, not fetched yet, could be next."""
-        full = [shape for shape, size in self._sizes.items() if size >= self._page]
-        if not full:
-            return False
-        left = Counter(row.shape for row in self.rows)
-        return any(left[shape] < min(wanted, self._page) for shape in full)
+    def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
+        """Shapes of which each shown job gets devices, while there are more."""
+        placed = {action.job_id for action in plan.actions if isinstance(action, Start | Claim)}
+        placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
+        return [
+            shape
+            for shape, waiting in self._shapes.items()
+            if (shape in self._more or len(waiting) > shown[shape])
+            and all(each.id in placed for each in waiting[: shown[shape]])
+        ]
+
+    def _fetch(self, now: float) -> None:
+        shapes = self._store.shapes()
+        self._known, self.rows, self._shapes, self._more = True, {}, {}, set()
+        self.retry_at = self._store.next_not_before(now)
+        if len(shapes) > SHAPES_MAX:
+            for row in self._store.head(now, IN_ORDER):
+                self._shapes.setdefault(row.shape, []).append(self._take(row))
+            return
+        page = max(PAGE_MIN, min(PAGE_MAX, PAGE_SUM // max(1, len(shapes))))
+        for shape in shapes:
+            self._add(shape, page, now)
+
+    def _add(self, shape: str, limit: int, now: float) -> None:
+        found = self._store.head(now, limit, shape)
+        self._shapes[shape] = [self._take(row) for row in found]
+        (self._more.add if len(found) == limit else self._more.discard)(shape)
+
+    def _take(self, row: JobRow) -> _Waiting:
+        self.rows[row.id] = row
+        return _Waiting(-row.prio, row.position, row.id, row.waiting)

@@ -120,7 +120,7 @@ class Dispatcher:
             wanted=settings.gpu_list,
             outer_mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
             outer_order=os.environ.get("CUDA_DEVICE_ORDER"),
-            gpus_per_job=settings.gpus_per_job,
+            gpus_per_job=self._gpus_wanted(settings),
             max_gpus=settings.max_gpus,
         )
         style = LaunchStyle(
@@ -142,6 +142,12 @@ class Dispatcher:
         self.devices.settle_timeout_s = settings.settle_timeout
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
+
+    def _gpus_wanted(self, settings: Settings) -> int:
+        """What a job of the queue wants, by its own word or by the options; 0 only where no job wants a GPU."""
+        if self.store.wants_gpus():
+            return max(1, settings.gpus_per_job)
+        return settings.gpus_per_job if self.devices.box else 0
 
     # ---- the loop ----
 
@@ -175,7 +181,8 @@ class Dispatcher:
                 self._observe(now)
                 if self.quit:
                     break
-                plan = make_plan(self._snapshot(now))
+                snapshot = self._snapshot(now)
+                plan = make_plan(snapshot) if self.draining else self._head.plan(snapshot)
                 again = self._act(plan, now)
                 self._show(plan, now)
                 if self._finished():
@@ -269,7 +276,6 @@ class Dispatcher:
             now=now,
             limits=self.limits,
             devices=self.devices.views(self.meter.residents()),
-            waiting=() if self.draining else tuple(row.waiting for row in self._head.look(now, self.limits)),
             attempts=attempts,
             closed_to_starts=self.draining or self._trouble,
             gpus_closed=self.devices.error,
@@ -288,7 +294,7 @@ class Dispatcher:
             kept = tuple(action for action in plan.actions if not isinstance(action, Start | Claim))
             plan = replace(plan, actions=kept)
         try:
-            gone = self.actor.act(plan, {row.id: row for row in self._head.rows}, now)
+            gone = self.actor.act(plan, self._head.rows, now)
         except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
             self._head.forget()
@@ -332,7 +338,8 @@ class Dispatcher:
         self.draining, self.exit_code = f"stopping ({why})", code
         running = len(self.attempts.live)
         text = f"{why}: nothing new starts; {running} running job(s) go on to their end; the same command resumes"
-        self.reporter.tell("queue", f"{text} (once more: they are stopped and queued again)")
+        again = " (once more: they are stopped and queued again)" if code == EXIT_INTERRUPTED else ""
+        self.reporter.tell("queue", text + again)
 
     def _stop_everything(self, why: str, code: int, now: float) -> None:
         if self.stop_all_since is not None:
@@ -458,7 +465,7 @@ class Dispatcher:
             self.devices.next_look(),
             self.attempts.next_doubt(),
             None if self._trouble else self.feed.deadline(),
-            self._head.retry_at,
+            None if self.draining else self._head.retry_at,
         ):
             if moment is not None:
                 moments.append(moment)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.core.availability import DeviceState
-from gpusched.core.model import ENDED_STATES, Event, JobState, RunningView
+from gpusched.core.model import Event, JobState, RunningView
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.snapshot import Limits, Resident
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -96,8 +96,7 @@ class Reporter:
         if cause == CAUSE_NOT_NEEDED:
             self.tell("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
             return
-        others = [job for _, job in self._store.upstream(job_id) if job.state in ENDED_STATES]
-        bad = next((job for job in others if job.state is not JobState.SUCCEEDED), None)
+        bad = self._store.culprit(job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
         why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)

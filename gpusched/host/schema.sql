@@ -43,19 +43,37 @@ CREATE TABLE jobs (
 
 -- The head of the queue, each shape of jobs apart, at the same cost for a hundred waiting jobs and for a million.
 CREATE INDEX jobs_waiting ON jobs (shape, prio DESC, position) WHERE state = 'queued' AND blocked = 0;
+CREATE INDEX jobs_in_order ON jobs (prio DESC, position) WHERE state = 'queued' AND blocked = 0;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_cancelled ON jobs (cause) WHERE state = 'cancelled';
 CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 
--- What a job waits for: rows of one group are alternatives or companions, as its kind says.
-CREATE TABLE dependencies (
-    job_id      INTEGER NOT NULL REFERENCES jobs (id),
-    grp         INTEGER NOT NULL,
-    kind        TEXT    NOT NULL CHECK (kind IN ('after', 'after-any', 'after-failed', 'after-ended')),
+-- Jobs that others wait for together, and how they stand. Jobs that wait for the same ones share a set, so that a
+-- thousand jobs behind a thousand cost two thousand rows, and one that ends is counted once.
+CREATE TABLE sets (
+    id        INTEGER PRIMARY KEY,
+    name      BLOB    NOT NULL UNIQUE, -- a hash of its members
+    total     INTEGER NOT NULL,
+    succeeded INTEGER NOT NULL,
+    failed    INTEGER NOT NULL,
+    cancelled INTEGER NOT NULL
+) STRICT;
+CREATE TABLE members (
+    set_id      INTEGER NOT NULL REFERENCES sets (id) ON DELETE CASCADE,
     upstream_id INTEGER NOT NULL REFERENCES jobs (id),
-    PRIMARY KEY (job_id, grp, upstream_id)
+    PRIMARY KEY (set_id, upstream_id)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX dependencies_upstream ON dependencies (upstream_id, job_id);
+CREATE INDEX members_upstream ON members (upstream_id, set_id);
+
+-- What a job waits for, in the order in which it says so.
+CREATE TABLE dependencies (
+    job_id INTEGER NOT NULL REFERENCES jobs (id),
+    grp    INTEGER NOT NULL,
+    kind   TEXT    NOT NULL CHECK (kind IN ('after', 'after-any', 'after-failed', 'after-ended')),
+    set_id INTEGER NOT NULL REFERENCES sets (id),
+    PRIMARY KEY (job_id, grp)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX dependencies_set ON dependencies (set_id, kind, job_id);
 
 CREATE TABLE counts (
     state TEXT PRIMARY KEY,

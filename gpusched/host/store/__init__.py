@@ -6,6 +6,6 @@ Connection, Jobs (the one way to change a state, and what that does to dependant
 """
 
 from gpusched.host.store.connection import SCHEMA_VERSION, DiskFull, StoreError
-from gpusched.host.store.verbs import Store
+from gpusched.host.store.verbs import SHAPES_MAX, Store
 
-__all__ = ["SCHEMA_VERSION", "DiskFull", "Store", "StoreError"]
+__all__ = ["SCHEMA_VERSION", "SHAPES_MAX", "DiskFull", "Store", "StoreError"]

@@ -6,8 +6,16 @@ import time
 from collections import deque
 
 from gpusched.core.lifecycle import JobEvent, next_state
-from gpusched.core.model import ENDED_STATES, DependencyKind, JobRow, JobState, shape_text
-from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED, Readiness, is_unneeded, readiness
+from gpusched.core.model import ENDED_STATES, DependencyKind, JobRow, JobState, reshape
+from gpusched.core.readiness import (
+    CAUSE_DEPENDENCY,
+    CAUSE_NOT_NEEDED,
+    Readiness,
+    Tally,
+    is_unneeded,
+    readiness,
+    readiness_of,
+)
 from gpusched.errors import GpuschedError
 from gpusched.host.store.connection import Connection
 from gpusched.host.store.rows import JOB, job_row
@@ -20,7 +28,7 @@ class Jobs(Connection):
         super().__init__(path, create=create, read_only=read_only)
         self._rippled: list[tuple[int, JobState, str]] = []  # jobs that others have stopped, not told yet
         self._freed = False
-        self._changed: deque[int] = deque()  # jobs whose dependants are still to be weighed
+        self._changed: deque[tuple[int, JobState, JobState]] = deque()  # not counted yet in the sets they are in
 
     def job(self, job_id: int) -> JobRow:
         row = self._db.execute(f"SELECT {JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
@@ -37,8 +45,7 @@ class Jobs(Connection):
         if expected is not None:
             state = next_state(expected, event, f"job {job_id}")
             if self._db.execute(change, (state.value, *columns.values(), job_id, expected.value)).rowcount:
-                if state in ENDED_STATES:
-                    self._ripple(job_id)
+                self._ripple(job_id, expected, state)
                 return state
         row = self._db.execute("SELECT state, line FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
@@ -46,8 +53,7 @@ class Jobs(Connection):
         before = JobState(row[0])
         state = next_state(before, event, f"job {job_id}, line {row[1]}")
         self._db.execute(change, (state.value, *columns.values(), job_id, before.value))
-        if (state in ENDED_STATES) != (before in ENDED_STATES):
-            self._ripple(job_id)
+        self._ripple(job_id, before, state)
         return state
 
     def _requeue(self, job_id: int) -> None:
@@ -63,7 +69,7 @@ class Jobs(Connection):
             not_before=0.0,
             avoid="",
             above_bytes=0,
-            shape=shape_text(job.gpus, job.mem_bytes, job.gpu_model, 0, job.tags),
+            shape=reshape(job.shape, job.mem_bytes, 0),
         )
         self._weigh(job_id)
 
@@ -104,33 +110,56 @@ class Jobs(Connection):
         found, self._freed = self._freed, False
         return found
 
-    def _upstream(self, job_id: int) -> list[tuple[DependencyKind, list[JobState]]]:
-        groups: dict[int, tuple[DependencyKind, list[JobState]]] = {}
+    def _upstream(self, job_id: int) -> list[tuple[DependencyKind, Tally]]:
         query = (
-            "SELECT d.grp, d.kind, j.state FROM dependencies d JOIN jobs j ON j.id = d.upstream_id WHERE d.job_id = ?"
+            "SELECT d.kind, s.total, s.succeeded, s.failed, s.cancelled "
+            "FROM dependencies d JOIN sets s ON s.id = d.set_id WHERE d.job_id = ?"
         )
-        for number, kind, state in self._db.execute(query, (job_id,)):
-            groups.setdefault(number, (DependencyKind(kind), []))[1].append(JobState(state))
-        return list(groups.values())
+        return [(DependencyKind(kind), Tally(*counts)) for kind, *counts in self._db.execute(query, (job_id,))]
 
     def upstream(self, job_id: int) -> list[tuple[str, JobRow]]:
         """What a job waits for: kind and job, in the order in which it names them."""
         query = (
-            f"SELECT kind, {JOB} FROM dependencies JOIN jobs ON id = upstream_id WHERE job_id = ? "
-            "ORDER BY grp, upstream_id"
+            f"SELECT kind, {JOB} FROM dependencies d JOIN members m ON m.set_id = d.set_id "
+            "JOIN jobs ON jobs.id = m.upstream_id WHERE d.job_id = ? ORDER BY d.grp, m.upstream_id"
         )
         return [(kind, job_row(tuple(columns))) for kind, *columns in self._db.execute(query, (job_id,))]
 
-    def _ripple(self, job_id: int) -> None:
-        """Weigh every job that waits for this one, and those that wait for them, without recursion."""
-        self._changed.append(job_id)
+    def culprit(self, job_id: int) -> JobRow | None:
+        """The first of those that a job waits for that failed or was cancelled."""
+        query = (
+            f"SELECT {JOB} FROM dependencies d JOIN members m ON m.set_id = d.set_id "
+            "JOIN jobs ON jobs.id = m.upstream_id WHERE d.job_id = ? AND state IN ('failed', 'cancelled') LIMIT 1"
+        )
+        row = self._db.execute(query, (job_id,)).fetchone()
+        return None if row is None else job_row(row)
+
+    def _ripple(self, job_id: int, before: JobState, after: JobState) -> None:
+        """Count the change in the sets that the job is in, and weigh those whose wait it decides; no recursion."""
+        if before not in ENDED_STATES and after not in ENDED_STATES:
+            return
+        self._changed.append((job_id, before, after))
         if len(self._changed) > 1:
             return  # whoever is at it comes to it
-        query = "SELECT DISTINCT job_id FROM dependencies WHERE upstream_id = ?"
         try:
             while self._changed:
-                for (dependant,) in self._db.execute(query, (self._changed[0],)).fetchall():
-                    self._weigh(dependant)
+                self._count(*self._changed[0])
                 self._changed.popleft()
         finally:
             self._changed.clear()
+
+    def _count(self, job_id: int, before: JobState, after: JobState) -> None:
+        query = (
+            "SELECT id, total, succeeded, failed, cancelled FROM sets JOIN members ON set_id = id WHERE upstream_id = ?"
+        )
+        for set_id, *counts in self._db.execute(query, (job_id,)).fetchall():
+            old = Tally(*counts)
+            changes = [f"{before.value} = {before.value} - 1"] if before in ENDED_STATES else []
+            changes += [f"{after.value} = {after.value} + 1"] if after in ENDED_STATES else []
+            update = f"UPDATE sets SET {', '.join(changes)} WHERE id = ? RETURNING total, succeeded, failed, cancelled"
+            new = Tally(*self._db.execute(update, (set_id,)).fetchone())
+            for kind in DependencyKind:
+                if readiness_of(kind, old) is not readiness_of(kind, new):
+                    waiting = "SELECT job_id FROM dependencies WHERE set_id = ? AND kind = ?"
+                    for (dependant,) in self._db.execute(waiting, (set_id, kind.value)).fetchall():
+                        self._weigh(dependant)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 
 from gpusched.core.lifecycle import JobEvent, next_state
@@ -104,13 +106,30 @@ class Submission(Jobs):
                 groups = directory.resolve(job_id, spec.attributes.after)
             except UnknownReference as error:
                 raise _unknown_reference(spec, error.ref, directory.names()) from None
-            self._db.executemany(
-                "INSERT INTO dependencies VALUES (?, ?, ?, ?)",
-                ((job_id, n, kind.value, up) for n, (kind, ups) in enumerate(groups) for up in ups),
-            )
+            for n, (kind, members) in enumerate(groups):
+                row = (job_id, n, kind.value, self._set_of(members))
+                self._db.execute("INSERT INTO dependencies VALUES (?, ?, ?, ?)", row)
+        self._db.execute("DELETE FROM sets WHERE id NOT IN (SELECT set_id FROM dependencies)")
         self._refuse_cycles()
         for job_id, _ in wanting:
             self._weigh(job_id)
+
+    def _set_of(self, members: Sequence[int]) -> int:
+        """The set of these jobs, made if there is none."""
+        name = hashlib.blake2b(json.dumps(sorted(members)).encode(), digest_size=16).digest()
+        row = self._db.execute("SELECT id FROM sets WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        cursor = self._db.execute("INSERT INTO sets VALUES (NULL, ?, ?, 0, 0, 0)", (name, len(members)))
+        set_id = int(cursor.lastrowid or 0)
+        self._db.executemany("INSERT INTO members VALUES (?, ?)", ((set_id, up) for up in members))
+        counted = (
+            "UPDATE sets SET (succeeded, failed, cancelled) = (SELECT coalesce(sum(state = 'succeeded'), 0), "
+            "coalesce(sum(state = 'failed'), 0), coalesce(sum(state = 'cancelled'), 0) "
+            "FROM members JOIN jobs ON jobs.id = upstream_id WHERE set_id = sets.id) WHERE id = ?"
+        )
+        self._db.execute(counted, (set_id,))
+        return set_id
 
     def _directory(self, leaving: Set[int], kept: Container[int], newest: int | None) -> Directory:
         listed: list[Known] = []
@@ -130,12 +149,14 @@ class Submission(Jobs):
         upstream: dict[int, list[int]] = {}
         # a job that has ended waits for nobody any more
         query = (
-            "SELECT d.job_id, d.upstream_id FROM dependencies d JOIN jobs j ON j.id = d.job_id "
+            "SELECT d.job_id, d.set_id FROM dependencies d JOIN jobs j ON j.id = d.job_id "
             "WHERE j.state NOT IN ('succeeded', 'failed')"
         )
-        for job_id, up in self._db.execute(query):
-            upstream.setdefault(job_id, []).append(up)
-        circle = find_cycle(upstream)
+        for job_id, set_id in self._db.execute(query):  # a job waits for sets (below zero), a set for its jobs
+            upstream.setdefault(job_id, []).append(-set_id)
+        for set_id, up in self._db.execute("SELECT set_id, upstream_id FROM members"):
+            upstream.setdefault(-set_id, []).append(up)
+        circle = [node for node in find_cycle(upstream) if node > 0]
         if circle:
             lines = [str(self.job(job_id).line) for job_id in circle]
             raise GpuschedError(

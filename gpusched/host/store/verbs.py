@@ -14,15 +14,14 @@ from gpusched.core.model import (
     JobState,
     Outcome,
     Usage,
-    shape_text,
+    reshape,
 )
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store.rows import ATTEMPT, JOB, attempt_row, devices_text, job_row
 from gpusched.host.store.submission import Submission
 
-PAGE_MIN, PAGE_SUM = 4, 1000  # waiting jobs looked at: of each shape at least, and of all shapes about
-SHAPES_MAX = 500
+SHAPES_MAX = 500  # where there are more, the order alone counts
 
 
 class Store(Submission):
@@ -45,6 +44,11 @@ class Store(Submission):
     def has_startable(self) -> bool:
         """Whether a job waits that waits for no other job."""
         query = "SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 LIMIT 1"
+        return self._db.execute(query).fetchone() is not None
+
+    def wants_gpus(self) -> bool:
+        """Whether any job that has not ended wants a GPU."""
+        query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
         return self._db.execute(query).fetchone() is not None
 
     def count_removed(self) -> int:
@@ -74,30 +78,26 @@ class Store(Submission):
 
     # ---- what a dispatcher does ----
 
-    def head(self, now: float, limit: int) -> list[JobRow]:
-        """The first waiting jobs of each shape that may start by their own time, in the order in which they start.
-
-        `limit` is for each shape; where there are many shapes, fewer of each come.
-        """
-        shapes = self._shapes()
-        page = min(limit, max(PAGE_MIN, PAGE_SUM // max(1, len(shapes))))
-        query = (
-            f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 AND shape = ? AND not_before <= ? "
-            "ORDER BY prio DESC, position LIMIT ?"
-        )
-        rows = [job_row(row) for shape in shapes for row in self._db.execute(query, (shape, now, page))]
-        return sorted(rows, key=lambda row: (-row.prio, row.position)) if len(shapes) > 1 else rows
-
-    def _shapes(self) -> list[str]:
-        """The shapes of waiting jobs, found by leaps over the index."""
+    def shapes(self) -> list[str]:
+        """The shapes of waiting jobs, found by leaps over the index; at most SHAPES_MAX and one more."""
         query = (
             "WITH RECURSIVE leap (shape) AS ("
             "SELECT min(shape) FROM jobs WHERE state = 'queued' AND blocked = 0 UNION ALL "
             "SELECT (SELECT min(shape) FROM jobs WHERE state = 'queued' AND blocked = 0 AND shape > leap.shape) "
-            f"FROM leap WHERE leap.shape IS NOT NULL LIMIT {SHAPES_MAX + 1}) "
+            f"FROM leap WHERE leap.shape IS NOT NULL LIMIT {SHAPES_MAX + 2}) "
             "SELECT shape FROM leap WHERE shape IS NOT NULL"
         )
         return [shape for (shape,) in self._db.execute(query)]
+
+    def head(self, now: float, limit: int, shape: str | None = None) -> list[JobRow]:
+        """The first waiting jobs that may start by their own time, of one shape or of all, in their order."""
+        of_shape = "AND shape = ?3 " if shape is not None else ""
+        query = (
+            f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}AND not_before <= ?1 "
+            "ORDER BY prio DESC, position LIMIT ?2"
+        )
+        values = (now, limit) if shape is None else (now, limit, shape)
+        return [job_row(row) for row in self._db.execute(query, values)]
 
     def next_not_before(self, now: float) -> float | None:
         """When the next job that backs off may start."""
@@ -193,7 +193,7 @@ class Store(Submission):
                 avoid=",".join(sorted(avoid)),
                 above_bytes=above_bytes,
                 mem_bytes=budget,
-                shape=shape_text(job.gpus, budget, job.gpu_model, above_bytes, job.tags),
+                shape=reshape(job.shape, budget, above_bytes),
             )
 
     def blame_shutdown(self, since: float) -> list[int]:
