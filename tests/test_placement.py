@@ -151,6 +151,14 @@ def test_newcomers_wait_for_the_claim_and_the_look_of_the_first() -> None:
     assert found.actions == (Start(1, ("GPU-0",)), Start(2, ("GPU-0",)))
 
 
+def test_a_device_for_one_job_at_a_time_is_not_shared() -> None:
+    """A MIG instance, or a board in exclusive-process mode: a second process would fail on it."""
+    assert placed(plan([card(0, held=True, alone=True)], [needs(1, 4), needs(2, 4)])) == {1: "0"}
+    found = plan([card(0, 4, alone=True)], [needs(1, 4)])
+    assert placed(found) == {}
+    assert "one job at a time" in why(found)[1]
+
+
 def test_no_more_than_so_many_jobs_share_a_device() -> None:
     four = [needs(n, 1) for n in range(1, 5)]
     found = plan([card(0, 1)], four, Limits(8, jobs_per_gpu=3))

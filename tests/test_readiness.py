@@ -263,3 +263,23 @@ def test_what_a_dependency_cancelled_is_freed_when_it_no_longer_depends(tmp_path
     found = submit(store, line(b"one", name="a"), line(b"two", name="b"), line(b"three", after="b"))
     assert found == {"one": ("cancelled", False), "two": ("queued", False), "three": ("queued", True)}
     store.close()
+
+
+def test_many_behind_many_cost_a_row_each(tmp_path: Path) -> None:
+    """Jobs that wait for the same ones share a set: no row for each pair, and none weighed before it is decided."""
+    store = Store(str(tmp_path / "queue.db"), create=True)
+    first = [line(b"first %d" % n, "a") for n in range(30)]
+    submit(store, *first, *(line(b"second %d" % n, after="a") for n in range(30)))
+    rows = {
+        table: store._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in ("sets", "members", "dependencies")
+    }
+    assert rows == {"sets": 1, "members": 30, "dependencies": 30}
+    store.cancel(1, 101.0)
+    assert sum(job.state is CANCELLED and job.cause == "dependency" for job in store.jobs()) == 30
+    store.requeue(1)
+    assert all(job.state is QUEUED for job in store.jobs())
+    assert sum(job.blocked for job in store.jobs()) == 30
+    tallies = store._db.execute("SELECT total, succeeded, failed, cancelled FROM sets").fetchall()
+    assert tallies == [(30, 0, 0, 0)]
+    store.close()
