@@ -316,6 +316,14 @@ def test_retry_failed_is_asked_for_once(box: Box) -> None:
     assert box.read("stream") == "stream\nstream\n"
 
 
+def test_a_failed_line_that_is_mended_counts_no_more(box: Box) -> None:
+    assert box.run("false", "true").code == 1
+    mended = box.run("true # mended", "true")
+    assert mended.code == 0
+    assert "1 failed job no longer in the list" in mended.out
+    assert box.run("false", "true").code == 1  # its line is back, and so is its failure
+
+
 def test_an_empty_stream(box: Box) -> None:
     pipe = Pipe(box)
     pipe.close()

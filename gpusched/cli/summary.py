@@ -54,11 +54,15 @@ def page(queue: Queue, code: int) -> list[Line]:
             parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
     spent = clock(store.totals()["total_runtime"])
     lines = [tables.line(*parts, f" of {count(counts.total, 'job')} in {spent}")]
-    for n, job in enumerate(store.jobs([JobState.FAILED])):
+    unlisted = store.count_failed_unlisted()
+    for n, job in enumerate(job for job in store.jobs([JobState.FAILED]) if job.listed):
         if n == SHOWN_FAILED:
-            lines.append(tables.line(f"  … and {counts.failed - n} more: gpusched status -q {_name(queue)} -v"))
+            more = counts.failed - unlisted - n
+            lines.append(tables.line(f"  … and {more} more: gpusched status -q {_name(queue)} -v"))
             break
         lines += failed_lines(queue, job)
+    if unlisted:
+        lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
     cwd = os.getcwd()
     rows: list[tables.Row] = [
         ["metrics", short_path(place.metrics, cwd)],
@@ -100,7 +104,7 @@ def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
         steps.append("the same command goes on with what is queued")
     if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
         steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
-    if counts.failed:
+    if counts.failed > queue.store.count_failed_unlisted():
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
     return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]

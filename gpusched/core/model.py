@@ -354,6 +354,7 @@ class JobRow:
     position: int = 0  # in the order of the list
     shape: str = ""
     git: str = ""
+    listed: bool = True  # False: it has ended, and its line is gone
 
     @property
     def waiting(self) -> Job:

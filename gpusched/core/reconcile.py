@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpusched.core.model import JobSpec, JobState
+from gpusched.core.model import ENDED_STATES, JobSpec, JobState
 
 CAUSE_REMOVED = "removed"  # cancelled because its line left the file
 _WAITING = (JobState.QUEUED, JobState.HELD)
@@ -46,6 +46,7 @@ class Change:
     keep: tuple[tuple[int, JobSpec, int], ...]  # job id, spec as it is now, position
     requeue: tuple[int, ...]  # were cancelled because their line was gone; or failed and asked for again
     cancel: tuple[int, ...]  # wait, and their line is gone
+    gone: tuple[int, ...] = ()  # have ended, and their line is gone
 
 
 def reconcile(
@@ -74,5 +75,8 @@ def reconcile(
         returned = job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED
         if returned or (retry_failed and job.state is JobState.FAILED):
             requeue.append(job.id)
-    gone = [job.id for job in known.values() if job.state in _WAITING] if complete else []
-    return Change(tuple(add), tuple(keep), tuple(requeue), tuple(gone))
+    if not complete:
+        return Change(tuple(add), tuple(keep), tuple(requeue), ())
+    cancel = tuple(job.id for job in known.values() if job.state in _WAITING)
+    gone = tuple(job.id for job in known.values() if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
+    return Change(tuple(add), tuple(keep), tuple(requeue), cancel, gone)

@@ -491,7 +491,8 @@ class Dispatcher:
             return self.exit_code
         counts = self.store.counts()
         left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] + counts[JobState.CANCELLED] - self.store.count_removed() + left
+        bad = counts[JobState.FAILED] - self.store.count_failed_unlisted()
+        bad += counts[JobState.CANCELLED] - self.store.count_removed() + left
         return EXIT_SOME_FAILED if bad or self.intake.refused_lines else EXIT_OK
 
     def _leave(self) -> None:

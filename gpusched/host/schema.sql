@@ -32,6 +32,7 @@ CREATE TABLE jobs (
     gpu_model           TEXT    NOT NULL DEFAULT '',
     env                 TEXT    NOT NULL DEFAULT '[]', -- JSON, pairs of strings
     git                 TEXT    NOT NULL DEFAULT '',
+    listed              INTEGER NOT NULL DEFAULT 1, -- 0: it has ended, and its line is gone
     blocked             INTEGER NOT NULL DEFAULT 0, -- by a job that it depends on
     shape               TEXT    NOT NULL, -- jobs of one shape fit the same devices
     submitted_at        REAL    NOT NULL,

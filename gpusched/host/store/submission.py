@@ -47,6 +47,7 @@ class Submission(Jobs):
                 self._requeue(job_id)
             self._update(change.keep, needs)
             self._connect(change, newest if complete and not append else None)
+            self._db.executemany("UPDATE jobs SET listed = 0 WHERE id = ?", ((job_id,) for job_id in change.gone))
             for job_id in change.cancel:
                 self._move(job_id, JobEvent.CANCELLED, cause=CAUSE_REMOVED, ended_at=now)
         return change
@@ -65,8 +66,8 @@ class Submission(Jobs):
 
     def _update(self, keep: Sequence[tuple[int, JobSpec, int]], needs: Callable[[JobSpec], Requirements]) -> None:
         self._db.executemany(
-            "UPDATE jobs SET line = ?2, position = ?3, name = ?4, tags = ?5 "
-            "WHERE id = ?1 AND (line <> ?2 OR position <> ?3 OR name <> ?4 OR tags <> ?5)",
+            "UPDATE jobs SET line = ?2, position = ?3, name = ?4, tags = ?5, listed = 1 "
+            "WHERE id = ?1 AND (line <> ?2 OR position <> ?3 OR name <> ?4 OR tags <> ?5 OR listed = 0)",
             (
                 (job_id, spec.line, position, spec.attributes.name, ",".join(spec.attributes.tags))
                 for job_id, spec, position in keep

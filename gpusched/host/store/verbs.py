@@ -46,6 +46,11 @@ class Store(Submission):
         query = "SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 LIMIT 1"
         return self._db.execute(query).fetchone() is not None
 
+    def count_failed_unlisted(self) -> int:
+        """Failed jobs whose line is gone: what is wrong with them was mended, or is wanted no more."""
+        query = "SELECT count(*) FROM jobs WHERE state = 'failed' AND listed = 0"
+        return int(self._db.execute(query).fetchone()[0])
+
     def wants_gpus(self) -> bool:
         """Whether any job that has not ended wants a GPU."""
         query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
