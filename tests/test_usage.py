@@ -29,6 +29,17 @@ def test_memory_that_one_device_does_not_tell_is_unknown(dark: Sample) -> None:
     assert memory_of([sample((1, 100)), dark], {1}) is None
 
 
+@pytest.mark.parametrize("blind", [HIDDEN, sample((1, None))])
+def test_where_processes_do_not_tell_the_device_does(blind: Sample) -> None:
+    """What it has in use beyond what it had before the attempt; and it is said so."""
+    before = {"GPU-a": 400}
+    assert memory_of([blind], {1}, before) == 9_600
+    usage = add(NOTHING_USED, [blind], {1}, None, before)
+    assert (usage.peak_memory_bytes, usage.peak_device_bytes, usage.by_device) == (9_600, 9_600, True)
+    assert memory_of([LOST], {1}, before) is None
+    assert not add(NOTHING_USED, [sample((1, 100))], {1}, None, before).by_device
+
+
 def test_a_process_of_others_may_hide_its_memory() -> None:
     assert memory_of([sample((1, 100), (9, None))], {1}) == 100
 

@@ -83,6 +83,7 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "error_log": f"{queue_path}/{last.error_log}" if last and last.error_log else None,
         "peak_memory_bytes": None,
         "peak_device_bytes": None,
+        "memory_by": None,
         "mean_memory_bytes": None,
         "mean_utilisation": None,
         "energy_j": None,
@@ -95,6 +96,7 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         document |= {
             "peak_memory_bytes": usage.peak_memory_bytes,
             "peak_device_bytes": usage.peak_device_bytes,
+            "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
             "mean_memory_bytes": usage.mean_memory_bytes,
             "mean_utilisation": usage.mean_utilisation,
             "energy_j": usage.energy_j,

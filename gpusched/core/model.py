@@ -297,6 +297,7 @@ class Usage:
     mean_utilisation: float | None = None  # 0 to 1
     energy_j: float | None = None
     peak_device_bytes: int | None = None  # on one device
+    by_device: bool = False  # memory by the device's change, since its processes cannot be told apart
 
 
 NOTHING_USED = Usage()

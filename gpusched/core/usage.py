@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 
 from gpusched.core.model import Sample, Usage
 
-
-def memory_of(samples: Iterable[Sample], pids: Set[int]) -> int | None:
-    """Bytes that the processes `pids` hold on these devices. None when one device cannot tell."""
-    total = 0
-    for sample in samples:
-        if sample.processes is None or sample.error:
-            return None
-        for process in sample.processes:
-            if process.pid in pids:
-                if process.used_bytes is None:
-                    return None
-                total += process.used_bytes
-    return total
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-def add(usage: Usage, samples: Iterable[Sample], pids: Set[int], energy_j: float | None) -> Usage:
+def memory_of(samples: Iterable[Sample], pids: Set[int], before: Mapping[str, int] = NOTHING) -> int | None:
+    """Bytes that an attempt holds on these devices: those of its processes `pids`. None when one cannot tell.
+
+    Where processes cannot be told apart, and the attempt has the device alone, it is what the device has in use beyond
+    what it had `before` the attempt (by UUID).
+    """
+    held = [_held(sample, pids, before) for sample in samples]
+    return None if any(one is None for one in held) else sum(one or 0 for one in held)
+
+
+def _held(sample: Sample, pids: Set[int], before: Mapping[str, int]) -> int | None:
+    if sample.error:
+        return None
+    if not _is_blind(sample, pids):
+        return sum(p.used_bytes or 0 for p in sample.processes or () if p.pid in pids)
+    if sample.used_bytes is None or sample.uuid not in before:
+        return None
+    return max(0, sample.used_bytes - before[sample.uuid])
+
+
+def _is_blind(sample: Sample, pids: Set[int]) -> bool:
+    """Whether the device does not tell what the processes hold."""
+    return sample.processes is None or any(p.used_bytes is None for p in sample.processes if p.pid in pids)
+
+
+def add(
+    usage: Usage,
+    samples: Iterable[Sample],
+    pids: Set[int],
+    energy_j: float | None,
+    before: Mapping[str, int] = NOTHING,
+) -> Usage:
     """The usage after one more poll of the attempt's devices. `energy_j` is what the boards used since the last."""
     seen = list(samples)
-    memory = memory_of(seen, pids)
+    memory = memory_of(seen, pids, before)
     known = [s.utilisation for s in seen if s.utilisation is not None]
     utilisation = sum(known) / len(known) if known else None
     n = usage.samples + (memory is not None or utilisation is not None)  # a silent poll weighs nothing in the means
+    each = [held for sample in seen if (held := memory_of([sample], pids, before)) is not None]
     return Usage(
         samples=n,
         peak_memory_bytes=_larger(usage.peak_memory_bytes, memory),
         mean_memory_bytes=_mean(usage.mean_memory_bytes, memory, n),
         mean_utilisation=_mean(usage.mean_utilisation, utilisation, n),
         energy_j=usage.energy_j if energy_j is None else (usage.energy_j or 0.0) + energy_j,
-        peak_device_bytes=_larger(usage.peak_device_bytes, _most(seen, pids)),
+        peak_device_bytes=_larger(usage.peak_device_bytes, max(each, default=None)),
+        by_device=usage.by_device or (bool(each) and any(_is_blind(sample, pids) for sample in seen)),
     )
-
-
-def _most(samples: Iterable[Sample], pids: Set[int]) -> int | None:
-    """The most that the processes hold on one of these devices."""
-    told = [memory for sample in samples if (memory := memory_of([sample], pids)) is not None]
-    return max(told, default=None)
 
 
 def _larger(before: int | None, now: int | None) -> int | None:

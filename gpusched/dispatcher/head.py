@@ -17,7 +17,7 @@ from gpusched.host.store import SHAPES_MAX, Store
 
 SHOWN = 4  # jobs of a shape that a plan is shown at first
 GROWTH = 4  # so many times as many are shown, or fetched, when these were too few
-PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 64, 160  # jobs fetched at first: of a shape, and of all shapes about
+PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 32, 64  # jobs fetched at first: of a shape, and of all shapes about
 IN_ORDER = 1000  # jobs looked at where there are very many shapes
 
 

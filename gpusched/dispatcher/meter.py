@@ -43,13 +43,14 @@ class Meter:
             if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in mine):
                 live.seen_at = mine[0].at  # where processes cannot be told apart, nobody is called idle
                 live.told_idle = False
+            before = _before(live, mine)
             for sample in mine:
-                used_here = usage.memory_of([sample], pids)
+                used_here = usage.memory_of([sample], pids, before)
                 if used_here is not None:
                     live.used_bytes[sample.uuid] = used_here
             if mine:
                 energy = [used[uuid] for uuid in live.devices if uuid in used]
-                live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None)
+                live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None, before)
             live.read_progress()
             for uuid, sample in samples.items():
                 listed = any(p.pid in pids for p in sample.processes or ())
@@ -106,3 +107,13 @@ class Meter:
             return set()
         owners = self.owners([sample])
         return {pid for pid, live in owners.items() if sample.uuid in live.devices and not live.ended}
+
+
+def _before(live: Live, samples: Iterable[Sample]) -> dict[str, int]:
+    """What the devices of an attempt had in use when it was launched, by UUID."""
+    free = {device.uuid: device.free_bytes for device in live.row.devices}
+    return {
+        sample.uuid: sample.total_bytes - left
+        for sample in samples
+        if sample.total_bytes is not None and (left := free.get(sample.uuid)) is not None
+    }

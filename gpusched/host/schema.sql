@@ -108,6 +108,7 @@ CREATE TABLE attempts (
     mean_utilisation  REAL,
     energy_j          REAL,
     peak_device_bytes INTEGER,
+    by_device         INTEGER NOT NULL DEFAULT 0, -- memory by the device's change, not by processes
     max_rss_bytes     INTEGER,
     cpu_s             REAL,
     progress          TEXT    NOT NULL DEFAULT '',

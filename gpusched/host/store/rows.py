@@ -14,8 +14,8 @@ JOB = (
 )
 ATTEMPT = (
     "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, samples, "
-    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, max_rss_bytes, cpu_s, "
-    "progress"
+    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, by_device, "
+    "max_rss_bytes, cpu_s, progress"
 )
 
 
@@ -66,10 +66,10 @@ def attempt_row(row: tuple) -> AttemptRow:  # type: ignore[type-arg]
         log=row[9],
         error_log=row[10],
         devices=tuple(DeviceUse(*item) for item in json.loads(row[11])),
-        usage=Usage(*row[12:18]),
-        max_rss_bytes=row[18],
-        cpu_s=row[19],
-        progress=row[20],
+        usage=Usage(row[12], row[13], row[14], row[15], row[16], row[17], by_device=bool(row[18])),
+        max_rss_bytes=row[19],
+        cpu_s=row[20],
+        progress=row[21],
     )
 
 

@@ -159,7 +159,7 @@ class Store(Submission):
             self._db.execute(
                 "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
                 "samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, energy_j = ?, "
-                "peak_device_bytes = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? "
+                "peak_device_bytes = ?, by_device = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? "
                 "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     ended_at,
@@ -174,6 +174,7 @@ class Store(Submission):
                     usage.mean_utilisation,
                     usage.energy_j,
                     usage.peak_device_bytes,
+                    usage.by_device,
                     max_rss_bytes,
                     cpu_s,
                     progress,
@@ -223,7 +224,7 @@ class Store(Submission):
         with self.transaction():
             self._db.execute(
                 "UPDATE attempts SET samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, "
-                "energy_j = ?, peak_device_bytes = ?, progress = ? "
+                "energy_j = ?, peak_device_bytes = ?, by_device = ?, progress = ? "
                 "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     usage.samples,
@@ -232,6 +233,7 @@ class Store(Submission):
                     usage.mean_utilisation,
                     usage.energy_j,
                     usage.peak_device_bytes,
+                    usage.by_device,
                     progress,
                     job_id,
                     number,
