@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gpusched.config import Settings
+from gpusched.config import Loaded, Settings
 from gpusched.core import selection
 from gpusched.core.jobfile import JobFile
 from gpusched.core.masking import mask_secrets
@@ -264,6 +264,24 @@ def names_in(place: QueueDir) -> set[str]:
         return store.names()
     finally:
         store.close()
+
+
+def settings_for(place: QueueDir, loaded: Loaded) -> Settings:
+    """The settings for a start: while a dispatcher works on the queue, its own, but for what was given this time.
+
+    So a start that says less, from cron or retyped, lifts no limit that the running one was given.
+    """
+    if not place.exists() or place.dispatcher() is None:
+        return loaded.settings
+    store = Store(place.database)
+    try:
+        text = store.meta("settings")
+    finally:
+        store.close()
+    if text is None:
+        return loaded.settings
+    given = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
+    return replace(Settings.from_json(text), **given)
 
 
 def known_devices(place: QueueDir) -> tuple[Device, ...]:

@@ -386,6 +386,12 @@ def show(setting: Setting, value: object) -> str:
 # ---- the layers ------------------------------------------------------------------------------------
 
 
+def changed(before: Settings, after: Settings) -> list[str]:
+    """What differs, as "max_gpus 1 -> 4"."""
+    pairs = ((setting, getattr(before, name), getattr(after, name)) for name, setting in SETTINGS.items())
+    return [f"{setting.name} {show(setting, a)} -> {show(setting, b)}" for setting, a, b in pairs if a != b]
+
+
 @dataclass(frozen=True, slots=True)
 class FileSeen:
     """A settings file that was looked for, and what came of it."""

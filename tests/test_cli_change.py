@@ -15,7 +15,7 @@ import pytest
 
 from gpusched.cli import change_cmd
 from gpusched.cli import main as front
-from gpusched.core.model import JobState
+from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import attemptdir, locks, processes, queuedir
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
@@ -250,3 +250,29 @@ def test_ranges(ids: list[int], text: str) -> None:
 def test_the_words_come_out_of_a_pipe(sample: Sample9) -> None:
     done = subprocess.run([sys.executable, "-m", "gpusched", "requeue", "2"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("job 2: queued again\n"), done.stderr
+
+
+# ---- which queue, which job ------------------------------------------------------------------------
+
+
+def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
+    spec = JobSpec(b"sleep 9", b"sleep 9", 40, attributes=Attributes(name="wide"))
+    sample.store.submit([spec], lambda _: Requirements(name="wide"), NOW, append=True)
+    assert call(capsys, "cancel", "wide") == "job 10: cancelled\n"
+
+
+def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Sample9(sample.home, "other")
+    for made in (sample, other):
+        queuedir.remember(made.place)
+    monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
+    assert front.run(["cancel", "5"]) == 2
+    assert "2 queues are being dispatched" in capsys.readouterr().err
+    assert front.run(["cancel", "5", "-q", "commands"]) == 0
+    assert front.run(["status"]) == front.run(["status", "-q", "other"]) == 0
+    capsys.readouterr()
+    front.run(["explain", "5"])  # what is only shown is shown of one, which is said
+    assert "queue other, the one that is dispatched" in capsys.readouterr().err
+    other.close()

@@ -316,6 +316,21 @@ def test_retry_failed_is_asked_for_once(box: Box) -> None:
     assert box.read("stream") == "stream\nstream\n"
 
 
+def test_a_second_start_that_says_less_lifts_no_limit(box: Box) -> None:
+    """What it does say is taken, and told."""
+    listed = box.write(HOLD + "1", HOLD + "2", "echo three")
+    running = box.start("run", listed, "--max-gpus", "1")
+    wait_for(lambda: box.running() == 1)
+    assert box.gpusched("run", listed).code == 75
+    assert box.gpusched("run", listed, "--retries", "2").code == 75
+    assert box.states() == ["running", "queued", "queued"]
+    (box.work / "go").touch()
+    ended = running.wait()
+    assert ended.code == 0
+    assert "a newer start gave other options: retries 0 -> 2" in ended.out
+    assert "max_gpus" not in ended.out
+
+
 def test_a_failed_line_that_is_mended_counts_no_more(box: Box) -> None:
     assert box.run("false", "true").code == 1
     mended = box.run("true # mended", "true")

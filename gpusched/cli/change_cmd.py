@@ -73,7 +73,7 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
     """
     from gpusched.core.model import JobState
 
-    place = target.find(queue)
+    place = target.find(queue, to_change=True)
     store = target.open_store(place, read_only=False)
     told = Told()
     alive = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
@@ -133,7 +133,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
     from gpusched.core.lifecycle import InvalidTransition
     from gpusched.core.model import JobState
 
-    place = target.find(queue)
+    place = target.find(queue, to_change=True)
     store = target.open_store(place, read_only=False)
     told = Told()
     try:
@@ -216,7 +216,7 @@ def _move_all(
 ) -> int:
     from gpusched.core.lifecycle import InvalidTransition
 
-    place = target.find(queue)
+    place = target.find(queue, to_change=True)
     store = target.open_store(place, read_only=False)
     told = Told()
     try:
@@ -256,7 +256,7 @@ def stop(queue: str | None, at_once: bool) -> int:
     It starts nothing new and leaves when the running jobs have ended, as after one Ctrl-C; with --now it stops them
     first, as after two.
     """
-    place = target.find(queue)
+    place = target.find(queue, to_change=True)
     store = target.open_store(place, read_only=False)
     try:
         _stop(place, store, at_once=at_once)

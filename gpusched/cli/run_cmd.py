@@ -99,6 +99,8 @@ def run(
     given = read_given(file, command, parameters, each)
     jobs = _parse(given, rules, verbose=verbose, quiet=quiet or as_json)
     place = api.place_for(given.source, settings)
+    settings = api.settings_for(place, loaded)
+    rules = replace(rules, settings=settings)
     _refuse_unmet(given, jobs, api.names_in(place))
     if dry_run:
         from gpusched.cli.dry_run import dry_run as show

@@ -99,8 +99,9 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
         if not by.alive:
             shown = replace(shown, mark=facts.look(place, view.job.id, view.attempt.number).word)
         running.append((shown, facts.last_log_line(place, view.attempt)))
-    reasons = facts.reasons(store, by, now)
-    waiting = list(islice(store.jobs([JobState.QUEUED]), pages.SHOWN_JOBS))
+    waiting = list(islice(store.jobs([JobState.QUEUED, JobState.HELD]), pages.SHOWN_JOBS))
+    held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
+    reasons = facts.reasons(store, by, now) | held
     failed: list[tuple[JobRow, AttemptRow | None]] = []
     if not every_job:
         failed = [(row, _last(store, row)) for row in islice(store.jobs([JobState.FAILED]), pages.SHOWN_JOBS)]

@@ -32,11 +32,23 @@ def now() -> float:
     return time.time()
 
 
-def find(name: str | None) -> QueueDir:
-    """The queue that is meant. Raises GpuschedError where there is none."""
+def find(name: str | None, *, to_change: bool = False) -> QueueDir:
+    """The queue that is meant; which one is said where -q does not. Raises GpuschedError where there is none.
+
+    Where several are dispatched, and one is `to_change`, it has to be named.
+    """
     from gpusched.host import queuedir
 
-    return queuedir.resolve(name, load().settings.state_dir)
+    place = queuedir.resolve(name, load().settings.state_dir)
+    known = queuedir.known() if name is None else []
+    if len(known) > 1:
+        live = [queue for queue in known if queue.dispatcher() is not None]
+        if to_change and len(live) > 1:
+            names = ", ".join(queue_name(queue, known) for queue in live)
+            raise GpuschedError(f"{len(live)} queues are being dispatched: {names}", hint="name one of them with -q")
+        which = "the one that is dispatched" if live else "the newest"
+        click.echo(f"gpusched: queue {queue_name(place, known)}, {which}; -q names another", err=True)
+    return place
 
 
 def open_store(place: QueueDir, *, read_only: bool = True) -> Store:
@@ -55,13 +67,19 @@ def claims(settings: Settings) -> Claims | None:
 
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
-    """Ids and ranges such as `3` and `3-7` -> ids, each once. Raises GpuschedError for one that is not there."""
+    """Ids, ranges such as `3-7` and names -> ids, each once. Raises GpuschedError for one that is not there."""
     last = sum(store.counts().values())
     ids: dict[int, None] = {}
     for word in words:
+        named = store.find_name(word)
+        if named is not None:
+            ids[named] = None
+            continue
         first, dash, end = word.partition("-")
         if not first.isdecimal() or (dash and not end.isdecimal()) or len(word) > 24:
-            raise GpuschedError(f"{word!r} names no job", hint="an id such as 12, or a range such as 3-7")
+            raise GpuschedError(
+                f"{word!r} names no job", hint="an id such as 12, a range such as 3-7, or a job's name="
+            )
         low, high = int(first), int(end or first)
         if not 1 <= low <= high <= last:
             have = f"it has jobs 1 to {last}" if last else "it has no jobs"

@@ -205,7 +205,7 @@ class AttemptBook:
         if live.fact is AttemptFact.NOT_STARTED:
             cause = "dispatcher_gone" if live.adopted else ""
             if error:
-                cause = "disk_full" if error in _DISK_FULL else "cannot_start"
+                cause = "disk_full" if error.startswith(_DISK_FULL) else "cannot_start"
             return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
         if live.fact is AttemptFact.LOST:
             return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpusched.config import Settings
+from gpusched.config import Settings, changed
 from gpusched.core import selection
 from gpusched.core.availability import Criteria
 from gpusched.core.lifecycle import BACKOFF_MAX_S, JobEvent
@@ -98,6 +98,7 @@ class Dispatcher:
         self._trouble = ""  # why the box lets nothing start
         self._trouble_until = 0.0
         self._trouble_told = ""
+        self._trouble_since = 0.0
         self._gone = False  # the queue's files were removed
         self._seen_at = 0.0  # when the last tick was
         self._next_poll = self._next_metrics = self._next_frame = 0.0
@@ -264,6 +265,10 @@ class Dispatcher:
 
     def _look(self, now: float, *, everywhere: bool) -> None:
         ended = self.attempts.look(now, everywhere, self.stop_all_since)
+        began = (live for live in self.attempts.live.values() if "pid" in live.fields)
+        if self._trouble_told and any(live.row.started_at >= self._trouble_since for live in began):
+            self._trouble_told = ""
+            self.reporter.tell("queue", "jobs can start again")
         for live in ended:
             if live.outcome is not None and live.outcome.cause in ("disk_full", "cannot_start"):
                 self._note_trouble(live.outcome.note, now, full=live.outcome.cause == "disk_full")
@@ -299,9 +304,6 @@ class Dispatcher:
             self._note_trouble(error, now)
             self._head.forget()
             return False
-        if gone and self._trouble_told:
-            self._trouble_told = ""
-            self.reporter.tell("queue", "jobs can start again")
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head.take_out(gone)
@@ -384,9 +386,13 @@ class Dispatcher:
         if text is None:
             return
         self._take_dirs()
+        before = self.settings
         try:
             self._apply(Settings.from_json(text))
             self.actor.style, self.actor.visible_devices = self.style, self.settings.visible_devices
+            changes = changed(before, self.settings)
+            if changes:
+                self.reporter.tell("queue", f"a newer start gave other options: {', '.join(changes)}")
         except GpuschedError as error:
             self.reporter.tell("warning", f"newer options are not taken: {error}")
 
@@ -411,6 +417,7 @@ class Dispatcher:
         full = full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
         self._trouble = "the disk is full" if full else "no job can be started"
         self._trouble_until = now + TROUBLE_AGAIN_S
+        self._trouble_since = now
         if self._trouble != self._trouble_told:
             self._trouble_told = self._trouble
             again = f"nothing new starts, running jobs go on; tried again every {TROUBLE_AGAIN_S:g} s"

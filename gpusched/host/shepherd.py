@@ -150,7 +150,7 @@ class Shepherd:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
             self._let_go(life, claims)
-            self._tell(f"{directory}\0{error.strerror}", True)
+            self._tell(f"{directory}\0{_words(error)}", True)
             return True
         finally:
             for fd in logs:
@@ -361,6 +361,13 @@ def _open_logs(order: dict[str, Any]) -> list[int]:
         for fd in found:
             os.close(fd)
         raise
+
+
+def _words(error: OSError) -> str:
+    """What went wrong, and with which file."""
+    name = error.filename
+    where = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
+    return f"{error.strerror}{where}"
 
 
 def _wait_for_all() -> None:

@@ -16,8 +16,9 @@ from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_MS = 10_000
+CACHE_KIB, AMPLE_CACHE_KIB, MANY_ROWS = 2000, 32_000, 10_000
 
 
 class StoreError(GpuschedError):
@@ -135,6 +136,19 @@ class Connection:
                 self._depth = 0
                 if self._db.in_transaction:  # a full disk has rolled back by itself
                     self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _ample_cache(self, rows: int) -> Iterator[None]:
+        """Room for the indexes that many new rows go into, each at a random place; given back at the end."""
+        if rows < MANY_ROWS:
+            yield
+            return
+        self._db.execute(f"PRAGMA cache_size = -{AMPLE_CACHE_KIB}")
+        try:
+            yield
+        finally:
+            self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self._db.execute("PRAGMA shrink_memory")
 
     @contextmanager
     def _words(self) -> Iterator[None]:

@@ -21,7 +21,9 @@ ATTEMPT = (
 
 def columns(needs: Requirements) -> tuple[object, ...]:
     """The columns of a job that its requirements fill, in the order of the statements above."""
-    env = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env])
+    env = "[]"  # mostly
+    if needs.env:
+        env = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env])
     return (
         needs.cwd,
         needs.gpus,

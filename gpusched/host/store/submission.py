@@ -31,7 +31,7 @@ class Submission(Jobs):
 
         Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
         """
-        with self.transaction():
+        with self._ample_cache(len(specs)), self.transaction():
             held: list[Held] = []
             first = 0
             if append:

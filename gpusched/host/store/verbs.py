@@ -51,6 +51,12 @@ class Store(Submission):
         query = "SELECT count(*) FROM jobs WHERE state = 'failed' AND listed = 0"
         return int(self._db.execute(query).fetchone()[0])
 
+    def find_name(self, name: str) -> int | None:
+        """The job of this name; the newest, where one of them has left the list."""
+        query = "SELECT max(id) FROM jobs WHERE name = ? AND name <> ''"
+        row = self._db.execute(query, (name,)).fetchone()
+        return None if row[0] is None else int(row[0])
+
     def wants_gpus(self) -> bool:
         """Whether any job that has not ended wants a GPU."""
         query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
