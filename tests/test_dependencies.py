@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.dependencies import check
 from gpusched.core.findings import Finding
 from gpusched.core.jobfile import parse
 from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
+from gpusched.core.readiness import Directory, Known, UnknownReference, find_cycle
 
 
 def found(text: str, *known: str) -> list[Finding]:
@@ -87,3 +88,33 @@ def test_a_circle_is_found_just_where_there_is_one(arrows: list[tuple[int, int]]
     for _ in range(8):
         reach = {n: aims.union(*(reach[m] for m in aims)) for n, aims in reach.items()}
     assert bool(check(specs)) == any(n in aims for n, aims in reach.items())
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> list[JobSpec]:
+    words = ["a", "b", "c", "s", "t"]
+    names = draw(st.lists(st.sampled_from(words), max_size=4, unique=True))
+    specs = []
+    for n in range(draw(st.integers(1, 6))):
+        tags = tuple(draw(st.lists(st.sampled_from(words), max_size=2, unique=True)))
+        refs = tuple(draw(st.lists(st.sampled_from(words), max_size=2, unique=True)))
+        after = (Dependency(DependencyKind.ENDED, refs),) if refs else ()
+        name = names[n] if n < len(names) else ""
+        specs.append(JobSpec(b"x", b"x", n + 1, 1, Attributes(name=name, tags=tags, after=after)))
+    return specs
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=500)
+@given(lists())
+def test_what_is_said_of_a_list_is_what_its_queue_does(specs: list[JobSpec]) -> None:
+    directory = Directory(Known(n, spec.attributes.name, spec.attributes.tags) for n, spec in enumerate(specs))
+    try:
+        upstream = {
+            n: [up for _, ups in directory.resolve(n, spec.attributes.after) for up in ups]
+            for n, spec in enumerate(specs)
+        }
+        refused = bool(find_cycle(upstream))
+    except UnknownReference:
+        refused = True
+    assert bool(check(specs)) == refused
