@@ -443,11 +443,12 @@ class Dispatcher:
             self._waited_since.setdefault(job, now)
         reason = next(iter(plan.reasons.values()), None)
         self._reason = reason.text if reason else ""
-        if reason is None or reason.kind in ("closed", "nvml") or self.attempts.live:  # or it was told
+        if reason is None or reason.kind in ("closed", "nvml", "look") or self.attempts.live:  # or it was told
             self._tell_wait_at = now + WAIT_IS_LONG_S
         elif now >= self._tell_wait_at:
             self._tell_wait_at = now + WAITS_AGAIN_S
-            self.reporter.tell("waiting", f"the next job {reason.text}")
+            text = reason.text if reason.text.startswith("waits") else f"waits: {reason.text}"
+            self.reporter.tell("waiting", f"the next job {text}")
         if now >= self._next_metrics:
             self._next_metrics = now + METRICS_EVERY_S
             self._write_metrics(now, every_job=False)
