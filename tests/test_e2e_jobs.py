@@ -124,6 +124,23 @@ def test_a_dependant_may_be_held_instead(box: Box) -> None:
     assert ran(box) == ["b", "c"]
 
 
+def test_what_waits_for_a_cancelled_job_goes_with_it(box: Box) -> None:
+    for number in (0, 1):
+        box.set_gpu(number, foreign=9000)
+    lines = ["[name=a] echo a >> ran", "[name=b after=a] echo b >> ran", "[after=b] echo c >> ran"]
+    running = box.start("run", box.write(*lines, "[gpus=0] " + until("go")))
+    wait_for(lambda: box.running() == 1)
+    told = box.gpusched("cancel", "1", "3").out
+    assert told == "jobs 1, 3: cancelled\njob 2: cancelled too, for what it waits for\n"
+    for number in (0, 1):
+        box.set_gpu(number, foreign=0)
+    assert box.gpusched("requeue", "1").code == 0
+    wait_for(lambda: ran(box) == ["a", "b"])
+    (box.work / "go").touch()
+    assert running.wait().code == 1
+    assert states(box)[3] == ("cancelled", "")  # by a person, so it stays
+
+
 def test_dependants_start_at_once(box: Box) -> None:
     """Not at the next poll: that of a GPU job, and of a CPU job that no device wakes."""
     lines = ["[name=a] date +%s%N >> ran", "[name=b after=a gpus=0] date +%s%N >> ran", "[after=b] date +%s%N >> ran"]

@@ -86,6 +86,9 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
         dispatched = place.dispatcher() is not None
         for job_id in ids:
             _tell_cancel(place, store, told, job_id, before[job_id], after[job_id], dispatched=dispatched)
+        for job_id, state, _ in store.take_rippled():
+            if job_id not in before:
+                told.add(job_id, f"{state.value} too, for what it waits for")
         if not ids:
             click.echo("no job waits or runs")
     finally:

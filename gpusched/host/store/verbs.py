@@ -18,6 +18,7 @@ from gpusched.core.model import (
 )
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
+from gpusched.host.store.jobs import STOPPED_FOR_OTHERS
 from gpusched.host.store.rows import ATTEMPT, JOB, attempt_row, devices_text, job_row
 from gpusched.host.store.submission import Submission
 
@@ -262,7 +263,7 @@ class Store(Submission):
         with self.transaction():
             job = self.job(job_id)
             if job.state in ENDED_STATES:
-                if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
+                if job.state is JobState.CANCELLED and job.cause in (CAUSE_REMOVED, *STOPPED_FOR_OTHERS):
                     self._db.execute("UPDATE jobs SET cause = '' WHERE id = ?", (job_id,))
                 return job.state
             self._db.execute("UPDATE jobs SET cancel_requested_at = ? WHERE id = ?", (now, job_id))
