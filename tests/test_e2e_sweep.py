@@ -73,11 +73,12 @@ def test_a_command_with_parameters_has_a_queue_of_its_own(box: Box) -> None:
 
 
 def test_other_values_take_no_waiting_job_back(box: Box) -> None:
-    words = ["run", "-c", "sleep 0.2; echo {n}", "--max-gpus", "1"]
+    words = ["run", "-c", "until [ -e go ]; do sleep 0.05; done; echo {n}", "--max-gpus", "1"]
     name = Sweep(words[2]).stem
     first = box.start(*words, "-p", "n=1..5")
     first.wait_until_said("job 1 on")
     assert box.gpusched(*words, "-p", "n=6").code == 75
+    (box.work / "go").touch()
     assert first.wait().code == 0
     assert sorted(row.said() for row in box.jobs(name)) == [f"{n}\n" for n in range(1, 7)]
 
