@@ -45,6 +45,7 @@ class Directory:
         self._names: dict[str, int] = {}
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
+        self._resolved: dict[tuple[str, ...], tuple[tuple[int, ...], frozenset[int]]] = {}  # many wait for the same
         for job in jobs:
             self._ids.add(job.id)
             if job.name:
@@ -76,10 +77,16 @@ class Directory:
 
     def resolve(self, job_id: int, after: Sequence[Dependency]) -> list[tuple[DependencyKind, tuple[int, ...]]]:
         """The jobs behind each dependency. A job that bears a tag that it waits for waits for the others that do."""
-        return [
-            (dependency.kind, tuple(dict.fromkeys(i for ref in dependency.refs for i in self._others(job_id, ref))))
-            for dependency in after
-        ]
+        return [(dependency.kind, self._members(job_id, dependency.refs)) for dependency in after]
+
+    def _members(self, job_id: int, refs: tuple[str, ...]) -> tuple[int, ...]:
+        if refs not in self._resolved:
+            found = tuple(dict.fromkeys(i for ref in refs for i in self.find(ref)))
+            self._resolved[refs] = found, frozenset(found)
+        found, known = self._resolved[refs]
+        if job_id not in known:
+            return found
+        return tuple(dict.fromkeys(i for ref in refs for i in self._others(job_id, ref)))
 
     def _others(self, job_id: int, ref: str) -> tuple[int, ...]:
         found = self.find(ref)

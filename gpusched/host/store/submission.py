@@ -102,13 +102,16 @@ class Submission(Jobs):
         if not wanting:
             return
         directory = self._directory(set(change.cancel), kept, newest)
+        sets: dict[tuple[int, ...], int] = {}
         for job_id, spec in wanting:
             try:
                 groups = directory.resolve(job_id, spec.attributes.after)
             except UnknownReference as error:
                 raise _unknown_reference(spec, error.ref, directory.names()) from None
             for n, (kind, members) in enumerate(groups):
-                row = (job_id, n, kind.value, self._set_of(members))
+                if members not in sets:
+                    sets[members] = self._set_of(members)
+                row = (job_id, n, kind.value, sets[members])
                 self._db.execute("INSERT INTO dependencies VALUES (?, ?, ?, ?)", row)
         self._db.execute("DELETE FROM sets WHERE id NOT IN (SELECT set_id FROM dependencies)")
         self._refuse_cycles()
