@@ -375,7 +375,6 @@ class Dispatcher:
             with self.store.transaction():
                 for request in heard:
                     self.store.acknowledge(request, now)
-            self._data_version = self.store.data_version()
         except DiskFull as error:
             self._note_trouble(error, now)
             self._data_version = -1  # heard again
