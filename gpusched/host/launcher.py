@@ -177,18 +177,14 @@ class Launcher:
             return False
         return True
 
-    def trim(self, keep: int) -> None:
-        """Let idle shepherds beyond `keep` go."""
-        surplus, self._idle = self._idle[keep:], self._idle[:keep]
-        for shepherd in surplus:  # all at once: each ends at the end of its channel
-            self._selector.unregister(shepherd.channel)
-            shepherd.channel.close()
-        for shepherd in surplus:
-            shepherd.process.wait()
-
     def close(self) -> None:
         """Leave. Idle shepherds end; busy ones go on alone to the end of their attempts."""
-        self.trim(0)
+        for shepherd in self._idle:  # all at once: each ends at the end of its channel
+            self._selector.unregister(shepherd.channel)
+            shepherd.channel.close()
+        for shepherd in self._idle:
+            shepherd.process.wait()
+        self._idle.clear()
         for shepherd in self._busy.values():
             self._selector.unregister(shepherd.channel)
             shepherd.channel.close()

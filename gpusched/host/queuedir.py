@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import stat
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ from gpusched.host.attemptdir import write_atomically
 DEFAULT_PARENT = "gpusched-runs"
 LOGS = "logs"
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
-_LOCK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +237,3 @@ def resolve(name: str | None, state_dir: str | None = None) -> QueueDir:
         hint="start one with `gpusched run FILE`, or name its directory with -q",
         exit_code=EXIT_CANNOT_WORK,
     )
-
-
-def wait_for_lock(queue: QueueDir, give_up: float) -> int | None:
-    """The dispatcher's lock, tried until the monotonic time `give_up`."""
-    while True:
-        fd = queue.take()
-        if fd is not None or time.monotonic() >= give_up:
-            return fd
-        time.sleep(_LOCK_AGAIN_S)

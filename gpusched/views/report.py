@@ -64,8 +64,6 @@ class FrameLike(Protocol):
 
 _RUNNING_WHY = "runs a job of this queue"
 _SETTLING_WHY = "waiting for the memory of our last job: "
-CALM = frozenset({DeviceState.FREE, DeviceState.RUNNING})
-BAD = frozenset({DeviceState.LOST, DeviceState.SET_ASIDE})
 
 
 @dataclass(frozen=True, slots=True)
