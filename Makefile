@@ -61,6 +61,6 @@ $(VENV)/.base: pyproject.toml
 	$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --editable '.[dev]'
+$(VENV)/.dev: $(VENV)/.base constraints.txt
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge]'
 	@touch $@

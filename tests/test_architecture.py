@@ -57,16 +57,19 @@ TABLE = (
     Row("dispatcher.*", ("dispatcher.*", "core.*", "host.*", "submit", "config", "errors")),
     Row("api", ("core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")),
     Row("cli.*", ANYTHING, ("click",)),
+    Row("commands.esd*", ("commands.esd*", "core.modelrecord"), ANYTHING),
+    Row("commands.merge*", ("commands.merge*", "core.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "host.simfiles"), ANYTHING),
 )
 
 # Modules of the standard library that have one owner each.
 OWNERS = {"sqlite3": ("host.store.connection",), "fcntl": ("host.locks",)}
 
-# core/* gets a list of what it may use, since a list of what does I/O is never complete.
+# core/* gets a list of what it may use, since a list of what does I/O is never complete. Of random, only what is
+# given its seed.
 PURE = frozenset(
     {"__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum"}
-    | {"fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re"}
+    | {"fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re"}
     | {"shlex", "statistics", "string", "textwrap", "types", "typing", "unicodedata"}
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})

@@ -1,0 +1,1 @@
+"""Spectral (ESD) analysis of the weights of one model."""

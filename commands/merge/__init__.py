@@ -1,0 +1,1 @@
+"""Make one file of many parts of the same kind."""

@@ -1,0 +1,99 @@
+"""Which items each shard gets: even, strided or weighted, and in which order they come back. Reads no item.
+
+A split has `total` items, numbered from 0, in a line: their own order, or a shuffled one. `contiguous` shards are
+slices of the line, one after the other; `strided` shards take every n-th of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+def split_range(total: int, n: int) -> list[tuple[int, int]]:
+    """[start, end) of each of `n` contiguous shards: sizes differ by at most one, the first ones have one more.
+
+    ValueError for a negative total, or fewer than one shard.
+    """
+    return [shard_range(total, n, i) for i in range(n)] if n > 0 else [shard_range(total, n, 0)]
+
+
+def shard_range(total: int, n: int, i: int) -> tuple[int, int]:
+    """[start, end) of shard `i` of `n`, by the rule of `split_range`."""
+    if total < 0 or n < 1 or not 0 <= i < n:
+        raise ValueError(f"shard {i} of {n} for {total} items: there is no such shard")
+    size, larger = divmod(total, n)
+    start = i * size + min(i, larger)
+    return start, start + size + (i < larger)
+
+
+def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
+    """[start, end) of `n` contiguous shards whose heaviest is as light as contiguous shards can be.
+
+    Each shard gets an item while there are enough. ValueError for a weight that is negative or no number.
+    """
+    total = len(weights)
+    if n < 1:
+        raise ValueError("at least one shard")
+    if any(not 0 <= w < float("inf") for w in weights):
+        raise ValueError("a weight is a number, at least 0")
+    if n >= total:
+        return split_range(total, n)
+    low, high = max(weights), sum(weights)
+    for _ in range(64):
+        middle = (low + high) / 2
+        if len(_fill(weights, middle)) > n:
+            low = middle
+        else:
+            high = middle
+    starts = _fill(weights, high)
+    return _spread(starts, total, n)
+
+
+def _fill(weights: Sequence[float], limit: float) -> list[int]:
+    """Starts of the shards, each filled up to `limit`."""
+    starts, held = [0], 0.0
+    for index, weight in enumerate(weights):
+        if held + weight > limit and index > starts[-1]:
+            starts.append(index)
+            held = 0.0
+        held += weight
+    return starts
+
+
+def _spread(starts: list[int], total: int, n: int) -> list[tuple[int, int]]:
+    """The same shards, the longest of them cut until there are `n`: no shard gets heavier by it."""
+    bounds = [*starts, total]
+    while len(bounds) <= n:
+        sizes = [(bounds[k + 1] - bounds[k], -k) for k in range(len(bounds) - 1)]
+        longest = -max(sizes)[1]
+        bounds.insert(longest + 1, (bounds[longest] + bounds[longest + 1]) // 2)
+    return [(bounds[k], bounds[k + 1]) for k in range(n)]
+
+
+def shuffled(total: int, seed: int) -> list[int]:
+    """The items in the line that this seed makes: the same on every machine."""
+    line = list(range(total))
+    random.Random(seed).shuffle(line)
+    return line
+
+
+def strided_positions(total: int, n: int, i: int) -> range:
+    """Positions in the line of strided shard `i` of `n`."""
+    shard_range(total, n, i)
+    return range(i, total, n)
+
+
+def seeds(base: int, n: int) -> list[int]:
+    """One seed a shard: distinct, below 2**31, and the same for the same base whatever `n` is."""
+    source, found = random.Random(base), dict[int, None]()
+    while len(found) < n:
+        found[source.randrange(2**31)] = None
+    return list(found)
+
+
+def heaviest(weights: Sequence[float], shards: Sequence[tuple[int, int]]) -> float:
+    """The weight of the heaviest of these contiguous shards."""
+    sums = [0.0, *accumulate(weights)]
+    return max(sums[end] - sums[start] for start, end in shards)
