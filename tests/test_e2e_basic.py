@@ -164,7 +164,7 @@ def test_cpu_jobs_see_no_gpu_and_wait_for_none(box: Box) -> None:
         box.set_gpu(number, foreign=20000)
     line = (
         'echo "<$CUDA_VISIBLE_DEVICES>"; : > now.$GPUSCHED_JOB_ID; sleep 0.2; '
-        "ls now.* | wc -l > seen.$GPUSCHED_JOB_ID; rm now.$GPUSCHED_JOB_ID"
+        "set -- now.*; echo $# > seen.$GPUSCHED_JOB_ID; rm now.$GPUSCHED_JOB_ID"
     )
     ended = box.run(*[f"{line} # {n}" for n in range(5)], options="--gpus-per-job 0 --cpu-jobs 2")
     assert ended.code == 0, ended.text

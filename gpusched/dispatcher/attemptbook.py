@@ -28,7 +28,7 @@ from gpusched.host.launcher import Launcher, Order, Told
 from gpusched.host.queuedir import LOGS, QueueDir
 
 STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left
-SHUTDOWN_WINDOW_S = 1.0
+SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 DOUBT_S = 1.0  # a failure waits so long for a reading of its devices, which may have been lost
 
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))

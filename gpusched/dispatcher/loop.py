@@ -24,7 +24,7 @@ from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import make_plan
 from gpusched.core.snapshot import Claim, Close, Plan, Snapshot, Start
 from gpusched.dispatcher.actor import Actor
-from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle
+from gpusched.dispatcher.attemptbook import SHUTDOWN_WINDOW_S, AttemptBook, LaunchStyle
 from gpusched.dispatcher.devicebook import DeviceBook
 from gpusched.dispatcher.feed import Feed, NoFeed
 from gpusched.dispatcher.head import Head
@@ -59,7 +59,6 @@ CLOCK_SLACK_S = 1.0  # a clock that is set back by less is left alone
 LINGER_AGAIN_S = 0.2
 WAIT_IS_LONG_S = 2.0  # then it is said what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and said again so often
-SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 _FINAL = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.CANCELLED)
 
 

@@ -12,10 +12,10 @@ JOB = (
     "submitted_at, first_started_at, ended_at, cancel_requested_at, avoid, above_bytes, mem_bytes, stated_mem_bytes, "
     "prio, name, tags, gpu_model, env, blocked, position, shape, git, listed"
 )
+USAGE = "samples, peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, by_device"
 ATTEMPT = (
-    "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, samples, "
-    "peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, by_device, "
-    "max_rss_bytes, cpu_s, progress"
+    "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, "
+    f"{USAGE}, max_rss_bytes, cpu_s, progress"
 )
 
 
@@ -38,6 +38,19 @@ def columns(needs: Requirements) -> tuple[object, ...]:
         env,
         needs.git,
         needs.shape,
+    )
+
+
+def usage_columns(usage: Usage) -> tuple[object, ...]:
+    """The values of USAGE."""
+    return (
+        usage.samples,
+        usage.peak_memory_bytes,
+        usage.mean_memory_bytes,
+        usage.mean_utilisation,
+        usage.energy_j,
+        usage.peak_device_bytes,
+        usage.by_device,
     )
 
 

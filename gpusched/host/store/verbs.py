@@ -19,7 +19,7 @@ from gpusched.core.model import (
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS
-from gpusched.host.store.rows import ATTEMPT, JOB, attempt_row, devices_text, job_row
+from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
 from gpusched.host.store.submission import Submission
 
 SHAPES_MAX = 500  # where there are more, the order alone counts
@@ -165,8 +165,7 @@ class Store(Submission):
         with self.transaction():
             self._db.execute(
                 "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
-                "samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, energy_j = ?, "
-                "peak_device_bytes = ?, by_device = ?, max_rss_bytes = ?, cpu_s = ?, progress = ? "
+                f"({USAGE}) = (?, ?, ?, ?, ?, ?, ?), max_rss_bytes = ?, cpu_s = ?, progress = ? "
                 "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                 (
                     ended_at,
@@ -175,13 +174,7 @@ class Store(Submission):
                     outcome.signal,
                     outcome.cause,
                     verdict.note or outcome.note,
-                    usage.samples,
-                    usage.peak_memory_bytes,
-                    usage.mean_memory_bytes,
-                    usage.mean_utilisation,
-                    usage.energy_j,
-                    usage.peak_device_bytes,
-                    usage.by_device,
+                    *usage_columns(usage),
                     max_rss_bytes,
                     cpu_s,
                     progress,
@@ -230,21 +223,9 @@ class Store(Submission):
         """Keep what an open attempt has used so far, for a dispatcher that comes after this one."""
         with self.transaction():
             self._db.execute(
-                "UPDATE attempts SET samples = ?, peak_memory_bytes = ?, mean_memory_bytes = ?, mean_utilisation = ?, "
-                "energy_j = ?, peak_device_bytes = ?, by_device = ?, progress = ? "
+                f"UPDATE attempts SET ({USAGE}) = (?, ?, ?, ?, ?, ?, ?), progress = ? "
                 "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
-                (
-                    usage.samples,
-                    usage.peak_memory_bytes,
-                    usage.mean_memory_bytes,
-                    usage.mean_utilisation,
-                    usage.energy_j,
-                    usage.peak_device_bytes,
-                    usage.by_device,
-                    progress,
-                    job_id,
-                    number,
-                ),
+                (*usage_columns(usage), progress, job_id, number),
             )
 
     def begin_dispatch(self, now: float) -> int:
