@@ -199,6 +199,19 @@ def test_placeholders_stand_in_attributes_too_and_are_not_quoted_there() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ('train.py --lr {lr} "{seed}"', ["{lr}", "{seed}"]),
+        ("python -c 'print(f\"{x}\")' ${HOME} HEAD@{upstream} {} {a,b} {fd}>log", []),
+    ],
+)
+def test_a_placeholder_without_any_parameter_is_told(command: str, words: list[str]) -> None:
+    found = from_command(command, ())
+    assert [f.message.split()[0] for f in found.findings if f.code == "no-parameter"] == words
+    assert [spec.command for spec in found.specs] == [command.encode()]
+
+
 def test_only_declared_names_are_replaced() -> None:
     command = "'x {a} {} ${a} ${X} {a,b} {1..3} {c} {{a}} | awk ''{print}'' #{a}'"
     assert sweep("grid: {a: [5]}", command) == ["x 5 {} ${a} ${X} {a,b} {1..3} {c} {5} | awk '{print}' #5"]
@@ -517,10 +530,10 @@ def test_values_reach_the_shell_unharmed_wherever_they_stand(uses: list[tuple[st
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=10).map(lambda value: value.translate(None, b"\0\r\n\"'")))
 def test_any_bytes_of_a_table_reach_the_shell(value: bytes) -> None:
-    axis = table(b'v\n"' + value + b'"\nend\n') if value.strip() else table(b"v\nend\n")
+    axis = table(b'v\n"' + value + b'"\nend\n')
     jobs = from_command(SHOW + "{v}", [axis])
     assert not jobs.errors, render_findings(jobs.errors)
-    assert shell(jobs.specs[0].command) == b"<" + (value if value.strip() else b"end") + b">"
+    assert shell(jobs.specs[0].command) == b"<" + (value if value.strip(b" \t") else b"end") + b">"
 
 
 @pytest.mark.parametrize(

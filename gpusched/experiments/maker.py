@@ -16,7 +16,7 @@ from gpusched.core.joblist import BLANK, JobFile, Register, judge_text, stripped
 from gpusched.core.lint import Fault
 from gpusched.core.model import Attributes, JobSpec
 from gpusched.experiments.sweep import MAX_JOBS, Axis, combinations, count, matches
-from gpusched.experiments.template import Template, misspelt
+from gpusched.experiments.template import Template, misspelt, undeclared
 
 
 class Spot(NamedTuple):
@@ -230,5 +230,11 @@ def from_command(
     """The jobs of one command with parameters; it may begin with attributes."""
     maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
     source = command.encode("utf-8", "surrogateescape")
-    maker.add(Entry(command, Spot(1, source, verbatim=True) if not axes else Spot(1), axes=axes, block=True))
+    spot = Spot(1) if axes else Spot(1, source, verbatim=True)
+    for at, word in () if axes else undeclared(command, ()):
+        message = f"{{{word}}} stays as it is: no parameter is given"
+        maker.report(
+            Fault("no-parameter", "warning", at, message, f"-p {word}=…, if it was meant", False), spot, source
+        )
+    maker.add(Entry(command, spot, axes=axes, block=True))
     return maker.finish()

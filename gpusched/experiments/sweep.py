@@ -81,7 +81,7 @@ def table(data: bytes) -> Axis:
     kept: list[int] = []
     try:
         for row in reader:
-            if not any(cell.strip() for cell in row):
+            if not any(cell.strip(" \t") for cell in row):
                 continue
             if not names:
                 names = [cell.strip() for cell in row]

@@ -61,6 +61,17 @@ def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]
             yield match.start(), match[1], meant
 
 
+def undeclared(text: str, names: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Braced words that are no placeholders, where the shell would leave them as they are: offset and word."""
+    found = [match for match in _BRACED.finditer(text) if match[1] not in names]
+    plain = [
+        match for match in found if text[: match.start()][-1:] != "@" and text[match.end() :][:1] not in ("<", ">")
+    ]
+    for match, place in zip(plain, _places(text, [match.start() for match in plain]), strict=True):
+        if place in (_BARE, _DOUBLE):
+            yield match.start(), match[1]
+
+
 def _quoted(name: str, value: str, place: str) -> str:
     if "\0" in value:
         raise ValueError(f"the value of {{{name}}} holds a NUL byte, and no command can")
