@@ -21,6 +21,8 @@ from gpusched.core.jobfile import JobFile
 from gpusched.core.masking import mask_secrets
 from gpusched.core.model import Device, Reading
 from gpusched.core.reconcile import Change
+from gpusched.core.split import shard_range as shard_range
+from gpusched.core.split import split_range as split_range
 from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError

@@ -66,6 +66,7 @@ class Rules:
             env=says.env,
             git=git,
             limited_tags=tuple(tag for tag in says.tags if tag in options.tag_limits) if options.tag_max_gpus else (),
+            items=says.items,
         )
 
     def directory(self, spec: JobSpec) -> bytes:

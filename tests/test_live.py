@@ -18,12 +18,13 @@ import pytest
 from rich.cells import cell_len
 
 from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
+from gpusched.core.progress import Group
 from gpusched.dispatcher import Observer
 from gpusched.host.board import Board, BoardDevice
 from gpusched.views.area import PatientWriter
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.live import SHOWN_AT_ONCE, LiveView, Tails
-from gpusched.views.report import running_line
+from gpusched.views.report import group_line, running_line
 from gpusched.views.words import Pace
 from tests.golden import golden
 from tests.sample import NAME, NOW, a_board, gpu, view
@@ -50,6 +51,7 @@ class Frame:
     removed: int = 0
     reason: str = ""
     finished_now: int = 0
+    groups: tuple[Group, ...] = ()
     closing: str = ""
 
 
@@ -102,7 +104,8 @@ def drawn(
     pace: Pace = Pace(NOW - 754, NOW),  # noqa: B008
 ) -> list[str]:
     running = [running_line(each, frame.at) for each in frame.running]
-    picture = Picture("commands", frame, running, pace, lambda logs: tail)
+    groups = [group_line(group, 2.5) for group in frame.groups]
+    picture = Picture("commands", frame, running, pace, groups, lambda logs: tail)
     lines = [line.plain for line in lay_out(picture, width, height, unicode=unicode)]
     assert len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines)

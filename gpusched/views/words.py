@@ -92,6 +92,12 @@ def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "â
     return kept.rstrip() + mark
 
 
+def rate(per_s: float) -> str:
+    """Items a second, or a minute where that is few: 12.3/s, 4.5/min."""
+    number, unit = (per_s, "s") if per_s >= 1 else (per_s * 60, "min")
+    return f"{number:.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
+
+
 # ---- how long it will take -------------------------------------------------------------------------
 
 
