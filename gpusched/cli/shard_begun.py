@@ -78,9 +78,8 @@ class Begun:
             way = f"the same options as before do what is missing, which `gpusched status -q {name}` shows"
             if before.total == plan.total and before.shuffle_seed == plan.shuffle_seed:
                 way = f"--num-shards {len(before.shards)} and the other options as before do what is missing"
-        raise GpuschedError(
-            "\n  ".join([what, *lines]), where=place.path, hint=f"{way}; --log-dir NEW begins anew, beside it"
-        )
+        way = f"{way}; --log-dir NEW begins" if rest else "--log-dir NEW begins"
+        raise GpuschedError("\n  ".join([what, *lines]), where=place.path, hint=f"{way} anew, beside it")
 
     def merges(self, plan: Plan, name: bytes, *, retry_failed: bool) -> int:
         """Which time it is that this merge is made: once more, if what it has merged is no longer all there is."""

@@ -189,7 +189,9 @@ class Start:
 
         if queue.place.path != self._place.path:
             raise GpuschedError("this queue has just become that of another list", where=self._place.path, hint="again")
-        same = self._begun.plan is not None and self._begun.plan.ways == plan.ways
+        before = self._begun.plan
+        same = before is not None and before.ways == plan.ways
+        created_at = before.created_at if before is not None and same else target.now()
         if not same:
             files.remove_plan(queue.place.path)
         if plan.shards[0].items_file is not None:
@@ -205,7 +207,7 @@ class Start:
             except OSError as error:
                 where = f"--output-dir {self._given.output_dir}"
                 raise GpuschedError(f"cannot be made: {error.strerror}", where=where) from None
-        files.write_plan(queue.place.path, document(plan, target.now()))
+        files.write_plan(queue.place.path, document(replace(plan, created_at=created_at)))
         if self._asked.retry_failed:
             for job in queue.store.jobs([JobState.HELD]):
                 if job.cause == CAUSE_FAILURES and TAG in job.tags:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpusched.cli import target
 from gpusched.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def show(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str], 
         from gpusched.core.documents import shown_command
         from gpusched.experiments.shardplan import document
 
-        found = document(plan, target.now())
+        found = document(plan)
         for shard, spec, job in zip(found["shards"], jobs.specs, plan.shards, strict=False):
             shard |= {"command": shown_command(spec.command), "state": states.get(job.job_name)}
         print(json.dumps({"queue": place.path, **found}, indent=2))

@@ -121,21 +121,27 @@ def with_outputs(plan: Plan, patterns: Sequence[str], output_dir: str, cwd: str)
         paths = (os.path.expanduser(template.fill(values)) for template in templates)
         shards.append(replace(shard, outputs=tuple(os.path.join(glob.escape(cwd), path) for path in paths)))
     for n, pattern in enumerate(patterns):
-        _refuse_shared([shard.outputs[n] for shard in shards], pattern)
+        _refuse_shared([(shard.suffix, shard.outputs[n]) for shard in shards], pattern)
     return replace(plan, shards=tuple(shards))
 
 
-def _refuse_shared(outputs: Sequence[str], pattern: str) -> None:
-    """A file must be that of one shard: `*{shard}.pt` would take 11.pt for shard 1 and for shard 11."""
-    if len(outputs) > 1 and len(set(outputs)) < len(outputs):
+def _refuse_shared(outputs: Sequence[tuple[str, str]], pattern: str) -> None:
+    """A file must be that of one shard: `*{shard}.pt` would take 11.pt for shard 1 and for shard 11.
+
+    Of a pattern that has its shard's suffix between other characters, only files that have it so are taken.
+    """
+    if len(outputs) > 1 and len({path for _, path in outputs}) < len(outputs):
         raise GpuschedError(
             "all shards would write the same files", where=f"--merge {pattern}", hint="{suffix} in it tells them apart"
         )
     shown = outputs[:LOOKED_AT]
-    names = [_WILD.sub(lambda found: found[0][1] if found[0][1:-1] else "", path) for path in shown]
-    for i, path in enumerate(shown):
+    names = [_WILD.sub(lambda found: found[0][1] if found[0][1:-1] else "", path) for _, path in shown]
+    for i, (suffix, path) in enumerate(shown):
         matches = re.compile(_pattern(path)).fullmatch
-        other = next((j for j, name in enumerate(names) if j != i and matches(name)), None)
+        bears = re.compile(rf"(?<![A-Za-z0-9]){re.escape(suffix)}(?![A-Za-z0-9])").search
+        other = next(
+            (j for j, name in enumerate(names) if j != i and matches(name) and (bears(name) or not bears(path))), None
+        )
         if other is not None:
             raise GpuschedError(
                 f"the files of shard {other} would be taken for those of shard {i} too",

@@ -82,6 +82,7 @@ class Plan:
     command: str = ""
     merge: Merge | None = None
     asked: Mapping[str, Any] | None = None
+    created_at: float = 0.0  # what a shard has written is newer
 
     def positions(self, shard: Shard) -> range:
         """Where the shard's items stand in the line."""
@@ -171,12 +172,12 @@ def _suffix(form: str, i: int, n: int) -> str:
 # ---- the plan as a document ------------------------------------------------------------------------
 
 
-def document(plan: Plan, created_at: float) -> dict[str, Any]:
+def document(plan: Plan) -> dict[str, Any]:
     """The plan as it is kept; secrets in the command are masked."""
     merge = plan.merge
     return {
         "version": VERSION,
-        "created_at": created_at,
+        "created_at": plan.created_at,
         "total": plan.total,
         "order": "given" if plan.shuffle_seed is None else "shuffled",
         "shuffle_seed": plan.shuffle_seed,
@@ -234,6 +235,7 @@ def from_document(found: Any) -> Plan:
                 bool(merge["allow_partial"]),
             ),
             asked=found.get("asked") or {},
+            created_at=float(found["created_at"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no plan of shards ({error})") from None
