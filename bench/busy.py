@@ -1,6 +1,5 @@
 """A script that takes a range of items, each of which costs the same CPU time. Prints a number that depends on all.
 
-
 busy.py FIRST COUNT ROUNDS
 """
 

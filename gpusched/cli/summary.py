@@ -155,6 +155,7 @@ def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
         held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
         names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
         rows += [["held", f"{names}: until what is missing has succeeded"]] if held else []
+    rows += _merged(queue)
     if took is None or len(took.jobs) < 2:
         return rows
     shown = sorted(took.jobs, key=lambda span: span.started_at - span.ended_at)
@@ -166,6 +167,19 @@ def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
     slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
     gained = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
     return [*rows, ["", f"{slowest}; {gained}"]]
+
+
+def _merged(queue: Queue) -> list[tables.Row]:
+    """What the merge of the shards said at its end, if it has succeeded."""
+    from gpusched.cli.facts import last_log_line
+    from gpusched.core.model import JobState
+    from gpusched.experiments.shardplan import MERGE
+
+    job_id = queue.store.find_name(MERGE)
+    if job_id is None or queue.store.job(job_id).state is not JobState.SUCCEEDED:
+        return []
+    said = last_log_line(queue.place, queue.store.attempts(job_id)[-1])
+    return [["merged", said.replace(f"{os.getcwd()}/", "", 1)]] if said else []
 
 
 def failed_lines(queue: Queue, job: JobRow) -> list[Line]:

@@ -198,7 +198,8 @@ def jobs(
         specs.append(replace(spec, line=shard.shard + 1, attributes=own))
     if merge_command is not None:
         kind = DependencyKind.ENDED if plan.merge and plan.merge.allow_partial else DependencyKind.SUCCEEDED
-        own = Attributes(gpus=0, name=MERGE, after=(Dependency(kind, (TAG,)),))
+        # whatever modules lie in the directory, the stage imports none of them
+        own = Attributes(gpus=0, name=MERGE, after=(Dependency(kind, (TAG,)),), env=((b"PYTHONSAFEPATH", b"1"),))
         text = merge_command.encode("utf-8", "surrogateescape")
         specs.append(JobSpec(text, text, len(specs) + 1, merge_occurrence, own))
     return JobFile(tuple(specs), made.findings, True)
