@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpusched.core.reconcile import Held
     from gpusched.experiments.shardplan import Plan, Shard
     from gpusched.host.queuedir import QueueDir
+    from gpusched.host.store import Store
 
 STATES = {"succeeded": "done", "running": "running"}  # of shards whose work another split would do again
 
@@ -20,35 +21,38 @@ STATES = {"succeeded": "done", "running": "running"}  # of shards whose work ano
 class Begun:
     """What the queue holds of an earlier start: its plan, its shards, its merges."""
 
-    def __init__(self, place: QueueDir) -> None:
-        from gpusched.experiments.shardplan import MERGE, TAG, from_document
-        from gpusched.host.items import PLAN, read_plan
-
+    def __init__(self, place: QueueDir, owner: bytes) -> None:
         self.plan: Plan | None = None
         self.states: dict[str, str] = {}  # of the shards, by the names of their jobs
         self._ended: list[float] = []
-        self._merges: list[Held] = []
-        self._merged_at = 0.0
+        self._held: list[Held] = []
+        self._merged_at: dict[int, float] = {}  # job -> when it began last
         if not place.exists():
             return
+        store = target.open_store(place)
+        try:
+            if store.source() in (None, owner):  # a queue of something else is refused where it is taken
+                self._read(place, store)
+        finally:
+            store.close()
+
+    def _read(self, place: QueueDir, store: Store) -> None:
+        from gpusched.experiments.shardplan import MERGE, TAG, from_document
+        from gpusched.host.items import PLAN, read_plan
+
         found = read_plan(place.path)
         try:
             self.plan = None if found is None else from_document(found)
         except ValueError as error:
             hint = "it is left as it is: move it away to make the plan anew, or use another --log-dir"
             raise GpuschedError(str(error), where=f"{place.path}/{PLAN}", hint=hint) from None
-        store = target.open_store(place)
-        try:
-            for job in store.jobs():
-                if TAG in job.tags and job.listed:
-                    self.states[job.name] = job.state.value
-                    self._ended.append(job.ended_at or 0.0)
-                elif job.name == MERGE:
-                    starts = [attempt.started_at for attempt in store.attempts(job.id)]
-                    self._merged_at = max([self._merged_at, *starts])
-            self._merges = store.held()
-        finally:
-            store.close()
+        for job in store.jobs():
+            if TAG in job.tags and job.listed:
+                self.states[job.name] = job.state.value
+                self._ended.append(job.ended_at or 0.0)
+            elif job.name == MERGE:
+                self._merged_at[job.id] = max((each.started_at for each in store.attempts(job.id)), default=0.0)
+        self._held = store.held()
 
     def refuse_another(self, plan: Plan, place: QueueDir) -> None:
         """Raise GpuschedError for a split other than the one whose shards are done, or run: it would do items twice."""
@@ -82,20 +86,15 @@ class Begun:
         raise GpuschedError("\n  ".join([what, *lines]), where=place.path, hint=f"{way} anew, beside it")
 
     def merges(self, plan: Plan, name: bytes, *, retry_failed: bool) -> int:
-        """Which time it is that this merge is made: once more, if what it has merged is no longer all there is."""
-        held = [job for job in self._merges if job.identity == name]
+        """Which time it is that this merge is made: once more, if what it has made is no longer what there is."""
+        held = [job for job in self._held if job.identity == name]
         if not held:
             return 1
         last = max(held, key=lambda job: job.occurrence)
         runs = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
         comes = any(self.states.get(s.job_name, "queued") in runs for s in plan.shards)
-        before = self.plan
-        other = (
-            before is None
-            or before.merge != plan.merge
-            or [s.outputs for s in before.shards] != [s.outputs for s in plan.shards]
-        )
-        stale = comes or other or max(self._ended, default=0.0) > self._merged_at
+        later = [*self._ended, *(at for job_id, at in self._merged_at.items() if job_id != last.id)]
+        stale = comes or max(later, default=0.0) > self._merged_at.get(last.id, 0.0)
         return int(last.occurrence) + (last.state.value == "succeeded" and stale)
 
 

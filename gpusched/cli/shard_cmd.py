@@ -6,16 +6,12 @@ Here are its options; what comes of them is in shard_start.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.cli.work import SETTINGS, Asked, work_options
-
-_DEFAULTS: Mapping[str, object] = {"split_streams": True, "on_dep_fail": "hold"}  # where no layer says otherwise
+from gpusched.cli.work import SETTINGS, Asked, with_defaults, work_options
 
 
 class ShardCommand(SettingsCommand):
@@ -168,12 +164,7 @@ def shard(
     output = os.path.abspath(os.path.expanduser(merge_output)) if merge_output else None
     wanted = Merge(output, merge_sum, merge_key, merge_on_duplicate, allow_partial) if merge else None
     given = Given(command, total, items, wish, weights, output_dir, merge, wanted, _typed(command))
-    return Start(given, replace(asked, loaded=_defaults(asked.loaded)), force).go()
-
-
-def _defaults(loaded: Any) -> Any:
-    changed = {name: value for name, value in _DEFAULTS.items() if loaded.origins.get(name, "default") == "default"}
-    return replace(loaded, settings=replace(loaded.settings, **changed))
+    return Start(given, replace(asked, loaded=with_defaults(asked.loaded, "shard")), force).go()
 
 
 def _typed(command: tuple[str, ...]) -> list[str]:

@@ -54,7 +54,7 @@ class Given:
     @property
     def stem(self) -> str:
         """The script's name, and a hash of the command."""
-        words = shlex.split(self.command[0]) if len(self.command) == 1 and "'" not in self.command[0] else self.command
+        words = self.command[0].split() if len(self.command) == 1 else self.command
         scripts = [word for word in words if word.endswith((".py", ".sh", ".pl", ".R", ".jl"))] or list(words)
         name = os.path.splitext(os.path.basename(scripts[0]))[0] if scripts else "shard"
         return f"{name}-{hashlib.blake2b(self.owner, digest_size=4).hexdigest()}"
@@ -81,7 +81,7 @@ class Start:
         self._place, self._rules = find_place(given, asked, rules_for(asked, force=force))
         self._force = force
         self._items = _open_items(given)
-        self._begun = Begun(self._place)
+        self._begun = Begun(self._place, given.owner)
 
     def go(self) -> int:
         from gpusched import api

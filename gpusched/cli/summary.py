@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SHOWN_FAILED = 20
 SHOWN_TIMES = 16  # shards whose times are all told; of more, the slowest
 SHOWN_SLOWEST = 4
-TIMES_A_LINE = 4
 SHOWN_MISSING = 12
 
 
@@ -150,23 +149,29 @@ def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
     rows: list[tables.Row] = [[clean(group.name), done]]
     missing = [clean(f"{name} (items {span})" if span else name) for name, span in _missing(queue, group)]
     if missing:
-        more = f" … and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
-        rows.append(["missing", (", ".join(missing[:SHOWN_MISSING]) + more, tables.STATES["failed"])])
+        shown = missing[:SHOWN_MISSING] + (
+            [f"… and {len(missing) - SHOWN_MISSING} more"] * (len(missing) > SHOWN_MISSING)
+        )
+        rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
         held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
         names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
         rows += [["held", f"{names}: until what is missing has succeeded"]] if held else []
     rows += _merged(queue)
     if took is None or len(took.jobs) < 2:
         return rows
-    shown = sorted(took.jobs, key=lambda span: span.started_at - span.ended_at)
-    shown = list(took.jobs) if len(shown) <= SHOWN_TIMES else shown[:SHOWN_SLOWEST]
-    each = [f"{clean(s.name or str(s.job_id))} {span(s.ended_at - s.started_at)}" for s in shown]
-    told: list[tables.Cell] = [", ".join(each[n : n + TIMES_A_LINE]) for n in range(0, len(each), TIMES_A_LINE)]
-    rows.append(["slowest" if len(shown) < len(took.jobs) else "times", told])
+    slow = sorted(took.jobs, key=lambda span: span.started_at - span.ended_at)
+    timed = list(took.jobs) if len(slow) <= SHOWN_TIMES else slow[:SHOWN_SLOWEST]
+    each = [f"{clean(s.name or str(s.job_id))} {span(s.ended_at - s.started_at)}" for s in timed]
+    rows.append(["slowest" if len(timed) < len(slow) else "times", [*_in_lines(each, 4)]])
     against = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
     slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
     gained = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
     return [*rows, ["", f"{slowest}; {gained}"]]
+
+
+def _in_lines(texts: list[str], each: int) -> list[str]:
+    """So many texts a line."""
+    return [", ".join(texts[n : n + each]) for n in range(0, len(texts), each)]
 
 
 def _merged(queue: Queue) -> list[tables.Row]:

@@ -116,20 +116,21 @@ def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     words, command = words[:end], words[end:]
     if place.path not in (queuedir.default_path(stem), queuedir.default_path(stem, source)):
         words += ["--log-dir", _short(place.path)]
-    line = shlex.join(["gpusched", *words, *_flags(store), *more, *command])
+    line = shlex.join(["gpusched", *words, *_flags(store, words[0]), *more, *command])
     return clean(mask_secrets(line) if command else line)
 
 
-def _flags(store: Store) -> list[str]:
+def _flags(store: Store, verb: str) -> list[str]:
     """The flags that make what the settings are here into what they were for this queue."""
     from gpusched.cli.work import SETTINGS as TAKEN
+    from gpusched.cli.work import with_defaults
     from gpusched.config import SETTINGS, Settings, show
     from gpusched.config import load as load_quietly
 
     text = store.meta("settings")
     if text is None:
         return []
-    here, then = load_quietly().settings, Settings.from_json(text)
+    here, then = with_defaults(load_quietly(), verb).settings, Settings.from_json(text)
     flags: list[str] = []
     for name in (name for name in TAKEN if name != "log_dir"):
         setting, value = SETTINGS[name], getattr(then, name)

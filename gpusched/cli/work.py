@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -62,6 +62,12 @@ SETTINGS = (
 )
 
 
+# What a verb takes where no layer of the settings says anything.
+OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "shard": {"split_streams": True, "on_dep_fail": "hold"},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The options that all these verbs have."""
@@ -98,6 +104,12 @@ def work_options(callback: F) -> F:
         return callback(*args, asked=asked, **kwargs)
 
     return cast(F, wrapper)
+
+
+def with_defaults(loaded: Loaded, verb: str) -> Loaded:
+    """The settings with the defaults of this verb."""
+    own = {name: value for name, value in OWN_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
+    return replace(loaded, settings=replace(loaded.settings, **own))
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ A command that cannot tell a shard which items are its own is refused: it would 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import shlex
@@ -198,11 +199,18 @@ def jobs(
         specs.append(replace(spec, line=shard.shard + 1, attributes=own))
     if merge_command is not None:
         kind = DependencyKind.ENDED if plan.merge and plan.merge.allow_partial else DependencyKind.SUCCEEDED
-        # whatever modules lie in the directory, the stage imports none of them
-        own = Attributes(gpus=0, name=MERGE, after=(Dependency(kind, (TAG,)),), env=((b"PYTHONSAFEPATH", b"1"),))
+        # Whatever modules lie in the directory, the stage imports none of them. A merge in another way is another job.
+        env = ((b"PYTHONSAFEPATH", b"1"), (b"GPUSCHED_MERGE", _way(plan)))
+        own = Attributes(gpus=0, name=MERGE, after=(Dependency(kind, (TAG,)),), env=env)
         text = merge_command.encode("utf-8", "surrogateescape")
         specs.append(JobSpec(text, text, len(specs) + 1, merge_occurrence, own))
     return JobFile(tuple(specs), made.findings, True)
+
+
+def _way(plan: Plan) -> bytes:
+    """Stands for how the shards' outputs are made one."""
+    way = repr((plan.merge, [shard.outputs for shard in plan.shards]))
+    return hashlib.blake2b(way.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest().encode()
 
 
 def merge_command(python: str, plan_path: str, output: str | None) -> str:
