@@ -37,6 +37,7 @@ class Begun:
             store.close()
 
     def _read(self, place: QueueDir, store: Store) -> None:
+        from gpusched.core.reconcile import CAUSE_REMOVED
         from gpusched.experiments.shardplan import MERGE, TAG, from_document
         from gpusched.host.items import PLAN, read_plan
 
@@ -47,7 +48,7 @@ class Begun:
             hint = "it is left as it is: move it away to make the plan anew, or use another --log-dir"
             raise GpuschedError(str(error), where=f"{place.path}/{PLAN}", hint=hint) from None
         for job in store.jobs():
-            if TAG in job.tags and job.listed:
+            if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED:
                 self.states[job.name] = job.state.value
                 self._ended.append(job.ended_at or 0.0)
             elif job.name == MERGE:

@@ -61,8 +61,8 @@ class Given:
 
     @property
     def owner(self) -> bytes:
-        items = [] if self.items is None else ["--items", os.path.abspath(self.items)]
-        directory = [] if self.output_dir is None else ["--output-dir", os.path.abspath(self.output_dir)]
+        items = [] if self.items is None else ["--items", self.items]
+        directory = [] if self.output_dir is None else ["--output-dir", self.output_dir]
         return os.fsencode(shlex.join(["shard", *items, *directory, "--", *self.command]))
 
     @property

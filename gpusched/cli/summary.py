@@ -149,9 +149,8 @@ def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
     rows: list[tables.Row] = [[clean(group.name), done]]
     missing = [clean(f"{name} (items {span})" if span else name) for name, span in _missing(queue, group)]
     if missing:
-        shown = missing[:SHOWN_MISSING] + (
-            [f"… and {len(missing) - SHOWN_MISSING} more"] * (len(missing) > SHOWN_MISSING)
-        )
+        more = len(missing) - SHOWN_MISSING
+        shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
         rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
         held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
         names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
