@@ -178,6 +178,16 @@ def test_shards_that_were_held_for_failures_go_on_when_the_failed_ones_are_tried
     assert merged(box) == list(range(30))
 
 
+def test_the_plan_stays_when_the_gpus_are_others(box: Box) -> None:
+    (box.work / "bad_shard_00003").touch()
+    assert shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2").code == 1
+    (box.work / "bad_shard_00003").unlink()
+    found = shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2", "--gpu-list", "1", "--retry-failed")
+    assert found.code == 0, found.text
+    assert merged(box) == list(range(30))
+    assert attempts(box) == {f"shard_{n:05}": 1 + (n == 3) for n in range(8)} | {"merge": 1}
+
+
 def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
     for n in range(4):
         (box.work / f"bad_gpu_{n}").touch()

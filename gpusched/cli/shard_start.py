@@ -9,6 +9,8 @@ import hashlib
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ from gpusched.cli.work import (
     work,
 )
 from gpusched.errors import GpuschedError
+
+LOCK = "shard.lock"
 
 if TYPE_CHECKING:
     from gpusched.api import Queue
@@ -54,9 +58,10 @@ class Given:
     @property
     def stem(self) -> str:
         """The script's name, and a hash of the command."""
-        words = self.command[0].split() if len(self.command) == 1 else self.command
-        scripts = [word for word in words if word.endswith((".py", ".sh", ".pl", ".R", ".jl"))] or list(words)
-        name = os.path.splitext(os.path.basename(scripts[0]))[0] if scripts else "shard"
+        words = self.command[0].split() if len(self.command) == 1 else list(self.command)
+        modules = [words[n].rpartition(".")[2] for n in range(1, len(words)) if words[n - 1] == "-m"]
+        scripts = [word for word in words if word.endswith((".py", ".sh", ".pl", ".R", ".jl"))]
+        name = os.path.splitext(os.path.basename([*scripts, *modules, *words, "shard"][0]))[0]
         return f"{name}-{hashlib.blake2b(self.owner, digest_size=4).hexdigest()}"
 
     @property
@@ -100,7 +105,7 @@ class Start:
         finally:
             if devices is not None and not handed_on:
                 devices.close()
-        return work(self._given, jobs, rules, self._asked, devices, prepare=lambda queue: self._prepare(queue, plan))
+        return work(self._given, jobs, rules, self._asked, devices, around=lambda queue: self._prepare(queue, plan))
 
     # ---- the plan ----
 
@@ -180,16 +185,32 @@ class Start:
 
     # ---- what comes of it ----
 
-    def _prepare(self, queue: Queue, plan: Plan) -> None:
-        """Write what the shards read and the merge follows; an interruption at any point leaves nothing wrong."""
+    @contextmanager
+    def _prepare(self, queue: Queue, plan: Plan) -> Iterator[None]:
+        """Write what the shards read and the merge follows; an interruption at any point leaves nothing wrong.
+
+        From the last look at what there is until the jobs are submitted, no other start of this queue does the same.
+        """
+        from gpusched.host import locks
+
+        place = queue.place
+        lock = locks.take_file(f"{place.state}/{LOCK}", 0o600) if place.path == self._place.path else None
+        if lock is None:
+            raise GpuschedError("another start is just making its plan", where=place.path, hint="try again in a moment")
+        try:
+            begun = Begun(place, self._given.owner)
+            begun.refuse_another(plan, place)
+            self._write(queue, plan, begun.plan)
+            yield
+        finally:
+            os.close(lock)
+
+    def _write(self, queue: Queue, plan: Plan, before: Plan | None) -> None:
         from gpusched.core.lifecycle import CAUSE_FAILURES
         from gpusched.core.model import JobState
         from gpusched.experiments.shardplan import TAG, document
         from gpusched.host import items as files
 
-        if queue.place.path != self._place.path:
-            raise GpuschedError("this queue has just become that of another list", where=self._place.path, hint="again")
-        before = self._begun.plan
         same = before is not None and before.ways == plan.ways
         created_at = before.created_at if before is not None and same else target.now()
         if not same:

@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -194,15 +195,15 @@ def work(
     devices: Devices | None,
     *,
     complete: bool = True,
-    prepare: Callable[[Queue], None] = lambda queue: None,
+    around: Callable[[Queue], AbstractContextManager[object]] = nullcontext,
     feed: Feed | None = None,
     follow: bool = False,
     end: Callable[[Queue, int], None] | None = None,
 ) -> int:
     """Submit the jobs to the queue of their source, dispatch until all have ended, print the end; the exit code.
 
-    `complete`: what is not among the jobs has left the list. `prepare` writes what the jobs need into the queue's
-    directory, before they are submitted. `end` prints the end in the place of the usual summary.
+    `complete`: what is not among the jobs has left the list. The jobs are submitted within `around`, which writes what
+    they need into the queue's directory. `end` prints the end in the place of the usual summary.
     """
     from gpusched import api
 
@@ -215,8 +216,8 @@ def work(
     click.get_current_context().call_on_close(queue.close)
     try:
         api.set_up_log(queue.place, "DEBUG" if asked.verbose else rules.settings.log_level)
-        prepare(queue)
-        queue.submit(jobs, rules, complete=complete)
+        with around(queue):
+            queue.submit(jobs, rules, complete=complete)
     except BaseException:
         if devices is not None:
             devices.close()
