@@ -93,10 +93,7 @@ def _drop_absent(job: Job, absent: Sequence[Part]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, _terminated)
+    """One command line -> its exit code."""
     code = EXIT_OK
     try:
         for job in jobs(parser().parse_args(argv)):
@@ -138,9 +135,9 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(EXIT_TERMINATED)
 
 
-def run() -> None:
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    run()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
+            stream.reconfigure(errors="replace")
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(main())

@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from .blocks import check_beginning
 from .output import Output
 from .parts import Options, Part
 from .records import Record, field_identity
-from .trouble import PartUnreadable, Told, clean
+from .trouble import Told, clean
 
 CHUNK = 1 << 18
-BOM = b"\xef\xbb\xbf"
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
 _lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
@@ -39,24 +39,23 @@ class JsonLines:
         self.key = None if options.key is None else _field_decoder(options.key)
 
     def copy(self, part: Part, out: Output) -> None:
-        """Add all records of one part to the output: whole chunks at once, as long as all in them are right."""
+        """Add all records of one part to the output: whole blocks at once, as long as all in them are right."""
         digest = hashlib.sha256()
-        count, line = 0, 1
+        part.records, line = 0, 1
         with open(part.path, "rb", buffering=0) as file:
-            for chunk in whole_lines(file, lambda data: out.hasher.update(digest, data)):
-                found = plain_records(chunk)
-                if found is not None:
-                    out.write(chunk)
-                    count += found
+            for block in out.blocks.read(file, digest):
+                if (found := plain_records(block.buffer, block.view, block.begin, block.end)) is not None:
+                    block.ticket = out.write_block(block.lines)
+                    part.records += found
                     line += found
                     continue
+                chunk = bytes(block.lines)
                 for number, text in enumerate(_split(chunk), line):
                     for record in self.check(part, number, text):
                         out.write(record)
-                        count += 1
+                        part.records += 1
                 line += chunk.count(b"\n")
         out.hasher.settle()
-        part.records = count
         part.sha256 = digest.hexdigest()
 
     def records(self, part: Part) -> Iterator[Record]:
@@ -64,7 +63,7 @@ class JsonLines:
         line = 1
         with open(part.path, "rb", buffering=0) as file:
             for chunk in whole_lines(file):
-                plain = plain_records(chunk) is not None
+                plain = plain_records(bytearray(chunk), memoryview(chunk), 0, len(chunk)) is not None
                 for number, text in enumerate(_split(chunk), line):
                     for record in (text,) if plain else self.check(part, number, text):
                         if self.key is None:
@@ -95,24 +94,25 @@ class JsonLines:
         return [record + b"\n" for record in found]
 
 
-def plain_records(chunk: bytes) -> int | None:
-    """How many records these whole lines are, if each line is exactly one object and right; else None.
+def plain_records(buffer: bytearray, view: memoryview, begin: int, end: int) -> int | None:
+    """How many records these whole lines are, if each line is exactly one and right; else None.
 
-    `}`, newline, `{` cannot stand inside a record, since a comma or colon would be missing. So as many of these as
-    there are gaps between the records prove that no two share a line; and as many newlines as records, that none
-    goes over two.
+    Joined by newlines the records have to be the lines again, and there have to be as many newlines as records. So
+    no two records share a line, and none goes over two: each newline is one of those between the records.
     """
-    if not (chunk.startswith(b"{") and chunk.endswith(b"}\n")):
-        return None
     try:
-        count = len(_lines(chunk))
+        records = _lines(view[begin:end])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if chunk.count(b"\n") != count or chunk.count(b"}\n{") != count - 1:
+    count = len(records)
+    if not count or buffer.count(b"\n", begin, end) != count:
         return None
-    if not chunk.isascii():
+    joined = b"\n".join([*records, b""])
+    if len(joined) != end - begin or not buffer.startswith(joined, begin):
+        return None
+    if not joined.isascii():  # which encoding it is, msgspec does not look at
         try:
-            str(chunk, "utf-8")
+            str(joined, "utf-8")
         except UnicodeDecodeError:
             return None
     return count
@@ -167,25 +167,21 @@ def nulled(text: bytes) -> bytes:
     return _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
 
 
-def whole_lines(file: BinaryIO, seen: Any = None) -> Iterator[bytes]:
+def whole_lines(file: BinaryIO) -> Iterator[bytes]:
     """The file in pieces that end with a line, without a byte order mark; the last may lack its newline."""
     rest: list[bytes] = []
     first = True
     while data := file.read(CHUNK):
-        if seen is not None:
-            seen(data)
         if first:
-            data, first = data.removeprefix(BOM), False
-            if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
+            data, first = data[check_beginning(data[:3]) :], False
         end = data.rfind(b"\n") + 1
         if not end:
             rest.append(data)
             continue
         yield b"".join([*rest, data[:end]]) if rest else data[:end]
         rest = [data[end:]] if end < len(data) else []
-    if rest:
-        yield b"".join(rest)
+    if rest and (last := b"".join(rest)):
+        yield last
 
 
 def _split(chunk: bytes) -> list[bytes]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import metadata
-from .output import Output, check_place, hash_file, is_ours, read_document, sweep, sync_directory, write_small
+from .hashing import hash_file
+from .output import Output, check_place, is_ours, read_document, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
 from .records import merge_records
 from .removal import finish_removal, remove_parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import stat
 import threading
 import time
@@ -13,37 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from .blocks import Blocks
+from .hashing import Hasher, hash_file
 from .trouble import EXIT_USAGE, Refused, clean
 
 BUFFER = 1 << 19
 _SYNC_EVERY = 1 << 26  # bytes after which what is written is sent to the disk while work goes on
 _STALE_S = 86_400.0
 _PREFIX = ".gpusched-merge-"
-
-
-class Hasher:
-    """SHA-256 sums made in a thread of their own: hashing lets go of the interpreter's lock."""
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[Any, bytes] | None] = queue.Queue(maxsize=8)
-        self._thread = threading.Thread(target=self._work, name="hasher", daemon=True)
-        self._thread.start()
-
-    def update(self, digest: Any, data: bytes) -> None:
-        self._queue.put((digest, data))
-
-    def settle(self) -> None:
-        """Return once all that was given is in its sum."""
-        self._queue.join()
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (given := self._queue.get()) is not None:
-            given[0].update(given[1])
-            self._queue.task_done()
 
 
 class Output:
@@ -53,10 +29,12 @@ class Output:
         self.path = path
         self.directory, self.name = os.path.split(os.path.abspath(path))
         self.hasher = Hasher()
+        self.blocks = Blocks(self.hasher)
         self._digest = hashlib.sha256()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._file: BinaryIO | None = None
+        self._ticket = 0
         self.size = 0
         self._synced = 0
         self._syncer: threading.Thread | None = None
@@ -92,15 +70,25 @@ class Output:
             return
         data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        self.hasher.update(self._digest, data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.fd, view) :]
+        self.hasher.wait(self._ticket)  # one piece under way is enough
+        self._ticket = self._put(memoryview(data))
+
+    def write_block(self, data: memoryview) -> int:
+        """Add a large piece; it must not change before the ticket that this returns is through."""
+        self._flush()
+        self._ticket = self._put(data)
+        return self._ticket
+
+    def _put(self, data: memoryview) -> int:
+        ticket = self.hasher.update(self._digest, data)
         self.size += len(data)
+        while data:
+            data = data[os.write(self.fd, data) :]
         if self.size - self._synced >= _SYNC_EVERY and (self._syncer is None or not self._syncer.is_alive()):
             self._synced = self.size
             self._syncer = threading.Thread(target=os.fdatasync, args=(self.fd,), daemon=True)
             self._syncer.start()
+        return ticket
 
     def _wait_for_sync(self) -> None:
         if self._syncer is not None:
@@ -154,16 +142,6 @@ class Output:
 
 def _create(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
-def hash_file(path: str) -> tuple[int, Any]:
-    """Size and SHA-256 object of a file."""
-    digest, size = hashlib.sha256(), 0
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-            size += len(data)
-    return size, digest
 
 
 def sync_directory(path: str) -> None:

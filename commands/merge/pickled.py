@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +100,14 @@ def _why(part: Part, error: Exception, allow_pickle: bool) -> str:
 
 
 def _unsafe_names(part: Part) -> list[str]:
+    """What the pickle names, by the names of today: torch.save writes those of Python 2."""
     try:
-        return [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(part.path)]
-    except Exception:
+        found = [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(part.path)]
+    except Exception:  # a pickle that is damaged, or of another kind
         return []
+    names = []
+    for name in found:
+        module, _, word = name.rpartition(".")
+        module, word = NAME_MAPPING.get((module, word), (IMPORT_MAPPING.get(module, module), word))
+        names.append(f"{module}.{word}")
+    return names

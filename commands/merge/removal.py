@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .hashing import hash_file
 from .metadata import path_beside
-from .output import hash_file, is_ours, read_document
+from .output import is_ours, read_document
 from .parts import Part
 from .trouble import Refused, clean, number
 

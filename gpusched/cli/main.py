@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "release": ("gpusched.cli.change_cmd", "release", "Let held jobs start again"),
     "stop": ("gpusched.cli.change_cmd", "stop", "Ask a dispatcher to leave"),
     "devices": ("gpusched.cli.devices_cmd", "devices", "Show the GPUs: who is on each, free or not, and why"),
+    "merge": ("gpusched.cli.merge_cmd", "merge", "Make one file of many parts"),
     "config": ("gpusched.cli.config_cmd", "config", "Show each setting, its value and its origin"),
 }
 
