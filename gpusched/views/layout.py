@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from gpusched.core.masking import clean
 from gpusched.views.report import DeviceLine, FrameLike, GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
-from gpusched.views.words import Pace, about, clock, time_left
+from gpusched.views.words import Pace, about, clock, count, time_left
 
 Lines = list[Line]
 SHOWN_GROUPS = 3
@@ -186,7 +186,7 @@ def _groups(groups: Sequence[GroupLine], most: int, width: int, unicode: bool) -
         done = bar([(group.fraction, "cyan")], wide, plain=not unicode)
         lines.append(line((lead, HEAD), "  ", *done, f" {group.fraction:4.0%}  {group.text}"))
     if len(groups) > most:
-        lines.append(line((f"  and {len(groups) - most} more groups", DIM)))
+        lines.append(line((f"  and {count(len(groups) - most, 'more group')}", DIM)))
     return lines
 
 
