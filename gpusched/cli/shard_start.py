@@ -137,9 +137,20 @@ class Start:
             files = [f"{self._place.path}/items/{s.suffix}{items.suffix}" for s in plan.shards]
             shards = [replace(s, items_file=file) for s, file in zip(plan.shards, files, strict=True)]
             plan = replace(plan, shards=tuple(shards))
+        self._refuse_copies()
         plan = told.with_outputs(plan, given.patterns, given.output_dir or "", os.getcwd())
         self._begun.refuse_another(plan, self._place)
         return plan, self._jobs(plan)
+
+    def _refuse_copies(self) -> None:
+        """With a snapshot, what is written relative to the directory lands in the copy, where no merge looks."""
+        if not self._rules.settings.snapshot:
+            return
+        for pattern in self._given.patterns:
+            path = pattern.replace("{output_dir}", self._given.output_dir or "")
+            if not os.path.isabs(os.path.expanduser(path)):
+                hint = "write to an absolute path, and name that"
+                raise GpuschedError("with --snapshot this lies in the copy", where=f"--merge {pattern}", hint=hint)
 
     def _what_was_asked(self) -> dict[str, Any]:
         from dataclasses import asdict

@@ -42,7 +42,10 @@ class Store(Submission):
 
     def item_counts(self) -> list[ItemCount]:
         """The jobs that say how many items they do, by tags and state; of at most GROUPS_MAX different tags."""
-        query = f"SELECT tags, state, jobs, items FROM item_counts LIMIT {6 * GROUPS_MAX}"
+        query = (
+            "SELECT tags, state, jobs, items FROM item_counts "
+            f"WHERE tags IN (SELECT DISTINCT tags FROM item_counts LIMIT {GROUPS_MAX})"
+        )
         return [
             ItemCount(tuple(tags.split(",")) if tags else (), JobState(state), jobs, items)
             for tags, state, jobs, items in self._db.execute(query)
