@@ -151,7 +151,8 @@ def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: 
     assert attempts(box) == {"gpu_0": 1, "gpu_1": 2, "gpu_2": 1, "merge": 1}
 
 
-def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box, by_hand: bool) -> None:
     (box.work / "bad_gpu_0").touch()
     options = ("--total", "20", "--num-shards", "2", *MERGE, "--allow-partial")
     assert shard(box, *options).code == 1
@@ -160,7 +161,11 @@ def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: B
     assert shard(box, *options).code == 1
     assert attempts(box) == before
     (box.work / "bad_gpu_0").unlink()
-    assert shard(box, *options, "--retry-failed").code == 0
+    if by_hand:
+        assert box.gpusched("requeue", "gpu_0", "-q", "q").code == 0
+        assert shard(box, *options).code == 0
+    else:
+        assert shard(box, *options, "--retry-failed").code == 0
     assert merged(box) == list(range(20))
     assert shard(box, *options).code == 0
     assert attempts(box)["gpu_0"] == 2

@@ -96,7 +96,8 @@ class Begun:
         comes = any(self.states.get(s.job_name, "queued") in runs for s in plan.shards)
         later = [*self._ended, *(at for job_id, at in self._merged_at.items() if job_id != last.id)]
         stale = comes or max(later, default=0.0) > self._merged_at.get(last.id, 0.0)
-        return int(last.occurrence) + (last.state.value == "succeeded" and stale)
+        over = {"succeeded"} if retry_failed else {"succeeded", "failed"}  # a failed one is tried again as it is
+        return int(last.occurrence) + (last.state.value in over and stale)
 
 
 def _names(shards: Sequence[Shard]) -> str:
