@@ -23,14 +23,10 @@ class ShardCommand(SettingsCommand):
         if not ctx.resilient_parsing:
             stray = ctx.params["command"]
             if stray:
-                more = "" if at < len(args) else ": the command comes behind --"
-                raise click.UsageError(
-                    f"What is {clean_word(stray[0])!r}?{more or ' A glob for --items goes in quotes.'}"
-                )
+                more = " A glob for --items goes in quotes." if at < len(args) else " The command comes behind --."
+                raise click.UsageError(f"What is {clean_word(stray[0])!r}?{more}", ctx)
             if not args[at + 1 :]:
-                raise click.UsageError(
-                    "The command is missing: gpusched shard OPTIONS -- python run.py {start} {count}"
-                )
+                raise click.UsageError("The command is missing: -- python run.py --start {start} --count {count}", ctx)
         ctx.params["command"] = tuple(args[at + 1 :])
         return rest
 

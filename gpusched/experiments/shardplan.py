@@ -125,10 +125,10 @@ def shard_count(total: int, wish: Wish, slots: int) -> tuple[int, str]:
         return n, ""
     if wish.num_shards is None and most >= slots:
         return most - most % max(1, slots), ""  # each GPU still has as many as the others
-    items = "1 item" if total == 1 else f"{total} items"
+    items = "1 item is" if total == 1 else f"{total} items are"
     wished = f"{n} shards" if wish.num_shards else f"{slots} GPUs" if slots > 1 else "1 GPU"
     many = "1 shard" if most == 1 else f"{most} shards"
-    return most, f"{items} are too few for {wished} with {least} each (--min-items-per-shard): {many}"
+    return most, f"{items} too few for {wished} with {least} each (--min-items-per-shard): {many}"
 
 
 def make_plan(
