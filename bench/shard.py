@@ -60,7 +60,7 @@ def per_shard_ms(directory: Path, shards: int) -> float:
 
 
 def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    items, times, shards = (8, 1, 16) if quick else (24, 3, 400)
+    items, times, shards = (8, 1, 16) if quick else (32, 3, 400)
     rounds = rounds_for(0.05 if quick else ITEM_S)
     found = interleaved(
         place,

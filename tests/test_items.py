@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import GpuschedError
-from gpusched.host.items import NumberItems, open_items, read_plan, write_items, write_plan
+from gpusched.host.items import NumberItems, open_items
+from gpusched.host.shardfiles import read_plan, write_items, write_plan
 
 ANYWHERE = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -39,7 +39,7 @@ class Begun:
     def _read(self, place: QueueDir, store: Store) -> None:
         from gpusched.core.reconcile import CAUSE_REMOVED
         from gpusched.experiments.shardplan import MERGE, TAG, from_document
-        from gpusched.host.items import PLAN, read_plan
+        from gpusched.host.shardfiles import PLAN, read_plan
 
         found = read_plan(place.path)
         try:

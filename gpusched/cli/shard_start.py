@@ -180,7 +180,7 @@ class Start:
     def _jobs(self, plan: Plan) -> JobFile:
         from gpusched.core.reconcile import identity
         from gpusched.experiments import shard as told
-        from gpusched.host.items import PLAN
+        from gpusched.host.shardfiles import PLAN
 
         settings = self._rules.settings
         options = {"force": self._force, "strip_gpu_env": settings.strip_gpu_env, "gpus": settings.gpus_per_job}
@@ -220,7 +220,7 @@ class Start:
         from gpusched.core.lifecycle import CAUSE_FAILURES
         from gpusched.core.model import JobState
         from gpusched.experiments.shardplan import TAG, document
-        from gpusched.host import items as files
+        from gpusched.host import shardfiles as files
 
         same = before is not None and before.ways == plan.ways
         created_at = before.created_at if before is not None and same else target.now()

@@ -87,7 +87,7 @@ def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
     """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
     from gpusched.core.model import JobState
     from gpusched.experiments.shardplan import from_document
-    from gpusched.host.items import read_plan
+    from gpusched.host.shardfiles import read_plan
 
     if group.ended == group.jobs:
         return []

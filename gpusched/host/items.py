@@ -1,6 +1,6 @@
 """The items of a sharded run: a file of them or a pattern of files -> how many, their weights, an items file a shard.
 
-Also reads and writes the plan of the run. Decides no split.
+Decides no split.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ import mmap
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from gpusched.core.masking import clean
 from gpusched.errors import GpuschedError
 from gpusched.host.attemptdir import write_atomically
 
-PLAN = "shard_plan.json"
-DIRECTORY = "items"
 SIZE = "size"
-PLAN_LIMIT_BYTES = 1 << 30
 _WILD = re.compile(r"[*?\[]")
 _OTHERS = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
 
@@ -284,44 +281,3 @@ def weight(value: object, what: str, where: str) -> float:
         shown = "missing" if value is None else repr(value)[:60]
         raise _no(where, f"{what} is {shown}, and a weight is a number, at least 0", "--weights names the column")
     return number
-
-
-# ---- the files of a plan ---------------------------------------------------------------------------
-
-
-def write_items(items: Items, directory: str, wanted: Iterable[tuple[str, Sequence[int]]], *, missing: bool) -> None:
-    """An items file for each shard: path and items. `missing`: those that are there are right already."""
-    os.makedirs(directory, 0o700, exist_ok=True)
-    for path, own in wanted:
-        if not (missing and os.path.lexists(path)):
-            items.write(path, own)
-
-
-def read_plan(queue: str) -> Any:
-    """The document of a queue's plan; None where there is none. Raises GpuschedError for one that cannot be read."""
-    path = f"{queue}/{PLAN}"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise GpuschedError(f"cannot be read: {error.strerror}", where=path) from None
-    try:
-        with os.fdopen(fd, "rb") as file:
-            return json.loads(file.read(PLAN_LIMIT_BYTES))
-    except (ValueError, RecursionError, OSError) as error:
-        hint = "it is left as it is: move it away to make the plan anew, or use another --log-dir"
-        raise GpuschedError(f"cannot be read: {clean(str(error))}", where=path, hint=hint) from None
-
-
-def write_plan(queue: str, document: Any) -> None:
-    """Replace the queue's plan."""
-    write_atomically(f"{queue}/{PLAN}", json.dumps(document, indent=1).encode() + b"\n", sync=True)
-
-
-def remove_plan(queue: str) -> None:
-    """Take the queue's plan away, before what it says of items files is true no more."""
-    try:
-        os.unlink(f"{queue}/{PLAN}")
-    except FileNotFoundError:
-        pass
