@@ -311,17 +311,26 @@ def iter_queues(box: Box) -> Iterator[str]:
     return iter(sorted(os.listdir(folder)) if folder.exists() else ())
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: Box, seed: int) -> None:
-    words = (
-        "python", COLLECT, "--data_start_idx", "{start}", "--max_samples", "{count}", "--output_suffix", "{suffix}",
-        "--seed", "{seed}", "--format", "jsonl", "--seconds", "0.01", "--output-dir", "{output_dir}",
-    )  # fmt: skip
-    options = ("--total", "60", "--min-items-per-shard", "5", "--merge", "{output_dir}/*_{suffix}.jsonl")
-    whole = box.gpusched("shard", *options, "--output-dir", "whole", "--merge-output", "whole.jsonl", "--", *words)
+COPY = 'sleep 0.15; mkdir -p "$2"; cp "$1" "$2/.$3"; mv "$2/.$3" "$2/copy_$3.txt"\n'
+
+
+@pytest.mark.parametrize(("seed", "form"), [(0, "jsonl"), (1, "txt")])
+def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: Box, seed: int, form: str) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(60)))
+    (box.work / "copy.sh").write_text(COPY)
+    words: tuple[str, ...] = ("bash", "copy.sh", "{items_file}", "{output_dir}", "{suffix}")
+    options: tuple[str, ...] = ("--items", "in.txt", "--shuffle", "5", "--strided")
+    if form == "jsonl":
+        words = (
+            "python", COLLECT, "--data_start_idx", "{start}", "--max_samples", "{count}", "--output_suffix", "{suffix}",
+            "--seed", "{seed}", "--format", "jsonl", "--seconds", "0.01", "--output-dir", "{output_dir}",
+        )  # fmt: skip
+        options = ("--total", "60")
+    options += ("--min-items-per-shard", "5", "--merge", f"{{output_dir}}/*_{{suffix}}.{form}")
+    whole = box.gpusched("shard", *options, "--output-dir", "whole", "--merge-output", f"whole.{form}", "--", *words)
     assert whole.code == 0, whole.text
     rng = random.Random(seed)
-    again = ("shard", "--log-dir", "gpusched-runs/q", *options, "--output-dir", "o", "--merge-output", "again.jsonl")
+    again = ("shard", "--log-dir", "gpusched-runs/q", *options, "--output-dir", "o", "--merge-output", f"again.{form}")
     kills = 0
     while kills < 6:
         running = box.start(*again, "--", *words)
@@ -338,12 +347,11 @@ def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: 
     assert kills
     ended = box.gpusched(*again, "--", *words)
     assert ended.code == 0, ended.text
-    assert box.read("again.jsonl") == box.read("whole.jsonl") != ""
-    assert [json.loads(line)["index"] for line in box.read("again.jsonl").splitlines()] == list(range(60))
+    assert box.read(f"again.{form}") == box.read(f"whole.{form}") != ""
+    lines = box.read(f"again.{form}").splitlines()
+    assert [json.loads(line)["index"] if form == "jsonl" else int(line) for line in lines] == list(range(60))
     for row in box.jobs("q"):
         assert row.state == "succeeded"
         assert sum(attempt.outcome is not None and attempt.outcome.ok for attempt in row.attempts) == 1
-    assert not [name for name in os.listdir(box.work) if "again" in name and name not in _MADE]
-
-
-_MADE = ("again.jsonl", "again_merged_metadata.json", "again_metadata.json")
+    left = {name for name in os.listdir(box.work) if "again" in name}
+    assert left == {f"again.{form}", "again_merged_metadata.json"} or left == {f"again.{form}", "again_metadata.json"}
