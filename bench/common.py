@@ -146,9 +146,12 @@ class Box:
     def start(self, lines: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
         """`gpusched run` of these lines; what it says goes to a file."""
         (self.directory / "list.txt").write_text("".join(f"{line}\n" for line in lines))
+        return self._start("run", "list.txt", *options)
+
+    def _start(self, verb: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.directory / "said", "wb") as said:
             return subprocess.Popen(
-                [*GPUSCHED, "run", "list.txt", "--log-dir", str(self.queue), "-q", *options],
+                [*GPUSCHED, verb, "--log-dir", str(self.queue), "-q", *words],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -159,8 +162,15 @@ class Box:
 
     def run(self, lines: Sequence[str], *options: str) -> float:
         """Run the lines to their end, all successfully; the seconds that it took."""
+        return self._to_its_end(lambda: self.start(lines, *options))
+
+    def shard(self, words: Sequence[str]) -> float:
+        """`gpusched shard` to its end, all successfully; the seconds that it took."""
+        return self._to_its_end(lambda: self._start("shard", *words))
+
+    def _to_its_end(self, start: Callable[[], subprocess.Popen[bytes]]) -> float:
         began = time.perf_counter()
-        code = self.start(lines, *options).wait()
+        code = start().wait()
         took = time.perf_counter() - began
         if code:
             raise Unusable(f"gpusched ended with {code}: {self.said()}")

@@ -51,6 +51,7 @@ TABLE = (
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir", "host.processes")),
     Row("host.jobdirs", ("errors", "host.worktree", "host.treecopy")),
     Row("host.treecopy", ("errors", "host.locks", "host.worktree")),
+    Row("host.items", ("core.*", "errors", "host.attemptdir"), ("pyarrow",)),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),
     Row("views.*", ("views.*", "core.*", "errors"), ("rich",)),
     Row("submit", ("core.*", "host.*", "experiments.*", "config", "errors")),

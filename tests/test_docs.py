@@ -347,6 +347,8 @@ def shown_calls(text: str) -> Iterator[tuple[str, list[str]]]:
                     continue
                 while words and re.fullmatch(r"[A-Z_]+=.*|nohup|time", words[0]):
                     words.pop(0)
+                if "--" in words:  # behind it stands somebody else's command
+                    words = words[: words.index("--")]
                 if words[:1] == ["gpusched"] and len(words) > 1:
                     yield words[1], [word.split("=")[0] for word in words[2:] if re.match(r"--?[a-z]", word)]
 
@@ -365,5 +367,5 @@ def test_what_the_docs_tell_people_to_type_exists() -> None:
 
 
 def test_the_check_of_shown_calls_sees_flags() -> None:
-    text = "```sh\n$ A=1 gpusched run x.txt --foo=1 \\\n  -v | head -1 && gpusched status # --no\n```\n"
+    text = "```sh\n$ A=1 gpusched run x.txt --foo=1 \\\n  -v | head -1 && gpusched status -- a --b # --no\n```\n"
     assert list(shown_calls(text)) == [("run", ["--foo", "-v"]), ("status", [])]

@@ -109,6 +109,7 @@ def test_a_session_in_the_docs_is_true(session: Session, tmp_path: Path) -> None
     with Box(tmp_path, gpus="", environment=defaults) as box:
         for name, text in session.files.items():
             (box.work / name).write_text(text, "utf-8")
+        (box.work / "examples").symlink_to(ROOT / "examples")
         status = 0
         for block in session.blocks:
             spoken = ""

@@ -18,12 +18,13 @@ import pytest
 from rich.cells import cell_len
 
 from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
+from gpusched.core.progress import Group
 from gpusched.dispatcher import Observer
 from gpusched.host.board import Board, BoardDevice
 from gpusched.views.area import PatientWriter
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.live import SHOWN_AT_ONCE, LiveView, Tails
-from gpusched.views.report import running_line
+from gpusched.views.report import group_line, running_line
 from gpusched.views.words import Pace
 from tests.golden import golden
 from tests.sample import NAME, NOW, a_board, gpu, view
@@ -50,6 +51,7 @@ class Frame:
     removed: int = 0
     reason: str = ""
     finished_now: int = 0
+    groups: tuple[Group, ...] = ()
     closing: str = ""
 
 
@@ -91,6 +93,13 @@ RUNNING = (
 REASON = "waits for a GPU (GPU 1: 61000 MiB in use by bo's python (pid 51), threshold 500 MiB; GPU 2: free at 3 of 10)"
 FRAME = Frame(NOW, a_board(), RUNNING, COUNTS, removed=1, reason=REASON, finished_now=4)
 
+GROUPS = (
+    Group(("shards",), 8, 3, 1000, 450.0),
+    Group(("ä",), 2, 0, 10, 0.0),
+    Group(("c",), 2, 2, 10, 10.0),
+    Group(("d",), 2, 2, 10, 10.0),
+)
+
 
 def drawn(
     frame: Frame,
@@ -102,7 +111,8 @@ def drawn(
     pace: Pace = Pace(NOW - 754, NOW),  # noqa: B008
 ) -> list[str]:
     running = [running_line(each, frame.at) for each in frame.running]
-    picture = Picture("commands", frame, running, pace, lambda logs: tail)
+    groups = [group_line(group, 2.5) for group in frame.groups]
+    picture = Picture("commands", frame, running, pace, groups, lambda logs: tail)
     lines = [line.plain for line in lay_out(picture, width, height, unicode=unicode)]
     assert len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines)
@@ -118,6 +128,19 @@ def test_the_view_at_a_size(width: int, height: int) -> None:
     golden(f"live-{width}x{height}", "\n".join(drawn(FRAME, width, height, pace=pace)) + "\n")
 
 
+def test_jobs_that_do_items_are_shown_as_one() -> None:
+    lines = drawn(replace(FRAME, groups=GROUPS), 100, 30)
+    at = next(n for n, text in enumerate(lines) if text.startswith("shards "))
+    assert lines[at].startswith("shards  ━") and lines[at].endswith(
+        "  45%  450/1000 items  2.5/s  ~4 min left  3 of 8 jobs done"
+    )
+    assert lines[at + 1].startswith("ä       ─") and lines[at + 2].startswith("c       ")
+    assert lines[at + 3] == "  and 1 more group"
+    few = drawn(replace(FRAME, groups=GROUPS), 60, 12, unicode=False)
+    assert any(text.startswith("shards  ####------  45%  450/1000 items") for text in few)
+    assert not any(text.startswith("c  ") for text in few)
+
+
 def test_the_view_in_ascii() -> None:
     text = "\n".join(drawn(FRAME, 80, 24, unicode=False))
     assert text.isascii() and "##" in text and "..." in text
@@ -126,7 +149,8 @@ def test_the_view_in_ascii() -> None:
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 20, 79, 133])
 @pytest.mark.parametrize("height", [1, 2, 3, 4, 7, 11, 24])
 def test_no_size_is_too_small(width: int, height: int) -> None:
-    for frame in (FRAME, replace(FRAME, running=()), replace(FRAME, board=a_board(devices=()))):
+    grouped = replace(FRAME, groups=GROUPS)
+    for frame in (FRAME, grouped, replace(FRAME, running=()), replace(FRAME, board=a_board(devices=()))):
         drawn(frame, width, height)
 
 

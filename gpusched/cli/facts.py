@@ -7,13 +7,14 @@ told here is what it thinks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusched.core.model import AttemptRow, JobRow, RunningView
+    from gpusched.core.progress import Group
     from gpusched.host.board import Board, BoardDevice
     from gpusched.host.queuedir import QueueDir
     from gpusched.host.store import Store
@@ -196,6 +197,23 @@ def running_views(place: QueueDir, store: Store) -> list[RunningView]:
     return views
 
 
+def item_groups(store: Store, views: Sequence[RunningView], now: float) -> list[tuple[Group, float]]:
+    """The groups of jobs that say how many items they do, and how many items each does in a second now.
+
+    A job is taken to be as fast as those were that have ended, and those that tell how far they are.
+    """
+    from gpusched.core.documents import parse_progress
+    from gpusched.core.progress import groups, items_done
+
+    found = []
+    for group in groups(store.item_counts(), views):
+        own = [view for view in views if view.job.items and view.job.tags == group.tags]
+        told = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
+        spent = store.item_seconds(group.tags) + sum(max(0.0, now - view.attempt.started_at) for view in told)
+        found.append((group, len(own) * group.done / spent if spent > 0 else 0.0))
+    return found
+
+
 def last_log_line(place: QueueDir, row: AttemptRow) -> str:
     from gpusched.core.masking import last_line
     from gpusched.host.reaper import log_tail
@@ -241,6 +259,17 @@ def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs
     del found["schema_version"]  # the document that this one goes into has its own
     if jobs == 0:
         return found
+    found["groups"] = [
+        {
+            "tags": list(group.tags),
+            "jobs": group.jobs,
+            "jobs_done": group.ended,
+            "items": group.items,
+            "items_done": group.done,
+            "items_per_s": speed if by.alive else None,
+        }
+        for group, speed in item_groups(store, running_views(place, store), now)
+    ]
     found["devices"] = []
     if by.board is not None:
         found["devices"] = [_device_document(item, by.board.max_checks) for item in by.board.devices]

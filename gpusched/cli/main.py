@@ -22,6 +22,7 @@ EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE end
 # verb -> (module, attribute, short help), in the order of a day's work
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("gpusched.cli.run_cmd", "run", "Run a file of commands on the GPUs that are free"),
+    "shard": ("gpusched.cli.shard_cmd", "shard", "Run a script on many items in shards, and merge what they write"),
     "check": ("gpusched.cli.check_cmd", "check", "Check a list without running it"),
     "status": ("gpusched.cli.show_cmd", "status", "Show the queues and their jobs"),
     "logs": ("gpusched.cli.show_cmd", "logs", "Print what a job wrote"),
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "release": ("gpusched.cli.change_cmd", "release", "Let held jobs start again"),
     "stop": ("gpusched.cli.change_cmd", "stop", "Ask a dispatcher to leave"),
     "devices": ("gpusched.cli.devices_cmd", "devices", "Show the GPUs: who is on each, free or not, and why"),
+    "merge": ("gpusched.cli.merge_cmd", "merge", "Make one file of many parts"),
     "config": ("gpusched.cli.config_cmd", "config", "Show each setting, its value and its origin"),
 }
 

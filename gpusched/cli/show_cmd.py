@@ -94,7 +94,11 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
     board = by.board
     devices = [report.device_line(item, board.max_checks) for item in board.devices] if board is not None else []
     running = []
-    for view in facts.running_views(place, store):
+    views = facts.running_views(place, store)
+    groups = [
+        report.group_line(group, speed if by.alive else 0.0) for group, speed in facts.item_groups(store, views, now)
+    ]
+    for view in views:
         shown = report.running_line(view, now)
         if not by.alive:
             shown = replace(shown, mark=facts.look(place, view.job.id, view.attempt.number).word)
@@ -117,6 +121,7 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
         waiting,
         reasons,
         failed,
+        groups,
     )
     if every_job:
         lines += [tables.line(), *pages.job_table(((row, _last(store, row)) for row in store.jobs()), now)]

@@ -8,15 +8,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpusched.cli import target
-from gpusched.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
+from gpusched.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED, GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.api import Queue
     from gpusched.core.model import JobRow
+    from gpusched.core.progress import Group
+    from gpusched.views import tables
     from gpusched.views.report import Tally
     from gpusched.views.tables import Line
 
 SHOWN_FAILED = 20
+SHOWN_TIMES = 16  # shards whose times are all told; of more, the slowest
+SHOWN_SLOWEST = 4
+SHOWN_MISSING = 12
 
 
 def print_summary(queue: Queue, code: int, *, as_json: bool) -> None:
@@ -37,7 +42,63 @@ def document(queue: Queue, code: int) -> dict[str, object]:
     store, place = queue.store, queue.place
     head = metrics_head(store.counts(), store.count_removed(), store.totals(), target.now())
     failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
-    return {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
+    found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
+    grouped = [group_document(queue, group) for group in _groups(queue)]
+    return {**found, "groups": grouped} if grouped else found
+
+
+def _groups(queue: Queue) -> list[Group]:
+    from gpusched.core.progress import groups
+
+    return groups(queue.store.item_counts(), ())
+
+
+def group_document(queue: Queue, group: Group) -> dict[str, object]:
+    """What the jobs of a group, which say how many items they do, took together; times in seconds."""
+    from gpusched.core.progress import times
+
+    took = times(queue.store.item_spans(group.tags))
+    found: dict[str, object] = {
+        "tags": list(group.tags),
+        "jobs": group.jobs,
+        "jobs_done": group.ended,
+        "items": group.items,
+        "items_done": group.done,
+        "missing": [{"name": name, "items": span} for name, span in _missing(queue, group)],
+    }
+    if took is not None:
+        found |= {
+            "wall_s": took.wall_s,
+            "median_s": took.median_s,
+            "slowest_s": took.slowest_s,
+            "at_once": took.at_once,
+            "speed_up": took.speed_up,
+            "efficiency": took.efficiency,
+            "items_per_s": took.items_per_s,
+            "times": [
+                {"job": s.job_id, "name": s.name, "items": s.items, "runtime_s": s.ended_at - s.started_at}
+                for s in took.jobs
+            ],
+        }
+    return found
+
+
+def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
+    """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
+    from gpusched.core.model import JobState
+    from gpusched.experiments.shardplan import from_document
+    from gpusched.host.shardfiles import read_plan
+
+    if group.ended == group.jobs:
+        return []
+    try:
+        plan = from_document(read_plan(queue.place.path))
+        spans = {shard.job_name: plan.span(shard) for shard in plan.shards}
+    except (GpuschedError, ValueError):
+        spans = {}
+    states = [state for state in JobState if state is not JobState.SUCCEEDED]
+    left = (job for job in queue.store.jobs(states) if job.items and job.listed and job.tags == group.tags)
+    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left]
 
 
 def page(queue: Queue, code: int) -> list[Line]:
@@ -64,12 +125,65 @@ def page(queue: Queue, code: int) -> list[Line]:
     if unlisted:
         lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
     cwd = os.getcwd()
-    rows: list[tables.Row] = [
+    rows: list[tables.Row] = [row for group in _groups(queue) for row in group_rows(queue, group)]
+    rows += [
         ["metrics", short_path(place.metrics, cwd)],
         ["logs", f"{short_path(place.logs, cwd)}/"],
     ]
     rows += [[word, text] for word, text in next_steps(queue, code, counts)]
     return lines + tables.grid(["", ""], rows)
+
+
+def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
+    """What is missing of a group, how long each of its jobs took, and what running them at once has brought."""
+    from gpusched.core.masking import clean
+    from gpusched.core.model import JobState
+    from gpusched.core.progress import times
+    from gpusched.core.readiness import CAUSE_DEPENDENCY
+    from gpusched.views import tables
+    from gpusched.views.words import count, rate, span
+
+    took = times(queue.store.item_spans(group.tags))
+    fast = f", {rate(took.items_per_s)}" if took is not None else ""
+    done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{fast}"
+    rows: list[tables.Row] = [[clean(group.name), done]]
+    missing = [clean(f"{name} (items {span})" if span else name) for name, span in _missing(queue, group)]
+    if missing:
+        more = len(missing) - SHOWN_MISSING
+        shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
+        rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
+        held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
+        names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
+        rows += [["held", f"{names}: until what is missing has succeeded"]] if held else []
+    rows += _merged(queue)
+    if took is None or len(took.jobs) < 2:
+        return rows
+    slow = sorted(took.jobs, key=lambda span: span.started_at - span.ended_at)
+    timed = list(took.jobs) if len(slow) <= SHOWN_TIMES else slow[:SHOWN_SLOWEST]
+    each = [f"{clean(s.name or str(s.job_id))} {span(s.ended_at - s.started_at)}" for s in timed]
+    rows.append(["slowest" if len(timed) < len(slow) else "times", [*_in_lines(each, 4)]])
+    against = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
+    slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
+    gained = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
+    return [*rows, ["", f"{slowest}; {gained}"]]
+
+
+def _in_lines(texts: list[str], each: int) -> list[str]:
+    """So many texts a line."""
+    return [", ".join(texts[n : n + each]) for n in range(0, len(texts), each)]
+
+
+def _merged(queue: Queue) -> list[tables.Row]:
+    """What the merge of the shards said at its end, if it has succeeded."""
+    from gpusched.cli.facts import last_log_line
+    from gpusched.core.model import JobState
+    from gpusched.experiments.shardplan import MERGE
+
+    job_id = queue.store.find_name(MERGE)
+    if job_id is None or queue.store.job(job_id).state is not JobState.SUCCEEDED:
+        return []
+    said = last_log_line(queue.place, queue.store.attempts(job_id)[-1])
+    return [["merged", said.replace(f"{os.getcwd()}/", "", 1)]] if said else []
 
 
 def failed_lines(queue: Queue, job: JobRow) -> list[Line]:

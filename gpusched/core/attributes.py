@@ -43,6 +43,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _items(text: str) -> int:
+    if not _WHOLE.fullmatch(text) or int(text) < 1:
+        raise ValueError("a whole number, at least 1")
+    return int(text)
+
+
 def _time(text: str) -> float:
     seconds = parse_duration(text)
     if seconds == 0:
@@ -89,6 +95,7 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "prio": _whole,
     "tag": _names,
     "gpu-model": _model,
+    "items": _items,
 }
 KEYS = (*_TEXTS, "cwd")
 _KNOWN = frozenset(KEYS)
@@ -194,6 +201,7 @@ def make(stated: Mapping[str, Any]) -> Attributes:
         env=tuple([(key[4:].encode(), value) for key, value in stated.items() if key[:4] == ENV]),
         gpu_model=get("gpu-model", "") if on_gpu else "",
         after=tuple([Dependency(kind, stated[key]) for key, kind in _KINDS.items() if key in stated]),
+        items=get("items", 0),
     )
 
 
@@ -223,6 +231,8 @@ def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
     if a.tags:
         words.append(("tag", ",".join(a.tags).encode()))
     words += ((each.kind.value, ",".join(each.refs).encode()) for each in a.after)
+    if a.items:
+        words.append(("items", b"%d" % a.items))
     if a.cwd is not None:
         words.append(("cwd", a.cwd))
     words += ((ENV + name.decode(), value) for name, value in a.env)

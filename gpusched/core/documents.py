@@ -69,6 +69,7 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "exit_code": outcome.exit_code if outcome else None,
         "signal": outcome.signal if outcome else None,
         "gpus": job.gpus,
+        "items": job.items or None,
         "stated_mem_bytes": job.stated_mem_bytes or None,
         "mem_bytes": job.mem_bytes or None,
         "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in last.devices] if last else [],

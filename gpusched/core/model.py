@@ -137,6 +137,7 @@ class Attributes:
     env: tuple[tuple[bytes, bytes], ...] = ()
     gpu_model: str = ""
     after: tuple[Dependency, ...] = ()
+    items: int = 0  # that it does, of its group's; 0: it does not say
 
 
 NO_ATTRIBUTES = Attributes()
@@ -170,6 +171,7 @@ class Requirements:
     env: tuple[tuple[bytes, bytes], ...] = ()
     git: str = ""  # commit of the work tree that its directory is in, with DIRTY behind when that was changed
     limited_tags: tuple[str, ...] = ()  # those of its tags that have a limit of their own
+    items: int = 0
 
     @property
     def shape(self) -> str:
@@ -356,6 +358,7 @@ class JobRow:
     shape: str = ""
     git: str = ""
     listed: bool = True  # False: it has ended, and its line is gone
+    items: int = 0
 
     @property
     def waiting(self) -> Job:

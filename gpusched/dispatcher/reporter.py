@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import Event, JobState, RunningView
+from gpusched.core.progress import Group, groups
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.snapshot import Limits, Resident
 from gpusched.dispatcher.devicebook import DeviceBook
@@ -38,6 +39,7 @@ class Frame:
     running: tuple[RunningView, ...]
     reason: str  # what the first waiting job waits for
     finished_now: int  # attempts that have succeeded since this dispatcher began
+    groups: tuple[Group, ...]  # of the jobs that say how many items they do
     closing: str  # why nothing new starts, if so
 
 
@@ -148,6 +150,7 @@ class Reporter:
         board.write(self._queue.board, found)
 
     def frame(self, found: Board, running: Iterable[Live], reason: str, closing: str) -> Frame:
+        views = tuple(live.view() for live in running)
         return Frame(
             at=found.at,
             queue=self._queue.path,
@@ -155,9 +158,10 @@ class Reporter:
             board=found,
             counts=self._store.counts(),
             removed=self._store.count_removed(),
-            running=tuple(live.view() for live in running),
+            running=views,
             reason=reason,
             finished_now=self.succeeded,
+            groups=tuple(groups(self._store.item_counts(), views)),
             closing=closing,
         )
 

@@ -32,6 +32,7 @@ CREATE TABLE jobs (
     gpu_model           TEXT    NOT NULL DEFAULT '',
     env                 TEXT    NOT NULL DEFAULT '[]', -- JSON, pairs of strings
     git                 TEXT    NOT NULL DEFAULT '',
+    items               INTEGER NOT NULL DEFAULT 0, -- that it does; 0: it does not say
     listed              INTEGER NOT NULL DEFAULT 1, -- 0: it has ended, and its line is gone
     blocked             INTEGER NOT NULL DEFAULT 0, -- by a job that it depends on
     shape               TEXT    NOT NULL, -- jobs of one shape fit the same devices
@@ -87,6 +88,27 @@ END;
 CREATE TRIGGER count_moved AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.state BEGIN
     UPDATE counts SET n = n - 1 WHERE state = OLD.state;
     UPDATE counts SET n = n + 1 WHERE state = NEW.state;
+END;
+
+-- Items of the jobs that say how many they do, those of the same tags together, by state. For other jobs no trigger runs.
+CREATE TABLE item_counts (
+    tags  TEXT    NOT NULL,
+    state TEXT    NOT NULL,
+    jobs  INTEGER NOT NULL,
+    items INTEGER NOT NULL,
+    PRIMARY KEY (tags, state)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER items_new AFTER INSERT ON jobs WHEN NEW.items > 0 BEGIN
+    INSERT INTO item_counts VALUES (NEW.tags, NEW.state, 1, NEW.items)
+        ON CONFLICT DO UPDATE SET jobs = jobs + 1, items = items + excluded.items;
+END;
+CREATE TRIGGER items_moved AFTER UPDATE OF state, items, tags ON jobs
+WHEN (OLD.items > 0 OR NEW.items > 0)
+    AND (OLD.state <> NEW.state OR OLD.items <> NEW.items OR OLD.tags <> NEW.tags) BEGIN
+    UPDATE item_counts SET jobs = jobs - 1, items = items - OLD.items
+        WHERE OLD.items > 0 AND tags = OLD.tags AND state = OLD.state;
+    INSERT INTO item_counts SELECT NEW.tags, NEW.state, 1, NEW.items WHERE NEW.items > 0
+        ON CONFLICT DO UPDATE SET jobs = jobs + 1, items = items + excluded.items;
 END;
 
 CREATE TABLE attempts (

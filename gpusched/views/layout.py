@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from gpusched.core.masking import clean
-from gpusched.views.report import DeviceLine, FrameLike, RunningLine, device_line, tally
+from gpusched.views.report import DeviceLine, FrameLike, GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
-from gpusched.views.words import Pace, about, clock, time_left
+from gpusched.views.words import Pace, about, clock, count, time_left
 
 Lines = list[Line]
+SHOWN_GROUPS = 3
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Picture:
     frame: FrameLike
     running: Sequence[RunningLine]
     pace: Pace
+    groups: Sequence[GroupLine]
     tail: Callable[[Iterable[str]], str]
 
 
@@ -35,7 +37,8 @@ def lay_out(picture: Picture, width: int, height: int, *, unicode: bool = True) 
     devices = [device_line(item, frame.board.max_checks) for item in frame.board.devices]
     shown = list(picture.running[:rows])
     jobs = [_job_lines(job, picture.tail(job.logs), width, unicode) for job in shown]
-    foot = _foot(picture, width, unicode, 1 if height < 20 else 2)
+    foot = _groups(picture.groups, 1 if height < 20 else SHOWN_GROUPS, width, unicode)
+    foot += _foot(picture, width, unicode, 1 if height < 20 else 2)
     title = _title(picture, width)
     room = rows - len(foot) - 1
     gpu_lines = _device_lines(devices, width, unicode)
@@ -170,6 +173,20 @@ def _job_block(
         lines += [Line(((blank, ""), *text), table=True) for text in texts[1:most]]
     if shown < len(running):
         lines.append(line((f"{'':>{ids}}  and {len(running) - shown} more running", DIM)))
+    return lines
+
+
+def _groups(groups: Sequence[GroupLine], most: int, width: int, unicode: bool) -> Lines:
+    """Jobs that do items together, a line for each group."""
+    names = max((cell_len(group.name) for group in groups[:most]), default=0)
+    wide = 20 if width >= 100 else 10
+    lines = []
+    for group in groups[:most]:
+        lead = group.name + " " * (names - cell_len(group.name))
+        done = bar([(group.fraction, "cyan")], wide, plain=not unicode)
+        lines.append(line((lead, HEAD), "  ", *done, f" {group.fraction:4.0%}  {group.text}"))
+    if len(groups) > most:
+        lines.append(line((f"  and {count(len(groups) - most, 'more group')}", DIM)))
     return lines
 
 

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from gpusched.core.masking import clean, last_line
 from gpusched.core.model import Event, JobState
+from gpusched.core.progress import Group
 from gpusched.views.area import Area
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.lines import IMPORTANT, LOUD
-from gpusched.views.report import FrameLike, running_line
+from gpusched.views.report import FrameLike, GroupLine, group_line, running_line
 from gpusched.views.words import Pace
 
 REFRESH_S = 0.5
@@ -38,6 +39,7 @@ class LiveView:
         self._tails = Tails(queue)
         self._pace: Pace | None = None
         self._failed_before = 0
+        self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # of each group: when it was seen, items done then
 
     def event(self, event: Event) -> None:
         if not _is_important(event):
@@ -93,8 +95,13 @@ class LiveView:
             frame=frame,
             running=running,
             pace=self._paced(frame),
+            groups=[self._grouped(group, frame.at) for group in frame.groups],
             tail=self._tails.last,
         )
+
+    def _grouped(self, group: Group, at: float) -> GroupLine:
+        since, done = self._first.setdefault(group.tags, (at, group.done))
+        return group_line(group, (group.done - done) / (at - since) if at > since else 0.0)
 
     def _paced(self, frame: FrameLike) -> Pace:
         failed = frame.counts[JobState.FAILED]

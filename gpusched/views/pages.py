@@ -11,7 +11,7 @@ from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKi
 from gpusched.core.outcome import describe
 from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
-from gpusched.views.report import DeviceLine, RunningLine, Tally, places
+from gpusched.views.report import DeviceLine, GroupLine, RunningLine, Tally, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
 
@@ -80,6 +80,7 @@ def queue_page(
     waiting: Sequence[JobRow],
     reasons: Reasons,
     failed: Sequence[tuple[JobRow, AttemptRow | None]],
+    groups: Sequence[GroupLine] = (),
 ) -> list[Line]:
     """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {clean(short_path(source, scene.cwd))}")]
@@ -88,6 +89,7 @@ def queue_page(
     for word, number in head.counts.parts():
         words += [", " if words else "", (f"{number} {word}", STATES[word] if number else "")]
     lines.append(line(*words))
+    lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in groups]
     if devices:
         lines += [line(), *device_table(devices)]
     if running:

@@ -11,8 +11,9 @@ from gpusched.core.availability import DeviceState
 from gpusched.core.documents import parse_progress
 from gpusched.core.masking import clean
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
+from gpusched.core.progress import Group
 from gpusched.core.snapshot import DeviceView
-from gpusched.views.words import command_text, mib
+from gpusched.views.words import about, command_text, count, mib, rate
 
 # ---- what a dispatcher hands over (dispatcher.loop.Frame and host.board.Board have this shape) -------------
 
@@ -56,6 +57,8 @@ class FrameLike(Protocol):
     def reason(self) -> str: ...
     @property
     def finished_now(self) -> int: ...
+    @property
+    def groups(self) -> Sequence[Group]: ...
     @property
     def closing(self) -> str: ...
 
@@ -225,6 +228,24 @@ def _progress_text(told: Mapping[str, Any]) -> str:
     if not parts and told.get("ready"):
         parts.append("ready")
     return clean(", ".join(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLine:
+    """Jobs with items of the same tags, for people: how far they are, and the words that say so."""
+
+    name: str
+    fraction: float
+    text: str
+
+
+def group_line(group: Group, per_s: float) -> GroupLine:
+    """`per_s`: items that it does in a second now; 0: nobody can say."""
+    parts = [f"{int(group.done)}/{count(group.items, 'item')}"]
+    if group.done < group.items and per_s > 0:
+        parts += [rate(per_s), f"{about((group.items - group.done) / per_s)} left"]
+    parts.append(f"{group.ended} of {count(group.jobs, 'job')} done")
+    return GroupLine(clean(group.name), group.fraction, "  ".join(parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ def clock(seconds: float) -> str:
     return f"{days}d {h:02d}:{m:02d}" if days else f"{h}:{m:02d}:{s:02d}"
 
 
+def span(seconds: float) -> str:
+    """A duration that may be short: 1.4 s, 1:05."""
+    return f"{seconds:.1f} s" if seconds < 59.95 else clock(seconds)
+
+
 def age(seconds: float) -> str:
     """A duration in its largest unit: 5s, 3m, 2h, 4d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -90,6 +95,12 @@ def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "â
     while cells(kept) > room:
         kept = kept[:-1]
     return kept.rstrip() + mark
+
+
+def rate(per_s: float) -> str:
+    """Items a second, or a minute where that is few: 12.3/s, 4.5/min."""
+    number, unit = (per_s, "s") if per_s >= 1 else (per_s * 60, "min")
+    return f"{number:.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
 
 
 # ---- how long it will take -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_MS = 10_000
 CACHE_KIB, AMPLE_CACHE_KIB, MANY_ROWS = 2000, 32_000, 10_000
 

@@ -10,7 +10,7 @@ from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome
 JOB = (
     "id, command, line, cwd, state, cause, gpus, time_limit_s, retries, tries, losses, attempts, not_before, "
     "submitted_at, first_started_at, ended_at, cancel_requested_at, avoid, above_bytes, mem_bytes, stated_mem_bytes, "
-    "prio, name, tags, gpu_model, env, blocked, position, shape, git, listed"
+    "prio, name, tags, gpu_model, env, blocked, position, shape, git, listed, items"
 )
 USAGE = "samples, peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, by_device"
 ATTEMPT = (
@@ -37,6 +37,7 @@ def columns(needs: Requirements) -> tuple[object, ...]:
         needs.gpu_model,
         env,
         needs.git,
+        needs.items,
         needs.shape,
     )
 

@@ -56,8 +56,8 @@ class Submission(Jobs):
         state = next_state(None, JobEvent.SUBMITTED).value
         self._db.executemany(
             "INSERT INTO jobs (command, line, position, identity, occurrence, state, submitted_at, cwd, gpus, "
-            "time_limit_s, retries, mem_bytes, stated_mem_bytes, prio, name, tags, gpu_model, env, git, shape) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "time_limit_s, retries, mem_bytes, stated_mem_bytes, prio, name, tags, gpu_model, env, git, items, shape) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (spec.command, spec.line, position, identity(spec), spec.occurrence, state, now, *columns(needs(spec)))
                 for spec, position in add
@@ -77,9 +77,9 @@ class Submission(Jobs):
         self._db.executemany(
             "UPDATE jobs SET command = ?1, cwd = ?2, gpus = ?3, time_limit_s = ?4, retries = ?5, "
             "mem_bytes = CASE WHEN stated_mem_bytes = ?7 THEN mem_bytes ELSE ?6 END, stated_mem_bytes = ?7, prio = ?8, "
-            "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, "
-            "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?14 END "
-            "WHERE id = ?15 AND (state IN ('queued', 'held') "
+            "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, items = ?14, "
+            "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?15 END "
+            "WHERE id = ?16 AND (state IN ('queued', 'held') "
             "OR (state = 'cancelled' AND cause IN ('dependency', 'not_needed')))",
             ((spec.command, *columns(needs(spec)), job_id) for job_id, spec, _ in keep),
         )

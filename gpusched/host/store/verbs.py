@@ -16,12 +16,14 @@ from gpusched.core.model import (
     Usage,
     reshape,
 )
+from gpusched.core.progress import ItemCount, Span
 from gpusched.core.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS
 from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
 from gpusched.host.store.submission import Submission
 
+GROUPS_MAX = 50
 SHAPES_MAX = 500  # where there are more, the order alone counts
 
 
@@ -37,6 +39,39 @@ class Store(Submission):
 
     def counts(self) -> dict[JobState, int]:
         return {JobState(state): n for state, n in self._db.execute("SELECT state, n FROM counts")}
+
+    def item_counts(self) -> list[ItemCount]:
+        """The jobs that say how many items they do, by tags and state; of at most GROUPS_MAX different tags."""
+        query = (
+            "SELECT tags, state, jobs, items FROM item_counts "
+            f"WHERE tags IN (SELECT DISTINCT tags FROM item_counts LIMIT {GROUPS_MAX})"
+        )
+        return [
+            ItemCount(tuple(tags.split(",")) if tags else (), JobState(state), jobs, items)
+            for tags, state, jobs, items in self._db.execute(query)
+        ]
+
+    def item_spans(self, tags: Sequence[str]) -> list[Span]:
+        """Every attempt that has ended of the jobs with items that bear these tags."""
+        query = (
+            "SELECT j.id, j.name, j.items, a.started_at, a.ended_at, j.state = 'succeeded' AND a.number = j.attempts "
+            "FROM jobs j JOIN attempts a ON a.job_id = j.id "
+            "WHERE j.items > 0 AND j.tags = ? AND j.listed AND a.ended_at IS NOT NULL"
+        )
+        rows = self._db.execute(query, (",".join(tags),))
+        return [
+            Span(job_id, name, items, started_at, ended_at, bool(succeeded))
+            for job_id, name, items, started_at, ended_at, succeeded in rows
+        ]
+
+    def item_seconds(self, tags: Sequence[str]) -> float:
+        """Seconds that the succeeded jobs with items that bear these tags took, one by one."""
+        query = (
+            "SELECT coalesce(sum(a.ended_at - a.started_at), 0) "
+            "FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.number = j.attempts "
+            "WHERE j.items > 0 AND j.tags = ? AND j.state = 'succeeded'"
+        )
+        return float(self._db.execute(query, (",".join(tags),)).fetchone()[0])
 
     def has_work(self) -> bool:
         """Whether a dispatcher that looks now would find something to do."""

@@ -1,0 +1,187 @@
+"""NumPy's .npy and .npz: joined on axis 0. Rows of .npy are copied as bytes; of .npz one array is held at a time."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from .output import Output
+from .parts import ItemOrder, Merged, Options, Part
+from .rows import Rows, write_rows
+from .rules import Rules, total
+from .trouble import PartUnreadable, Refused, Told, clean
+
+_FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
+_DAMAGE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, RuntimeError)
+
+
+class Numpy:
+    """What NumPy's arrays can do."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        return tuple(value.shape)
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype)
+
+    def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
+        joined = np.concatenate(list(values))
+        return joined if places is None else joined[np.asarray(places, dtype=np.int64)]
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        return np.stack(list(values))
+
+    def add(self, values: Sequence[Any]) -> Any:
+        return np.asarray(np.stack(list(values)).sum(axis=0), dtype=values[0].dtype)
+
+    def equal(self, one: Any, other: Any) -> bool:
+        return bool(np.array_equal(one, other)) or bool(one != one and other != other)
+
+
+# ---- npy -------------------------------------------------------------------------------------------
+
+
+def merge_npy(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
+    """Arrays of one dtype and row shape, on axis 0."""
+    found: list[tuple[Rows, Any, tuple[int, ...]]] = []
+    for part in parts:
+        try:
+            found.append(_npy_rows(part))
+        except PartUnreadable as error:
+            part.skipped = error.why
+            told.leave_out(part.name, None, error.why)
+        except OSError as error:
+            part.skipped = f"cannot be read: {error.strerror}"
+            told.leave_out(part.name, None, part.skipped)
+    if not found:
+        return Merged(None)
+    filled = [one for one in found if one[2] != (0,)] or found
+    for rows, _, shape in found:
+        if shape == (0,) and len(filled) < len(found):
+            told.note(f"{clean(rows.part.name)} is empty: it is skipped")
+    _, dtype, shape = filled[0]
+    for rows, other_dtype, other_shape in filled[1:]:
+        if other_dtype != dtype or other_shape[1:] != shape[1:]:
+            here, there = f"{other_dtype} {other_shape}", f"{dtype} {shape} in {clean(filled[0][0].part.name)}"
+            raise Refused(
+                f"is {clean(here)}, and {clean(there)}: not to be joined on axis 0",
+                where=rows.part.name,
+                hint="make dtype and shape of a row alike, or leave that part out",
+            )
+    rows_ = [rows for rows, _, _ in filled]
+    if order and not order.fits([rows.part for rows in rows_], [rows.count for rows in rows_]):
+        told.note("not each part has one row an item: the parts stand one after the other, in their shards' order")
+        order = None
+    out.write(_npy_header(dtype, (sum(rows.count for rows in rows_), *shape[1:])))
+    write_rows(rows_, out, order)
+    return Merged(total(parts))
+
+
+def _npy_rows(part: Part) -> tuple[Rows, Any, tuple[int, ...]]:
+    if part.size == 0:
+        raise PartUnreadable("is empty")
+    try:
+        with open(part.path, "rb") as file:
+            shape, fortran, dtype, offset = _read_header(file)
+        if dtype.hasobject:
+            raise PartUnreadable("holds Python objects, which are not merged: save a list as .pt or .jsonl")
+        if not shape:
+            raise PartUnreadable("is a scalar: it has no axis 0")
+        each = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        if part.size < offset + shape[0] * each:
+            raise PartUnreadable(f"is cut: {part.size:,} of {offset + shape[0] * each:,} bytes")
+        part.records = shape[0]
+        if fortran and len(shape) > 1:  # stored by columns: turned in memory
+            return Rows(part, 0, shape[0], each, np.load(part.path).tobytes("C")), dtype, shape
+        return Rows(part, offset, shape[0], each), dtype, shape
+    except _DAMAGE as error:
+        raise PartUnreadable(f"is no .npy file, or damaged: {clean(error, 120)}") from None
+
+
+def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any, int]:
+    """(shape, stored by columns, dtype, where the data begins)"""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]} of the format")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    return tuple(shape), bool(fortran), dtype, file.tell()
+
+
+def _npy_header(dtype: Any, shape: tuple[int, ...]) -> bytes:
+    fields = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    header = io.BytesIO()
+    try:
+        npy.write_array_header_1_0(header, fields)
+    except ValueError:  # longer than the first version can say
+        header = io.BytesIO()
+        npy.write_array_header_2_0(header, fields)
+    return header.getvalue()
+
+
+# ---- npz -------------------------------------------------------------------------------------------
+
+
+def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
+    """Each array by its name, by the rules for dicts."""
+    held: list[tuple[Part, Any]] = []
+    compressed = False
+    for part in parts:
+        try:
+            compressed |= _check_npz(part)
+            held.append((part, np.load(part.path, allow_pickle=False)))
+        except PartUnreadable as error:
+            part.skipped = error.why
+            told.leave_out(part.name, None, error.why)
+        except (OSError, *_DAMAGE) as error:
+            part.skipped = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
+            told.leave_out(part.name, None, part.skipped)
+    if not held:
+        return Merged(None)
+    try:
+        rules = Rules(Numpy(), [part for part, _ in held], order, options.sums, told)
+        method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+        with out.file() as file, zipfile.ZipFile(file, "w", method) as archive:
+            for name, array in rules.items("", held):
+                member = zipfile.ZipInfo(f"{name}.npy", _FIRST_DATE)
+                member.compress_type, member.external_attr = method, 0o600 << 16
+                with archive.open(member, "w", force_zip64=True) as into:
+                    npy.write_array(into, np.asarray(array), allow_pickle=False)
+        rules.tell()
+    finally:
+        for _, opened in held:
+            opened.close()
+    return Merged(total(parts), per_item=False)
+
+
+def _check_npz(part: Part) -> bool:
+    """Whether it is compressed. Counts its records; PartUnreadable if a byte of it is wrong."""
+    lengths: set[int] = set()
+    values: dict[str, Any] = {}
+    with zipfile.ZipFile(part.path) as archive:
+        if (bad := archive.testzip()) is not None:
+            raise PartUnreadable(f"is damaged: the array {clean(bad.removesuffix('.npy'))!r} has a wrong checksum")
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename:
+                raise PartUnreadable(f"holds {clean(name)!r}, which is no array")
+            with archive.open(member) as file:
+                shape, _, dtype, _ = _read_header(file)
+                if dtype.hasobject:
+                    raise PartUnreadable(f"array {clean(name)!r} holds Python objects, which are not merged")
+                if shape:
+                    lengths.add(shape[0])
+                elif dtype.kind in "biufU":
+                    values[name] = np.frombuffer(file.read(), dtype)[0].item()
+        part.records = lengths.pop() if len(lengths) == 1 else None
+        part.values = values
+        return any(member.compress_type == zipfile.ZIP_DEFLATED for member in archive.infolist())

@@ -1,0 +1,243 @@
+"""Parquet: columns by name, types widened only where no value can change. Holds a few row batches at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .output import Output
+from .parts import ItemOrder, Merged, Options, Part
+from .records import KeyFilter, field_identity
+from .trouble import PartUnreadable, Refused, Told, clean
+from .widening import widened
+
+BATCH_BYTES = 1 << 23
+GROUP_BYTES = 1 << 25
+BATCH_ROWS = 1 << 16
+GROUP_ROWS = 1 << 20
+
+
+class Opened:
+    """One part, read batch by batch, under the columns of all."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        try:
+            # Not mapped and not read ahead: memory stays that of a batch.
+            self.file = pq.ParquetFile(part.path, memory_map=False, pre_buffer=False, buffer_size=1 << 20)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {clean(error, 120)}"
+            raise PartUnreadable(why) from None
+        told = self.file.metadata
+        self.rows: int = told.num_rows
+        size = sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
+        self.batch_rows = max(1, min(BATCH_ROWS, BATCH_BYTES * self.rows // max(size, 1)))
+        self.codec: str = told.row_group(0).column(0).compression if told.num_row_groups and told.num_columns else ""
+
+    def tables(self, schema: Any) -> Iterator[Any]:
+        """All rows; PartUnreadable where they cannot be read on."""
+        self.part.records = 0
+        try:
+            for batch in self.file.iter_batches(batch_size=self.batch_rows):
+                table = _conformed(pa.Table.from_batches([batch]), schema, self.part)
+                self.part.records += table.num_rows
+                yield table
+        except (pa.ArrowException, OSError) as error:
+            raise PartUnreadable(
+                f"is damaged: from row {self.part.records + 1} on it is left out: {clean(error, 120)}"
+            ) from None
+
+
+def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
+    opened: list[Opened] = []
+    for part in parts:
+        try:
+            opened.append(Opened(part))
+        except PartUnreadable as error:
+            part.skipped = error.why
+            told.leave_out(part.name, None, error.why)
+    if not opened:
+        return Merged(None)
+    schema = _union(opened, told)
+    if options.key is not None and options.key not in schema.names:
+        raise Refused(
+            f"there is no column {clean(options.key)!r} to find repeated rows by",
+            hint=f"the columns are {clean(', '.join(schema.names))}",
+        )
+    if order is not None and not order.fits([one.part for one in opened], [one.rows for one in opened]):
+        told.note("not each part has one row an item: the parts stand one after the other, in their shards' order")
+        order = None
+
+    def stream() -> Iterator[Any]:
+        if order is None:
+            return _one_after_the_other(opened, schema, told)
+        return (_dealt if order.shuffle_seed is None else _in_memory)(opened, schema, order)
+
+    chosen = stream() if options.key is None else _without_duplicates(stream, options, told)
+    rows = 0
+    codec = next((one.codec for one in opened if one.codec), "SNAPPY")
+    with out.file() as file, pq.ParquetWriter(file, schema, compression=_codec(codec)) as writer:
+        for table in _groups(chosen):
+            writer.write_table(table, row_group_size=GROUP_ROWS)
+            rows += table.num_rows
+    return Merged(rows)
+
+
+def _codec(name: str) -> str:
+    return "NONE" if name == "UNCOMPRESSED" else name
+
+
+# ---- columns ---------------------------------------------------------------------------------------
+
+
+def _union(opened: Sequence[Opened], told: Told) -> Any:
+    """All columns in the order in which they come, each in a type that holds the values of all parts."""
+    fields: dict[str, tuple[Any, Part]] = {}
+    schemas = [(one.part, one.file.schema_arrow) for one in opened]
+    for part, schema in schemas:
+        if len(set(schema.names)) < len(schema.names):
+            raise Refused("names a column twice", where=part.name)
+        for field in schema:
+            before, first = fields.get(field.name, (field, part))
+            kind = widened(before.type, field.type)
+            if kind is None:
+                raise Refused(
+                    f"column {clean(field.name)!r} is {clean(field.type)}, and {clean(before.type)} in "
+                    f"{clean(first.name)}: no type holds both exactly",
+                    where=part.name,
+                    hint="write that column alike in all parts, or leave this one out",
+                )
+            if kind != field.type or kind != before.type:
+                told.note(f"column {clean(field.name)!r} is widened to {clean(kind)}")
+            made = pa.field(field.name, kind, before.nullable or field.nullable, before.metadata)
+            fields[field.name] = (made, first if kind == before.type else part)
+    for name, (field, first) in fields.items():
+        lacking = [part for part, schema in schemas if name not in schema.names]
+        if lacking:
+            which = clean(lacking[0].name) if len(lacking) == 1 else f"{len(lacking)} of {len(schemas)} parts"
+            told.note(f"column {clean(name)!r} is not in {which}: null there")
+            fields[name] = (field.with_nullable(True), first)
+    texts = schemas[0][1].metadata
+    if any(schema.metadata != texts for _, schema in schemas):
+        told.note("the parts' schema metadata differ (those of pandas, say): the output has none")
+        texts = None
+    return pa.schema([field for field, _ in fields.values()], metadata=texts)
+
+
+def _conformed(table: Any, schema: Any, part: Part) -> Any:
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table.column(field.name)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowException, ValueError) as error:
+            raise Refused(
+                f"column {clean(field.name)!r} does not fit into {clean(field.type)}: {clean(error, 120)}",
+                where=part.name,
+            ) from None
+    return pa.table(columns, schema=schema)
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+def _one_after_the_other(opened: Sequence[Opened], schema: Any, told: Told) -> Iterator[Any]:
+    for one in opened:
+        try:
+            yield from one.tables(schema)
+        except PartUnreadable as error:
+            told.leave_out(one.part.name, error.line, error.why)
+
+
+class _Taker:
+    """Takes as many rows of a part as are wanted, one after the other."""
+
+    def __init__(self, one: Opened, schema: Any) -> None:
+        self._tables = one.tables(schema)
+        self._held = schema.empty_table()
+
+    def take(self, count: int) -> Any:
+        while self._held.num_rows < count:
+            self._held = pa.concat_tables([self._held, next(self._tables)])
+        taken, self._held = self._held.slice(0, count), self._held.slice(count)
+        return taken
+
+
+def _dealt(opened: Sequence[Opened], schema: Any, order: ItemOrder) -> Iterator[Any]:
+    """Strided parts: one row of each in turn, a block at a time."""
+    takers = [_Taker(one, schema) for one in opened]
+    sequence = order.sequence([one.part.shard for one in opened if one.part.shard is not None])
+    size = max(len(opened), min(one.batch_rows for one in opened))
+    while block := list(islice(sequence, size)):
+        counts = [0] * len(opened)
+        for k in block:
+            counts[k] += 1
+        firsts = [sum(counts[:k]) for k in range(len(counts))]
+        try:
+            table = pa.concat_tables([taker.take(count) for taker, count in zip(takers, counts, strict=True)])
+        except PartUnreadable as error:
+            raise Refused(error.why, hint="dealt out row by row, the others have no order without it") from None
+        places = []
+        for k in block:
+            places.append(firsts[k])
+            firsts[k] += 1
+        yield table.take(pa.array(places, pa.int64()))
+
+
+def _in_memory(opened: Sequence[Opened], schema: Any, order: ItemOrder) -> Iterator[Any]:
+    """Shuffled parts: rows have to be taken from everywhere at once."""
+    try:
+        tables = [table for one in opened for table in one.tables(schema)]
+    except PartUnreadable as error:
+        raise Refused(error.why, hint="shuffled, the others have no order without it") from None
+    places = order.places([one.part.shard for one in opened if one.part.shard is not None])
+    table = pa.concat_tables(tables) if tables else schema.empty_table()
+    yield table.take(pa.array(places, pa.int64()))
+
+
+def _without_duplicates(stream: Callable[[], Iterator[Any]], options: Options, told: Told) -> Iterator[Any]:
+    column = options.key
+    assert column is not None
+
+    def keys() -> Iterator[bytes]:
+        for table in stream():
+            yield from (_identity(value) for value in table.column(column).to_pylist())
+
+    known = KeyFilter(options, told, keys)
+    place = 0
+    for table in stream():
+        keep = []
+        for value in table.column(column).to_pylist():
+            place += 1
+            keep.append(known.takes(_identity(value), f"row {place} of the output"))
+        yield table.filter(pa.array(keep, pa.bool_()))
+    known.close()
+
+
+def _identity(value: Any) -> bytes:
+    try:
+        return field_identity(value)
+    except (TypeError, ValueError):
+        return repr(value).encode("utf-8", "surrogatepass")
+
+
+def _groups(tables: Iterator[Any]) -> Iterator[Any]:
+    """The same rows in pieces that make good row groups."""
+    held: list[Any] = []
+    rows = size = 0
+    for table in tables:
+        held.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+        if size >= GROUP_BYTES or rows >= GROUP_ROWS:
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.concat_tables(held)

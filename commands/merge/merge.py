@@ -1,0 +1,274 @@
+"""One merge from its parts to its output: checked, written, judged, named. Knows no format's inside."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import metadata
+from .hashing import hash_file
+from .output import Output, check_place, is_ours, read_document, sweep, sync_directory, write_small
+from .parts import ItemOrder, Merged, Missing, Options, Part
+from .records import merge_records
+from .removal import finish_removal, remove_parts
+from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
+
+FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
+RECORD_FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npy")
+WITH_KEYS = ("jsonl", "json", "csv", "tsv", "parquet")
+_NEEDS = {
+    "parquet": ("columns", "pyarrow", "pip install 'gpusched-lab[merge]'"),
+    "npy": ("arrays", "numpy", "pip install 'gpusched-lab[merge]'"),
+    "npz": ("arrays", "numpy", "pip install 'gpusched-lab[merge]'"),
+    "safetensors": ("tensors", "", ""),
+    "pt": ("pickled", "torch", "install PyTorch, as the script that wrote them has it"),
+}
+
+
+@dataclass
+class Job:
+    """What is merged into one output."""
+
+    output: str
+    parts: list[Part]
+    options: Options
+    order: ItemOrder | None = None
+    missing: list[Missing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    described: str = "the parts one after the other, as given"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of it: lines for people, and the exit code."""
+
+    said: str
+    warnings: Sequence[str]
+    errors: Sequence[str]
+    exit_code: int
+
+
+def format_of(path: str) -> str:
+    return os.path.splitext(path)[1].lower().removeprefix(".")
+
+
+def merge(job: Job) -> Result:
+    """Merge one output. Refused where nothing is written."""
+    form = _check(job)
+    if not job.options.overwrite and (done := finish_removal(job.output, job.parts)) is not None:
+        return Result(done, (), (), EXIT_OK)
+    if job.missing and not job.options.allow_partial:
+        _refuse_missing(job)
+    if not job.parts:
+        raise Refused("nothing to merge", where=job.output, hint="no part is there")
+    told = Told()
+    for note in job.notes:
+        told.note(note)
+    before = {part.path: _stamp(part) for part in job.parts}
+    with Output(job.output) as out:
+        merged = _run(form, job, out, told)
+        _look_at_parts(job.parts, before)
+        if all(part.skipped for part in job.parts):
+            raise Refused("nothing of any part can be merged:\n  " + "\n  ".join(told.lines()), where=job.output)
+        judge_counts(job, merged, told)
+        digest = out.finish()
+        return _name_it(job, form, merged, told, out, digest)
+
+
+# ---- before ----------------------------------------------------------------------------------------
+
+
+def _check(job: Job) -> str:
+    form, options = format_of(job.output), job.options
+    if form not in FORMATS:
+        raise Refused(
+            f"{f'.{clean(form)}' if form else 'a name without suffix'} says no format that can be merged",
+            where=job.output,
+            hint=f"the suffix chooses it: {' '.join(f'.{known}' for known in FORMATS)}",
+            exit_code=EXIT_USAGE,
+        )
+    if options.key is not None and form not in WITH_KEYS:
+        raise Refused(
+            f"--key finds repeated records in .{', .'.join(WITH_KEYS)}; .{form} has none", exit_code=EXIT_USAGE
+        )
+    check_place(job.output)
+    document = metadata.path_beside(job.output)
+    if os.path.lexists(document) and not (read_document(document) or job.options.overwrite):
+        raise Refused("exists, and is no merge's metadata", where=document, hint="--overwrite replaces it")
+    own = {os.path.realpath(job.output): "the output itself", os.path.realpath(document): "the output's metadata"}
+    seen: dict[tuple[int, int], str] = {}
+    for part in job.parts:
+        other = format_of(part.path)
+        if (real := os.path.realpath(part.path)) in own:
+            raise Refused(f"is {own[real]}, and named as a part", where=part.name, exit_code=EXIT_USAGE)
+        if other != form:
+            raise Refused(
+                f"is .{clean(other) or '(no suffix)'}, and the output .{form}: parts and output are of one format",
+                where=part.name,
+                hint="nothing is converted; merge each format into a file of its own",
+            )
+        try:
+            found = os.stat(part.path)
+        except OSError as error:
+            raise Refused(f"{error.strerror}", where=part.name, exit_code=EXIT_USAGE) from None
+        identity = (found.st_dev, found.st_ino)
+        if not os.path.isfile(part.path):
+            raise Refused("is no regular file", where=part.name, exit_code=EXIT_USAGE)
+        if identity in seen:
+            raise Refused(f"is the same file as {clean(seen[identity])}", where=part.name, exit_code=EXIT_USAGE)
+        seen[identity] = part.name
+    return form
+
+
+def _refuse_missing(job: Job) -> None:
+    lines = [f"{clean(m.suffix or f'shard {m.shard}')}: {m.why}" for m in job.missing[:20]]
+    lines += [f"and {len(job.missing) - 20} more"] if len(job.missing) > 20 else []
+    raise Refused(
+        f"{number(len(job.missing), 'part')} of {len(job.missing) + len(job.parts)} missing:\n  " + "\n  ".join(lines),
+        where=job.output,
+        hint="--allow-partial merges what is there, and its metadata says what is missing",
+    )
+
+
+def _stamp(part: Part) -> tuple[int, int]:
+    found = os.stat(part.path)
+    part.size = found.st_size
+    return found.st_size, found.st_mtime_ns
+
+
+def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int]]) -> None:
+    for part in parts:
+        if _stamp(part) != before[part.path]:
+            raise Refused("has changed while it was read", where=part.name, hint="wait until what writes it has ended")
+        if not part.sha256:
+            part.sha256 = hash_file(part.path)[1].hexdigest()
+
+
+# ---- the work --------------------------------------------------------------------------------------
+
+
+def _run(form: str, job: Job, out: Output, told: Told) -> Merged:
+    if form in _NEEDS:
+        module, library, remedy = _NEEDS[form]
+        try:
+            if library:
+                importlib.import_module(library)
+        except ImportError:
+            raise Refused(f".{form} needs {library}", hint=remedy, exit_code=EXIT_CANNOT_WORK) from None
+        work: Callable[..., Merged] = getattr(importlib.import_module(f".{module}", __package__), f"merge_{form}")
+        return work(job.parts, out, job.order, job.options, told)
+    return _run_text(form, job, out, told)
+
+
+def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
+    parts, order, options = job.parts, job.order, job.options
+    if form == "jsonl":
+        from .jsonl import JsonLines
+
+        lines = JsonLines(options, told)
+        return Merged(merge_records(lines, parts, out, order, options, told, lambda part: lines.copy(part, out)))
+    if form == "txt":
+        from .text import Lines
+
+        text = Lines()
+        return Merged(merge_records(text, parts, out, order, options, told, lambda part: text.copy(part, out)))
+    if form == "json":
+        from .jsonarray import JsonDocuments, merge_objects
+
+        if options.sums:
+            return merge_objects(parts, out, order, options, told)
+        documents = JsonDocuments(options, told)
+        written = merge_records(documents, parts, out, order, options, told)
+        documents.check_kinds()
+        return Merged(written, per_item=not documents.objects)
+    from .tables import Tables
+
+    tables = Tables(parts, "," if form == "csv" else "\t", options, told)
+    return Merged(merge_records(tables, parts, out, order, options, told))
+
+
+def judge_counts(job: Job, merged: Merged, told: Told) -> None:
+    """Compare the counts of the parts with what their shards were given, and the total with --expect."""
+    parts = [part for part in job.parts if part.items is not None and part.records is not None and not part.skipped]
+    given = [(part, part.records or 0, part.items or 0) for part in parts]
+    exact = any(records == items for _, records, items in given)
+    for part, records, items in given:
+        if records < items and (merged.per_item or exact) and part.name not in told.lost:
+            text = f"{clean(part.name)}: {number(records, 'record')} of {number(items, 'item')}"
+            (told.notes if job.options.allow_partial else told.wrong).append(text)
+    more = [(records, items) for _, records, items in given if records > items]
+    if more and merged.per_item:
+        ratios = {records / items for _, records, items in given if items}
+        if len(ratios) == 1 and len(more) == len(given) and ratios.copy().pop().is_integer():
+            told.note(f"{ratios.pop():.0f} records an item in each part")
+        else:
+            told.note(f"{number(len(more), 'part')} with more records than items")
+    if job.options.expect is not None and merged.records != job.options.expect:
+        found = "no count" if merged.records is None else number(merged.records, "record")
+        told.wrong.append(f"{found}, and --expect {job.options.expect:,}")
+
+
+# ---- after -----------------------------------------------------------------------------------------
+
+
+def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, digest: str) -> Result:
+    """Give the output its name, and say beside it what it is. Until then nothing has changed."""
+    beside = metadata.path_beside(job.output)
+    marker = f"{job.output}.incomplete"
+    failed = bool(told.lost or told.wrong)
+    complete = not (failed or job.missing)
+    _check_replaces(job.output, read_document(beside), digest, complete=complete, overwrite=job.options.overwrite)
+    removes = job.options.remove_parts and complete
+    shown = {"name": out.name, "bytes": out.size, "sha256": digest}
+    document = metadata.document(
+        form=form,
+        output=shown,
+        parts=job.parts,
+        missing=job.missing,
+        told=told,
+        records=merged.records,
+        expected=job.options.expect,
+        order=job.described,
+        complete=complete,
+        removed=removes,
+    )
+    errors = told.lines()
+    missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
+    if not complete:
+        write_small(marker, "\n".join([f"{out.name} is incomplete:", *errors, *missing]) + "\n")
+    out.commit()
+    write_small(beside, metadata.text(document))
+    if complete and os.path.lexists(marker):
+        os.unlink(marker)
+        sync_directory(out.directory)
+    sweep(out.directory, os.path.basename(marker))
+    warnings = [*told.notes, *missing]
+    if job.options.remove_parts and not complete:
+        warnings.append("the parts are kept, since the output is incomplete")
+    count = "" if merged.records is None else f"{number(merged.records, 'record')} of "
+    merged_parts = [part for part in job.parts if not part.skipped]
+    said = f"{clean(job.output)}: {count}{number(len(merged_parts), 'part')}"
+    if removes:
+        said += f"; {number(remove_parts(job.output, document, job.parts), 'part')} removed"
+    if not complete:
+        said = f"{said}, INCOMPLETE: see {clean(os.path.basename(marker))}"
+    return Result(said, warnings, errors, EXIT_INCOMPLETE if failed else EXIT_OK)
+
+
+def _check_replaces(path: str, document: dict[str, Any], digest: str, *, complete: bool, overwrite: bool) -> None:
+    """Refuse to replace a file that no merge has made, or a complete one by one that is not."""
+    if overwrite or not os.path.lexists(path):
+        return
+    if hash_file(path)[1].hexdigest() == digest:
+        return
+    if not is_ours(path, document):
+        raise Refused("exists, and is not as a merge has made it", where=path, hint="--overwrite replaces it")
+    if document.get("complete") and not complete:
+        raise Refused(
+            "is complete, and what these parts would make is not; it is kept",
+            where=path,
+            hint="--overwrite replaces it",
+        )

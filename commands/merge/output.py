@@ -1,0 +1,257 @@
+"""The file that a merge makes: written under a temporary name, hashed, renamed when whole. Knows no format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from .blocks import Blocks
+from .hashing import Hasher, hash_file
+from .trouble import EXIT_USAGE, Refused, clean
+
+BUFFER = 1 << 19
+_SYNC_EVERY = 1 << 26  # bytes after which what is written is sent to the disk while work goes on
+_STALE_S = 86_400.0
+_PREFIX = ".gpusched-merge-"
+
+
+class Output:
+    """Use as a context: what is not committed at its end is gone. Never follows a link under its temporary name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.directory, self.name = os.path.split(os.path.abspath(path))
+        self.hasher = Hasher()
+        self.blocks = Blocks(self.hasher)
+        self._digest = hashlib.sha256()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._file: BinaryIO | None = None
+        self._ticket = 0
+        self.size = 0
+        self._synced = 0
+        self._syncer: threading.Thread | None = None
+        try:
+            sweep(self.directory, self.name)
+            self.temporary = os.path.join(self.directory, temporary_name(self.name))
+            self.fd = _create(self.temporary)
+        except BaseException:
+            self.hasher.close()
+            raise
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.hasher.close()
+        self._wait_for_sync()
+        os.close(self.fd)
+        try:
+            os.unlink(self.temporary)
+        except FileNotFoundError:
+            pass
+
+    def write(self, data: bytes) -> None:
+        """Add to the end. Small pieces are gathered; `data` must not change afterwards."""
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        self.hasher.wait(self._ticket)  # one piece under way is enough
+        self._ticket = self._put(memoryview(data))
+
+    def write_block(self, data: memoryview) -> int:
+        """Add a large piece; it must not change before the ticket that this returns is through."""
+        self._flush()
+        self._ticket = self._put(data)
+        return self._ticket
+
+    def _put(self, data: memoryview) -> int:
+        ticket = self.hasher.update(self._digest, data)
+        self.size += len(data)
+        while data:
+            data = data[os.write(self.fd, data) :]
+        if self.size - self._synced >= _SYNC_EVERY and (self._syncer is None or not self._syncer.is_alive()):
+            self._synced = self.size
+            self._syncer = threading.Thread(target=os.fdatasync, args=(self.fd,), daemon=True)
+            self._syncer.start()
+        return ticket
+
+    def _wait_for_sync(self) -> None:
+        if self._syncer is not None:
+            self._syncer.join()
+
+    def mark(self) -> tuple[int, Any]:
+        """A state to come back to."""
+        self._flush()
+        self.hasher.settle()
+        return self.size, self._digest.copy()
+
+    def back(self, mark: tuple[int, Any]) -> None:
+        """Drop what was written since."""
+        self._waiting, self._waiting_bytes = [], 0
+        self.hasher.settle()
+        self.size, digest = mark
+        self._digest = digest.copy()
+        os.ftruncate(self.fd, self.size)
+        os.lseek(self.fd, self.size, os.SEEK_SET)
+
+    def file(self) -> BinaryIO:
+        """A seekable file in the place of `write`, for a library that wants one."""
+        self._file = os.fdopen(os.dup(self.fd), "w+b", buffering=BUFFER)
+        return self._file
+
+    def scratch(self) -> BinaryIO:
+        """Another file in the same directory, without a name: it is gone when it is closed, whatever happens."""
+        path = f"{self.temporary}-scratch"
+        file = os.fdopen(_create(path), "w+b", buffering=BUFFER)
+        os.unlink(path)
+        return file
+
+    def finish(self) -> str:
+        """Everything to the disk; the SHA-256 of it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self.size, self._digest = hash_file(self.temporary)
+        else:
+            self._flush()
+            self.hasher.settle()
+        self._wait_for_sync()
+        os.fsync(self.fd)
+        return str(self._digest.hexdigest())
+
+    def commit(self) -> None:
+        """Give it its name. After `finish`."""
+        os.rename(self.temporary, os.path.join(self.directory, self.name))
+        sync_directory(self.directory)
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_small(path: str, text: str) -> None:
+    """Replace a small file whole or not at all."""
+    directory, name = os.path.split(os.path.abspath(path))
+    sweep(directory, name)
+    temporary = os.path.join(directory, temporary_name(name))
+    try:
+        with os.fdopen(_create(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    sync_directory(directory)
+
+
+# ---- temporary names -------------------------------------------------------------------------------
+
+
+def temporary_name(name: str) -> str:
+    """Tells of which output it is, and which process of which boot writes it."""
+    return f"{_stem(name)}-{_boot()}-{os.getpid()}-{_started(os.getpid())}"
+
+
+def sweep(directory: str, name: str) -> None:
+    """Remove what merges into this output left when they were killed."""
+    try:
+        found = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{_stem(name)}-")]
+    except OSError as error:
+        raise Refused(
+            f"no directory to write to: {error.strerror}",
+            where=directory,
+            hint=f"make it first: mkdir -p {clean(directory)}",
+            exit_code=EXIT_USAGE,
+        ) from None
+    for entry in found:
+        words = entry.name.removeprefix(f"{_stem(name)}-").split("-")
+        try:
+            boot, pid, started = words[0], int(words[1]), words[2]
+            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+        except (IndexError, ValueError, OSError):
+            continue
+        # Another boot is another host too, where the directory is shared; that one may be at work.
+        if age > _STALE_S if boot != _boot() else _started(pid) != started:
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _stem(name: str) -> str:
+    return _PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return "0"
+
+
+def _started(pid: int) -> str:
+    """When a process has started, in ticks of this boot; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+# ---- what is there already -------------------------------------------------------------------------
+
+
+def check_place(path: str) -> None:
+    """Refuse what can never be an output."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refused(f"cannot be written: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
+        raise Refused(f"is {kind}", where=path, hint="-o names the file that is to be made", exit_code=EXIT_USAGE)
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """The metadata that a merge left; empty where there is none, or what it says is not ours."""
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    ours = isinstance(found, dict) and isinstance(found.get("tool"), dict)
+    return found if ours and found["tool"].get("name") == "gpusched merge" else {}
+
+
+def is_ours(path: str, document: dict[str, Any]) -> bool:
+    """Whether this file is as the merge that the document tells of has made it."""
+    told = document.get("output")
+    if not isinstance(told, dict) or told.get("name") != os.path.basename(path):
+        return False
+    try:
+        if os.stat(path).st_size != told.get("bytes"):
+            return False
+        return bool(hash_file(path)[1].hexdigest() == told.get("sha256"))
+    except OSError:
+        return False

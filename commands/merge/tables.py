@@ -1,0 +1,147 @@
+"""CSV and TSV: columns by name, their union, one header. Values stay text; holds one row at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from .parts import Options, Part
+from .records import Record
+from .trouble import PartUnreadable, Refused, Told, clean, number
+
+FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
+BOM = "\ufeff"
+DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
+
+
+class Tables:
+    """The rows of .csv or .tsv parts under the columns of all of them. Made after a look at each header."""
+
+    separator = b""
+    suffix = b""
+
+    def __init__(self, parts: Sequence[Part], delimiter: str, options: Options, told: Told) -> None:
+        csv.field_size_limit(FIELD_BYTES)
+        self.delimiter = delimiter
+        self.told = told
+        self.key = options.key
+        headers: dict[str, list[str]] = {}
+        for part in parts:
+            try:
+                header = next(self._rows(part), (1, []))[1]
+                self._check_header(header)
+            except PartUnreadable as error:
+                told.leave_out(part.name, error.line, error.why)
+                part.skipped = error.why
+                continue
+            except OSError as error:
+                told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
+                part.skipped = str(error.strerror)
+                continue
+            if header:
+                headers[part.name] = header
+            else:
+                told.note(f"{clean(part.name)} is empty: it is skipped")
+        self.columns = self._union(headers)
+        self._row = io.StringIO()
+        self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\n")
+        self.prefix = self._text(self.columns) if self.columns else b""
+        if self.key is not None and self.columns and self.key not in self.columns:
+            raise Refused(
+                f"there is no column {clean(self.key)!r} to find repeated rows by",
+                hint=f"the columns are {clean(', '.join(self.columns))}",
+            )
+
+    def records(self, part: Part) -> Iterator[Record]:
+        if part.skipped:
+            return
+        rows = self._rows(part)
+        header = next(rows, (1, []))[1]
+        place = {name: k for k, name in enumerate(header)}
+        same = header == self.columns
+        takes = [place.get(name) for name in self.columns]
+        key = None if self.key is None else place.get(self.key)
+        for line, row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                why = f"has {number(len(row), 'field')} under a header of {len(header)}"
+                self.told.leave_out(part.name, line, why)
+                continue
+            values = row if same else ["" if k is None else row[k] for k in takes]
+            identity = None if self.key is None else b"" if key is None else row[key].encode("utf-8", "surrogatepass")
+            yield line, self._text(values), identity
+
+    def _text(self, row: Sequence[str]) -> bytes:
+        self._row.seek(0)
+        self._row.truncate()
+        self._writer.writerow(row)
+        return self._row.getvalue().encode("utf-8")
+
+    def _rows(self, part: Part) -> Iterator[tuple[int, list[str]]]:
+        """(line where it begins, fields), the header first. A row that is wrong is left out and told."""
+        reader = csv.reader(_decoded(part), delimiter=self.delimiter, strict=True)
+        begins, header = 1, True
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if "unexpected end" in str(error):
+                    why = "opens a quote that is never closed: all from here on is left out, or the file is cut"
+                    raise PartUnreadable(why, begins) from None
+                if header or "field larger" in str(error):
+                    raise PartUnreadable(f"is no CSV from here on: {clean(error)}", begins) from None
+                self.told.leave_out(part.name, begins, f"is no CSV: {clean(error)}")
+                begins = reader.line_num + 1
+                continue
+            if row or not header:
+                yield begins, row
+                header = False
+            begins = reader.line_num + 1
+
+    def _check_header(self, header: Sequence[str]) -> None:
+        twice = {name for name in header if header.count(name) > 1}
+        if twice:
+            raise PartUnreadable(f"names the column {clean(sorted(twice)[0])!r} twice", 1)
+        if len(header) == 1:
+            for other, name in DELIMITERS.items():
+                if other != self.delimiter and other in header[0]:
+                    raise PartUnreadable(f"is separated by {name}, not by {DELIMITERS[self.delimiter]}", 1)
+
+    def _union(self, headers: dict[str, list[str]]) -> list[str]:
+        """All columns, in the order in which they come; what only some parts have is told."""
+        union: dict[str, None] = {}
+        for name, header in headers.items():
+            if union and not union.keys() & set(header):
+                first = next(iter(headers))
+                raise Refused(
+                    f"has no column in common with {clean(first)}: {clean(', '.join(header), 120)}",
+                    where=name,
+                    hint="is its header missing? each part needs one",
+                )
+            union.update(dict.fromkeys(header))
+        for column in union:
+            without = [name for name, header in headers.items() if column not in header]
+            if without:
+                which = clean(without[0]) if len(without) == 1 else f"{len(without)} of {len(headers)} parts"
+                self.told.note(f"column {clean(column)!r} is not in {which}: empty there")
+        return list(union)
+
+
+def _decoded(part: Part) -> Iterator[str]:
+    """The lines of a part as text, without a byte order mark."""
+    with open(part.path, "rb") as file:
+        for number_, line in enumerate(file, 1):
+            if number_ == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                why = f"is not UTF-8 (byte {error.start + 1} of the line); all from here on is left out"
+                raise PartUnreadable(why, number_) from None
+            if "\0" in text:
+                raise PartUnreadable("holds NUL bytes; all from here on is left out", number_)
+            yield text.removeprefix(BOM) if number_ == 1 else text

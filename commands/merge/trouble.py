@@ -1,0 +1,88 @@
+"""What goes wrong in a merge, said to people: refusals, records left out, notes. Prints nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+EXIT_OK = 0
+EXIT_INCOMPLETE = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_WORK = 3
+
+SHOWN = 5  # of the records that one part loses, this many are named one by one
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: object, limit: int = 300) -> str:
+    """Text from others on one line, without what a terminal would obey."""
+    shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], str(text))
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+class Refused(Exception):
+    """Nothing is written: what is wrong, where, and what to do next. `exit_code` is one of the codes above."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", exit_code: int = EXIT_INCOMPLETE) -> None:
+        head = f"{clean(where)}: {what}" if where else what
+        super().__init__(f"{head}\n  {hint}" if hint else head)
+        self.exit_code = exit_code
+
+
+class PartUnreadable(Exception):
+    """One part cannot be read, as a whole or from `line` on; the others can."""
+
+    def __init__(self, why: str, line: int | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something of a part that is not in the output."""
+
+    part: str
+    line: int | None
+    why: str
+
+    def __str__(self) -> str:
+        place = f"{clean(self.part)}, line {self.line}" if self.line else clean(self.part)
+        return f"{place}: {self.why}"
+
+
+@dataclass
+class Told:
+    """What a merge has to say at its end. Bounded: of many like things, the first ones and their number."""
+
+    notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
+    wrong: list[str] = field(default_factory=list)  # counts that are not what they should be
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def leave_out(self, part: str, line: int | None, why: str) -> None:
+        count = self.lost[part] = self.lost.get(part, 0) + 1
+        if count <= SHOWN:
+            self.left_out.append(LeftOut(part, line, why))
+
+    def lines(self) -> list[str]:
+        """What is wrong, one line each."""
+        more = [f"{clean(part)}: {count - SHOWN} more of them" for part, count in self.lost.items() if count > SHOWN]
+        return [*map(str, self.left_out), *more, *self.wrong]
+
+    def copy(self) -> Told:
+        return Told(list(self.notes), list(self.left_out), dict(self.lost), list(self.wrong))
+
+    def become(self, other: Told) -> None:
+        """Forget what was told since `other` was copied."""
+        self.notes, self.left_out, self.lost, self.wrong = other.notes, other.left_out, other.lost, other.wrong
+
+
+def number(count: int, noun: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,357 @@
+"""`gpusched shard` from the split to the merged file: run, interrupted, killed, failed, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import Box, Ended, Row, wait_for
+
+pytestmark = pytest.mark.slow
+
+COLLECT = str(Path(__file__).resolve().parent.parent / "examples" / "collect.py")
+SCRIPT = """\
+import json, os, sys, time
+start, count, suffix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+while os.path.exists("wait"):
+    time.sleep(0.02)
+if os.path.exists(f"bad_{suffix}"):
+    sys.exit(f"{suffix} is bad")
+os.makedirs("out", exist_ok=True)
+with open(f"out/.{suffix}", "w") as file:
+    for item in range(start, start + count):
+        file.write(json.dumps({"item": item, "text": "x" * item}) + "\\n")
+os.rename(f"out/.{suffix}", f"out/{suffix}.jsonl")
+"""
+WORDS = ("python", "work.py", "{start}", "{count}", "{suffix}")
+MERGE = ("--merge", "out/{suffix}.jsonl", "--merge-output", "all.jsonl")
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with Box(tmp_path, "2") as box:
+        (box.work / "work.py").write_text(SCRIPT)
+        yield box
+
+
+def shard(box: Box, *options: str, words: tuple[str, ...] = WORDS, **environment: str) -> Ended:
+    return box.gpusched("shard", "--log-dir", "gpusched-runs/q", *options, "--", *words, **environment)
+
+
+def rows(box: Box) -> dict[str, Row]:
+    return {row.job.name: row for row in box.jobs("q") if row.job.listed}
+
+
+def attempts(box: Box) -> dict[str, int]:
+    return {name: len(row.attempts) for name, row in rows(box).items()}
+
+
+def merged(box: Box, name: str = "all.jsonl") -> list[int]:
+    return [json.loads(line)["item"] for line in box.read(name).splitlines()]
+
+
+def test_from_the_split_to_the_merged_file_and_nothing_twice(box: Box) -> None:
+    options = ("--total", "30", "--min-items-per-shard", "2", *MERGE)
+    found = shard(box, *options)
+    assert found.code == 0, found.text
+    assert merged(box) == list(range(30))
+    assert "shards   8 of 8 done, 30 of 30 items" in found.out
+    assert "merged   all.jsonl: 30 records of 8 parts" in found.out
+    assert shard(box, *options).code == 0
+    assert attempts(box) == {**{f"shard_{n:05}": 1 for n in range(8)}, "merge": 1}
+    queue = box.queue("q")
+    assert (queue / "shard_plan.json").stat().st_mode & 0o777 == 0o600
+    plan = json.loads((queue / "shard_plan.json").read_text())
+    assert plan["shards"][7] == {
+        "shard": 7, "suffix": "shard_00007", "start": 27, "end": 30, "count": 3, "seed": plan["shards"][7]["seed"],
+        "items_file": None, "outputs": [f"{box.work}/out/shard_00007.jsonl"],
+    }  # fmt: skip
+    assert len(list((queue / "logs").glob("*.out.log"))) == 9
+
+    for other in (("--num-shards", "4"), ("--total", "31"), ("--strided",), ("--seed-base", "3")):
+        refused = shard(box, *options, *other, words=(*WORDS, "{num_shards}"))
+        assert refused.code == 2, refused.text  # another command in this directory
+        refused = shard(box, *options, *other)
+        assert refused.code == 2, refused.text
+        if "--strided" not in other:
+            assert "8 shards of 8 done: shard_00000, shard_00001" in refused.err
+            assert "--log-dir NEW begins anew" in refused.err
+    assert attempts(box)["shard_00000"] == 1
+
+
+def test_items_of_a_table_shuffled_and_strided_come_back_in_order(box: Box) -> None:
+    lines = [f'{n},"a\n{n}",{n % 5}\n' for n in range(23)]
+    (box.work / "in.csv").write_text("id,text,w\n" + "".join(lines))
+    copy = (
+        "import csv, json, sys; rows = csv.DictReader(open(sys.argv[1], newline=''));"
+        "open(sys.argv[2], 'w').writelines(json.dumps(dict(row, item=int(row['id']))) + '\\n' for row in rows)"
+    )
+    (box.work / "take.py").write_text(copy)
+    words = ("python", "take.py", "{items_file}", "{output_dir}/{suffix}.jsonl")
+    for n, options in enumerate(
+        (("--weights", "w"), ("--strided",), ("--shuffle", "7"), ("--shuffle", "7", "--strided"))
+    ):
+        found = box.gpusched(
+            "shard", "--items=in.csv", "--log-dir", f"gpusched-runs/q{n}", "--output-dir", f"o {n}", "--num-shards=3",
+            "--merge", "{output_dir}/{suffix}.jsonl", "--merge-output", f"all{n}.jsonl", *options, "--", *words,
+        )  # fmt: skip
+        assert found.code == 0, found.text
+        assert merged(box, f"all{n}.jsonl") == list(range(23))
+        assert sorted(os.listdir(box.queue(f"q{n}") / "items")) == [
+            "shard_00000.csv",
+            "shard_00001.csv",
+            "shard_00002.csv",
+        ]
+
+
+def test_other_items_are_other_work(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
+    options, words = ("--items", "in.txt", "--num-shards", "2"), ("cat", "{items_file}")
+    assert shard(box, *options, words=words).code == 0
+    assert shard(box, *options, words=words).code == 0
+    assert sorted(row.said() for row in box.jobs("q")) == ["0\n1\n2\n3\n", "4\n5\n6\n7\n"]
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(1, 9)))
+    refused = shard(box, *options, words=words)
+    assert refused.code == 2
+    assert "2 shards of 2 done: gpu_0, gpu_1" in refused.err
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: bool) -> None:
+    (box.work / "bad_gpu_1").touch()
+    options = ("--total", "20", "--num-shards", "3", "--suffix", "gpu", *MERGE)
+    found = shard(box, *options)
+    assert found.code == 1
+    assert "missing  gpu_1 (items 7-13)" in found.out
+    assert "held     merge: until what is missing has succeeded" in found.out
+    assert rows(box)["merge"].state == "held"
+    assert not (box.work / "all.jsonl").exists()
+    told = json.loads(shard(box, *options, "--json").out)["groups"][0]
+    assert told["missing"] == [{"name": "gpu_1", "items": "7-13"}]
+    assert [each["name"] for each in told["times"]] == ["gpu_0", "gpu_2"]
+    refused = shard(box, *options, "--num-shards", "4")
+    assert refused.code == 2
+    assert "2 shards of 3 done: gpu_0, gpu_2\n  missing: items 7-13\n  --num-shards 3 and the other" in refused.err
+    (box.work / "bad_gpu_1").unlink()
+    if by_hand:
+        assert box.gpusched("requeue", "gpu_1", "-q", "q").code == 0
+        assert shard(box, *options).code == 0
+    else:
+        assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 2, "gpu_2": 1, "merge": 1}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box, by_hand: bool) -> None:
+    (box.work / "bad_gpu_0").touch()
+    options = ("--total", "20", "--num-shards", "2", *MERGE, "--allow-partial")
+    assert shard(box, *options).code == 1
+    assert merged(box) == list(range(10, 20))
+    before = attempts(box)
+    assert shard(box, *options).code == 1
+    assert attempts(box) == before
+    (box.work / "bad_gpu_0").unlink()
+    if by_hand:
+        assert box.gpusched("requeue", "gpu_0", "-q", "q").code == 0
+        assert shard(box, *options).code == 0
+    else:
+        assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(20))
+    assert shard(box, *options).code == 0
+    assert attempts(box)["gpu_0"] == 2
+
+
+def test_shards_that_were_held_for_failures_go_on_when_the_failed_ones_are_tried_again(box: Box) -> None:
+    for n in range(6):
+        (box.work / f"bad_gpu_{n}").touch()
+    options = ("--total", "30", "--num-shards", "6", "--suffix", "gpu", *MERGE, "--max-gpus", "1")
+    assert shard(box, *options).code == 1
+    assert sorted(row.state for row in rows(box).values()) == ["failed"] * 3 + ["held"] * 4
+    for n in range(6):
+        (box.work / f"bad_gpu_{n}").unlink()
+    assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(30))
+
+
+def test_the_plan_stays_when_the_gpus_are_others(box: Box) -> None:
+    (box.work / "bad_shard_00003").touch()
+    assert shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2").code == 1
+    (box.work / "bad_shard_00003").unlink()
+    found = shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2", "--gpu-list", "1", "--retry-failed")
+    assert found.code == 0, found.text
+    assert merged(box) == list(range(30))
+    assert attempts(box) == {f"shard_{n:05}": 1 + (n == 3) for n in range(8)} | {"merge": 1}
+
+
+def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
+    for n in range(4):
+        (box.work / f"bad_gpu_{n}").touch()
+    options = ("--total", "30", "--suffix", "gpu", *MERGE)
+    assert shard(box, *options, "--num-shards", "2").code == 1
+    for n in range(4):
+        (box.work / f"bad_gpu_{n}").unlink()
+    assert shard(box, *options, "--num-shards", "4").code == 0
+    assert merged(box) == list(range(30))
+
+
+def test_other_ways_to_merge_merge_again_and_do_no_shard_again(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2")
+    assert shard(box, *options).code == 0
+    assert shard(box, *options, "--merge", "out/{suffix}.jsonl").code == 0
+    assert merged(box, "out/merged.jsonl") == list(range(20))
+    assert shard(box, *options, *MERGE, "--merge-key", "item").code == 0
+    assert shard(box, *options, *MERGE, "--merge-key", "text").code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
+    options = ("--total", "10", "--num-shards", "2", "--strided", "--dry-run", "--merge", "out/{suffix}.x")
+    words = ("python", "x.py", "{start}", "{end}", "{num_shards}", "it's {suffix}")
+    found = shard(box, *options, words=words)
+    assert found.code == 0, found.err
+    assert "gpu_1  1-9 by 2      5  python x.py 1 10 2 'it'\"'\"'s gpu_1'" in found.out
+    assert "10 items in 2 shards, queue gpusched-runs/q: nothing was changed" in found.out
+    told = json.loads(shard(box, *options, "--json", words=words).out)
+    assert [shlex.split(each["command"])[-1] for each in told["shards"]] == ["it's gpu_0", "it's gpu_1"]
+    assert not (box.work / "gpusched-runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "why"),
+    [
+        (("--total", "9", "--gpu-list", "0,5"), WORDS, "5"),
+        (("--total", "9"), ("python", "x.py", "{strat}", "{count}"), "did you mean {start}?"),
+        (("--total", "9"), ("python", "x.py", "{start}", "{output_dir}", "{end}"), "--output-dir"),
+        (("--total", "9"), ("export A={start}{end}",), "sets something up"),
+        (("--total", "0"), WORDS, "no items"),
+        (("--total", "9", "--items", "x"), WORDS, "Either --total N or --items FILE"),
+        ((), WORDS, "Either --total N or --items FILE"),
+        (("--items", "none*.txt"), WORDS, "no file matches"),
+        (("--total", "9", "a.txt"), WORDS, "A glob for --items goes in quotes"),
+        (("--total", "9", "--shard-size", "2", "--num-shards", "2"), WORDS, "not both"),
+        (("--total", "9", "--merge-output", "x"), WORDS, "Without --merge PATTERN"),
+        (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this lies in the copy"),
+    ],
+)
+def test_what_cannot_be_is_refused(box: Box, options: tuple[str, ...], words: tuple[str, ...], why: str) -> None:
+    found = shard(box, *options, words=words)
+    assert found.code == 2, found.text
+    assert why in found.err
+    assert "Traceback" not in found.err
+    assert not (box.work / "gpusched-runs").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused_as_by_run(box: Box) -> None:
+    box.write("true")
+    ours, theirs = shard(box, "--total", "9", "--gpu-list", "7"), box.gpusched("run", "list.txt", "--gpu-list", "7")
+    assert ours.err == theirs.err
+    assert "0" in ours.err and "1" in ours.err
+
+
+def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
+    options = ("--log-dir", "gpusched-runs/q", "--total", "20", *MERGE, "--", *WORDS)
+    (box.work / "wait").touch()
+    running = box.start("shard", *options)
+    wait_for(lambda: box.running("q"))
+    beside = shard(box, "--total", "20", *MERGE)
+    assert beside.code == 75, beside.text
+    shown = box.gpusched("status", "-q", "q")
+    assert "shards  " in shown.out and "20 items" in shown.out
+    group = json.loads(box.gpusched("status", "-q", "q", "--json").out)["queues"][0]["groups"][0]
+    assert (group["jobs"], group["items"]) == (4, 20)
+    refused = shard(box, "--total", "20", "--num-shards", "2", *MERGE)
+    assert refused.code == 2 and "running: " in refused.err
+    (box.work / "wait").unlink()
+    assert running.wait().code == 0
+    assert merged(box) == list(range(20))
+
+
+def test_the_command_that_status_tells_to_go_on_with_goes_on(box: Box) -> None:
+    (box.work / "bad_gpu_1").touch()
+    words = (
+        "shard",
+        "--total",
+        "20",
+        "--num-shards",
+        "2",
+        *MERGE,
+        "--max-gpus",
+        "1",
+        "--suffix=gpu",
+        "--retries",
+        "3",
+        "--",
+        *WORDS,
+    )
+    running = box.start(*words, "--hub_token", "s3cretS3cret99")
+    wait_for(lambda: any(row.attempts and row.state == "queued" for row in box.jobs(next(iter_queues(box), "none"))))
+    running.signal(signal.SIGKILL)
+    running.process.wait()
+    name = next(iter_queues(box))
+    said = box.gpusched("status", "-q", name).out
+    line = next(line for line in said.splitlines() if "gpusched shard" in line).partition("gpusched shard")[2]
+    assert "s3cret" not in said
+    assert shlex.split(line)[:4] == ["--total", "20", "--num-shards", "2"]
+    assert "--max-gpus 1" in line.partition(" -- ")[0]
+
+
+def iter_queues(box: Box) -> Iterator[str]:
+    folder = box.work / "gpusched-runs"
+    return iter(sorted(os.listdir(folder)) if folder.exists() else ())
+
+
+COPY = 'sleep 0.15; mkdir -p "$2"; cp "$1" "$2/.$3"; mv "$2/.$3" "$2/copy_$3.txt"\n'
+
+
+@pytest.mark.parametrize(("seed", "form"), [(0, "jsonl"), (1, "txt")])
+def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: Box, seed: int, form: str) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(60)))
+    (box.work / "copy.sh").write_text(COPY)
+    words: tuple[str, ...] = ("bash", "copy.sh", "{items_file}", "{output_dir}", "{suffix}")
+    options: tuple[str, ...] = ("--items", "in.txt", "--shuffle", "5", "--strided")
+    if form == "jsonl":
+        words = (
+            "python", COLLECT, "--data_start_idx", "{start}", "--max_samples", "{count}", "--output_suffix", "{suffix}",
+            "--seed", "{seed}", "--format", "jsonl", "--seconds", "0.01", "--output-dir", "{output_dir}",
+        )  # fmt: skip
+        options = ("--total", "60")
+    options += ("--min-items-per-shard", "5", "--merge", f"{{output_dir}}/*_{{suffix}}.{form}")
+    whole = box.gpusched("shard", *options, "--output-dir", "whole", "--merge-output", f"whole.{form}", "--", *words)
+    assert whole.code == 0, whole.text
+    rng = random.Random(seed)
+    again = ("shard", "--log-dir", "gpusched-runs/q", *options, "--output-dir", "o", "--merge-output", f"again.{form}")
+    kills = 0
+    while kills < 6:
+        running = box.start(*again, "--", *words)
+        time.sleep(rng.choice([0.1, 0.3, 0.6, 1.0]) * rng.random())
+        if running.process.poll() is not None:
+            break
+        os.killpg(running.pid, signal.SIGKILL)
+        running.process.wait()
+        if kills % 3 == 1:  # twice everything else too, as when the box goes down
+            for pid in box.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        kills += 1
+    assert kills
+    ended = box.gpusched(*again, "--", *words)
+    assert ended.code == 0, ended.text
+    assert box.read(f"again.{form}") == box.read(f"whole.{form}") != ""
+    lines = box.read(f"again.{form}").splitlines()
+    assert [json.loads(line)["index"] if form == "jsonl" else int(line) for line in lines] == list(range(60))
+    for row in box.jobs("q"):
+        assert row.state == "succeeded"
+        assert sum(attempt.outcome is not None and attempt.outcome.ok for attempt in row.attempts) == 1
+    left = {name for name in os.listdir(box.work) if "again" in name}
+    assert left == {f"again.{form}", "again_merged_metadata.json"} or left == {f"again.{form}", "again_metadata.json"}

@@ -1,0 +1,333 @@
+"""Merging arrays and tables of types: npy, npz, safetensors, Parquet and .pt, and what of them is refused."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.merging import FORMATS, merge
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+torch = pytest.importorskip("torch")
+pq = pytest.importorskip("pyarrow.parquet")
+st_torch = pytest.importorskip("safetensors.torch")
+
+Capture = pytest.CaptureFixture[str]
+CASES = Path(__file__).parent / "cases" / "files"
+
+
+def parts(place: Path, form: str, *values: object) -> list[Path]:
+    """One part of each value, in a format that has a function for it."""
+    paths = [place / f"p{number}.{form}" for number in range(len(values))]
+    for path, value in zip(paths, values, strict=True):
+        if form == "npy":
+            np.save(path, value)
+        elif form == "npz":
+            np.savez(path, **value)  # type: ignore[arg-type]
+        elif form == "parquet":
+            pq.write_table(pa.table(value), path)
+        elif form == "safetensors":
+            st_torch.save_file(value, path)
+        else:
+            torch.save(value, path)
+    return paths
+
+
+# ---- what goes for all -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "safetensors", "parquet", "pt"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.97])
+def test_a_cut_part_is_named_and_the_others_are_merged(
+    tmp_path: Path, capsys: Capture, form: str, share: float
+) -> None:
+    write, read = FORMATS[form]
+    paths = [tmp_path / f"p{number}.{form}" for number in range(3)]
+    for number, path in enumerate(paths):
+        write(path, list(range(number * 40, number * 40 + 40)))
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[: int(len(data) * share)])
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *paths)
+    assert said.code == 1 and f"p1.{form}: is" in said.err and "INCOMPLETE" in said.out, said
+    assert read(tmp_path / f"all.{form}") == [*range(40), *range(80, 120)]
+    told = json.loads((tmp_path / "all_merged_metadata.json").read_text())
+    assert told["complete"] is False and told["parts"][1]["left_out"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_parts_make_the_same_bytes(tmp_path: Path, capsys: Capture, form: str) -> None:
+    write, _ = FORMATS[form]
+    paths = [tmp_path / f"p{number}.{form}" for number in range(3)]
+    for number, path in enumerate(paths):
+        write(path, list(range(number * 5, number * 5 + 5)))
+    made = []
+    for name in ("a", "b"):
+        assert merge(capsys, "-o", tmp_path / f"{name}.{form}", *paths).code == 0
+        made.append((tmp_path / f"{name}.{form}").read_bytes())
+    assert made[0] == made[1]
+
+
+# ---- NumPy -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (np.zeros((2, 3), np.float64), "is float64 (2, 3), and float32 (2, 3) in p0.npy"),
+        (np.zeros((2, 4), np.float32), "is float32 (2, 4), and float32 (2, 3) in p0.npy"),
+    ],
+)
+def test_npy_of_other_dtype_or_shape_is_refused(tmp_path: Path, capsys: Capture, other: object, why: str) -> None:
+    said = merge(capsys, "-o", tmp_path / "a.npy", *parts(tmp_path, "npy", np.zeros((2, 3), np.float32), other))
+    assert said.code == 1 and f"p1.npy: {why}" in said.err and not (tmp_path / "a.npy").exists()
+
+
+def test_npy_stored_by_columns_structured_or_empty(tmp_path: Path, capsys: Capture) -> None:
+    by_rows = np.arange(6.0).reshape(2, 3)
+    said = merge(capsys, "-o", tmp_path / "a.npy", *parts(tmp_path, "npy", by_rows, by_rows.T.copy().T, np.array([])))
+    assert said.code == 0 and "p2.npy is empty" in said.err
+    assert np.load(tmp_path / "a.npy").tolist() == [*by_rows.tolist(), *by_rows.tolist()]
+    records = np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")])
+    (tmp_path / "s").mkdir()
+    assert merge(capsys, "-o", tmp_path / "s.npy", *parts(tmp_path / "s", "npy", records, records)).code == 0
+    assert np.load(tmp_path / "s.npy").tolist() == [(1, 2.5), (1, 2.5)]
+
+
+def test_npy_of_objects_or_a_scalar_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    values = [np.zeros(2), np.array([{}], dtype=object), np.array(1.0)]
+    said = merge(capsys, "-o", tmp_path / "a.npy", *parts(tmp_path, "npy", *values))
+    assert said.code == 1 and "p1.npy: holds Python objects" in said.err and "p2.npy: is a scalar" in said.err
+
+
+def test_npz_by_name(tmp_path: Path, capsys: Capture) -> None:
+    one = {"x": np.arange(3), "n": np.array(3), "lr": np.array(0.1), "name": np.array("m"), "acc": np.array(0.5)}
+    two = {"x": np.arange(2), "n": np.array(2), "lr": np.array(0.1), "name": np.array("m"), "acc": np.array(1.0)}
+    said = merge(capsys, "-o", tmp_path / "a.npz", *parts(tmp_path, "npz", one, two), "--sum", "n")
+    assert said.code == 0 and "'acc' differs from part to part" in said.err, said
+    with np.load(tmp_path / "a.npz") as found:
+        assert {name: found[name].tolist() for name in found} == {
+            "x": [0, 1, 2, 0, 1],
+            "n": 5,
+            "lr": 0.1,
+            "name": "m",
+            "acc": [0.5, 1.0],
+        }
+    told = json.loads((tmp_path / "a_merged_metadata.json").read_text())
+    assert told["totals"] == {"n": 5} and told["overall"]["acc"]["value"] == pytest.approx(0.7)
+
+
+def test_npz_with_an_array_that_some_lack_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    values = [{"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(2)}]
+    said = merge(capsys, "-o", tmp_path / "a.npz", *parts(tmp_path, "npz", *values))
+    assert said.code == 1 and "'y' is in 2 of 3 parts, and not in p1.npz" in said.err
+    assert not (tmp_path / "a.npz").exists()
+
+
+# ---- safetensors -----------------------------------------------------------------------------------
+
+
+def test_safetensors_of_any_dtype_with_metadata(tmp_path: Path, capsys: Capture) -> None:
+    paths = []
+    for number in range(2):
+        values = {
+            "b": torch.full((2, 2), number, dtype=torch.bfloat16),
+            "f8": torch.zeros(1, 3).to(torch.float8_e4m3fn),
+            "ok": torch.tensor([True]),
+            "step": torch.tensor(7),
+            "loss": torch.tensor(number / 2),
+            "n": torch.tensor(10 + number),
+        }
+        paths.append(tmp_path / f"p{number}.safetensors")
+        st_torch.save_file(values, paths[-1], {"format": "pt", "shard": str(number)})
+    said = merge(capsys, "-o", tmp_path / "a.safetensors", *paths, "--sum", "n")
+    assert said.code == 0 and "'loss' differs" in said.err and "the metadata 'shard' differs" in said.err, said
+    found = st_torch.load_file(tmp_path / "a.safetensors")
+    assert found["b"].tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert found["f8"].shape == (2, 3) and found["ok"].tolist() == [True, True]
+    assert found["step"].tolist() == 7 and found["loss"].tolist() == [0.0, 0.5] and found["n"].tolist() == 21
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "shard": '["0", "1"]'}
+
+
+def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
+    values = [{"w": torch.zeros(2, 3)}, {"w": torch.zeros(2, 3).half()}]
+    said = merge(capsys, "-o", tmp_path / "a.safetensors", *parts(tmp_path, "safetensors", *values))
+    assert said.code == 1 and "p1.safetensors: 'w' is F16 (2, 3), and F32 (2, 3) in p0.safetensors" in said.err
+
+
+# ---- Parquet ---------------------------------------------------------------------------------------
+
+
+def test_parquet_columns_by_name_and_types_widened_exactly(tmp_path: Path, capsys: Capture) -> None:
+    one = {"id": pa.array([1], pa.int32()), "f": pa.array([1.5], pa.float32()), "s": ["a"], "e": pa.array([None])}
+    two = {"s": pa.array(["b"], pa.large_string()), "f": [2.5], "id": [2**40], "e": [[1]], "new": [True]}
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *parts(tmp_path, "parquet", one, two))
+    assert said.code == 0, said
+    assert "column 'id' is widened to int64" in said.err and "column 'new' is not in p0.parquet: null there" in said.err
+    assert pq.read_table(tmp_path / "a.parquet").to_pylist() == [
+        {"id": 1, "f": 1.5, "s": "a", "e": None, "new": None},
+        {"id": 2**40, "f": 2.5, "s": "b", "e": [1], "new": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.int64(), pa.float64()),
+        (pa.int64(), pa.float32()),
+        (pa.uint64(), pa.int64()),
+        (pa.string(), pa.int64()),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.bool_(), pa.int8()),
+    ],
+)
+def test_types_that_nothing_holds_exactly_are_refused(
+    tmp_path: Path, capsys: Capture, one: object, other: object
+) -> None:
+    values = [{"c": pa.array([None], kind)} for kind in (one, other)]
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *parts(tmp_path, "parquet", *values))
+    assert said.code == 1 and f"p1.parquet: column 'c' is {other}, and {one} in p0.parquet" in said.err
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_types_that_are_widened() -> None:
+    from gpusched.commands.merge.widening import widened
+
+    for one, other, found in [
+        (pa.uint8(), pa.int8(), pa.int16()),
+        (pa.uint32(), pa.int8(), pa.int64()),
+        (pa.int32(), pa.float64(), pa.float64()),
+        (pa.int16(), pa.float16(), pa.float32()),
+        (pa.int32(), pa.float32(), pa.float64()),
+        (pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("us")),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
+        (pa.list_(pa.null()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int64())])),
+        (pa.decimal128(9, 2), pa.decimal128(12, 2), pa.decimal128(12, 2)),
+        (pa.decimal128(9, 2), pa.decimal128(12, 3), None),
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())]), None),
+    ]:
+        assert widened(one, other) == found == widened(other, one), (one, other)
+
+
+def test_parquet_value_that_does_not_fit_a_finer_unit(tmp_path: Path, capsys: Capture) -> None:
+    early = [datetime.datetime(1, 1, 1)]
+    values = [{"t": pa.array(early, pa.timestamp("ms"))}, {"t": pa.array([0], pa.timestamp("ns"))}]
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *parts(tmp_path, "parquet", *values))
+    assert said.code == 1 and "p0.parquet: column 't' does not fit into timestamp[ns]" in said.err
+
+
+@pytest.mark.parametrize(("policy", "names"), [("keep-first", ["a", "b"]), ("keep-last", ["b", "c"])])
+def test_parquet_repeated_rows(tmp_path: Path, capsys: Capture, policy: str, names: list[str]) -> None:
+    paths = parts(tmp_path, "parquet", {"id": [1, 2], "n": ["a", "b"]}, {"id": [1], "n": ["c"]})
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *paths, "--key", "id")
+    assert said.code == 1 and "row 3 of the output: 1 is there before" in said.err
+    assert merge(capsys, "-o", tmp_path / "a.parquet", *paths, "--key", "id", "--on-duplicate", policy).code == 0
+    assert pq.read_table(tmp_path / "a.parquet").column("n").to_pylist() == names
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_case_46_pt(tmp_path: Path, capsys: Capture) -> None:
+    shutil.copy(CASES / "46-merge" / "make_pt.py", tmp_path)
+    subprocess.run([sys.executable, "make_pt.py"], cwd=tmp_path, check=True)
+    paths = [tmp_path / f"p_gpu_{number}.pt" for number in range(4)]
+    said = merge(capsys, "-o", tmp_path / "p.pt", *paths)
+    assert said.code == 1
+    assert "p_gpu_1.pt: holds numpy" in said.err and "--allow-pickle" in said.err
+    assert "p_gpu_2.pt: is cut" in said.err
+    found = torch.load(tmp_path / "p.pt", weights_only=True)
+    assert found["rows"] == [1, 2, 5] and found["w"].shape == (3, 3) and found["w"].device.type == "cpu"
+    said = merge(capsys, "-o", tmp_path / "p.pt", *paths, "--allow-pickle")
+    assert said.code == 1 and "p_gpu_2.pt: is cut" in said.err and "p_gpu_1.pt: holds" not in said.err
+    found = torch.load(tmp_path / "p.pt", weights_only=False)
+    assert found["rows"] == [1, 2, 3, 5] and found["w"].shape == (4, 3) and found["score"] == 0.5
+
+
+def test_pt_dicts_by_the_rules(tmp_path: Path, capsys: Capture) -> None:
+    one = {
+        "emb": torch.zeros(2, 3),
+        "texts": ["a", "b"],
+        "model": "m",
+        "count": 2,
+        "start_idx": 0,
+        "loss": torch.tensor(0.5),
+        "hist": torch.tensor([1, 2]),
+        "pair": (1,),
+        "meta": {"steps": [1], "n": 2, "nan": float("nan")},
+        "only": torch.zeros(1),
+        "grad": torch.nn.Parameter(torch.ones(1)),
+    }
+    two = {**one, "emb": torch.ones(1, 3), "texts": ["c"], "count": 1, "start_idx": 2, "loss": torch.tensor(0.25)}
+    two |= {"hist": torch.tensor([10, 20]), "meta": {"steps": [2], "n": 3, "nan": float("nan")}}
+    del two["only"]
+    paths = parts(tmp_path, "pt", one, two)
+    said = merge(capsys, "-o", tmp_path / "a.pt", *paths, "--sum", "count", "--sum", "meta.n", "--sum", "hist")
+    assert said.code == 0, said
+    assert "'start_idx' differs from part to part: a list" in said.err
+    assert "'loss' differs from part to part: one value a part" in said.err
+    assert "p0.pt: 'only': only one part has it" in said.err
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert found["emb"].tolist() == [[0.0] * 3, [0.0] * 3, [1.0] * 3] and found["texts"] == ["a", "b", "c"]
+    assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1, 1))
+    assert found["loss"].tolist() == [0.5, 0.25] and found["hist"].tolist() == [11, 22]
+    assert found["meta"]["steps"] == [1, 2] and found["meta"]["n"] == 5 and found["meta"]["nan"] != found["meta"]["nan"]
+    assert not found["grad"].requires_grad and list(found) == list(one)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "why"),
+    [
+        (
+            {"w": torch.zeros(1, 2)},
+            {"w": torch.zeros(1, 3)},
+            "p1.pt: 'w' is rows of shape (3,), and rows of shape (2,)",
+        ),
+        ({"w": torch.zeros(1)}, {"w": torch.zeros(1).double()}, "p1.pt: 'w' is float64, and float32 in p0.pt"),
+        ({"w": torch.zeros(1)}, {"w": [0.0]}, "p1.pt: 'w' is list, and array in p0.pt"),
+        ({"n": 1}, {"n": "x"}, "p1.pt: 'n' is str, and int in p0.pt: not to be added up"),
+        (3, 4, "p0.pt: is one int: nothing that can be joined"),
+    ],
+)
+def test_pt_that_do_not_go_together(tmp_path: Path, capsys: Capture, one: object, two: object, why: str) -> None:
+    said = merge(capsys, "-o", tmp_path / "a.pt", *parts(tmp_path, "pt", one, two), "--sum", "n")
+    assert said.code == 1 and why in said.err, said
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_pt_tensors_lists_and_items_by_key(tmp_path: Path, capsys: Capture) -> None:
+    for name, one, two, whole in [
+        ("t", torch.zeros(1), torch.ones(2), [0.0, 1.0, 1.0]),
+        ("l", [{"a": 1}], [{"a": 2}], [{"a": 1}, {"a": 2}]),
+        ("d", {"item_0": [1]}, {"item_1": [2]}, {"item_0": [1], "item_1": [2]}),
+        ("e", torch.zeros(2, 2), torch.tensor([]), [[0.0, 0.0], [0.0, 0.0]]),
+    ]:
+        (tmp_path / name).mkdir()
+        assert merge(capsys, "-o", tmp_path / f"{name}.pt", *parts(tmp_path / name, "pt", one, two)).code == 0
+        found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        assert (found.tolist() if hasattr(found, "tolist") else found) == whole
+
+
+def test_pt_that_names_code_is_not_loaded(tmp_path: Path, capsys: Capture) -> None:
+    torch.save({"f": subprocess.Popen, "g": eval}, tmp_path / "a.pt")
+    said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "a.pt")
+    assert (
+        said.code == 1
+        and "subprocess.Popen" in said.err
+        and "builtins.eval" in said.err
+        and "--allow-pickle" in said.err
+    )
+    (tmp_path / "b.pt").write_bytes(b"not a file of torch")
+    said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "b.pt")
+    assert said.code == 1 and "b.pt: is" in said.err and not (tmp_path / "m.pt").exists()

@@ -1,0 +1,332 @@
+"""What a merge leaves behind: whole files or none, whatever kills it; and what it refuses to replace or to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from gpusched.commands.merge.__main__ import parser
+from gpusched.commands.merge.output import temporary_name
+
+from gpusched.cli import main as front
+from tests.merging import FORMATS, merge
+
+Capture = pytest.CaptureFixture[str]
+
+# Ends itself without a word at the n-th of these calls.
+KILLED = """
+import os, signal, sys
+from gpusched.commands.merge import __main__, merge
+left = int(sys.argv[1])
+def deadly(call):
+    def counted(*words, **more):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*words, **more)
+    return counted
+for name in ("fsync", "rename", "unlink", "write"):
+    setattr(os, name, deadly(getattr(os, name)))
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+def stage(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpusched.commands.merge", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def written(place: Path, form: str = "jsonl", count: int = 3) -> list[Path]:
+    paths = [place / f"p{number}.{form}" for number in range(count)]
+    for number, path in enumerate(paths):
+        FORMATS[form][0](path, list(range(number * 9, number * 9 + 9)))
+    return paths
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+# ---- killed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "npz"])
+def test_killed_at_any_step_and_started_again_it_makes_the_same_file(tmp_path: Path, form: str) -> None:
+    (tmp_path / "right").mkdir()
+    parts = written(tmp_path, form)
+    assert stage("-o", tmp_path / "right" / f"all.{form}", *parts).returncode == 0
+    right = (tmp_path / "right" / f"all.{form}").read_bytes()
+    out = tmp_path / "killed" / f"all.{form}"
+    out.parent.mkdir()
+    words = ["-o", str(out), *map(str, parts)]
+    for step in range(1, 40):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(step), *words], capture_output=True)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not out.exists() or out.read_bytes() == right
+    assert step > 5 and done.returncode == 0, "it was never killed, or never let live"
+    assert out.read_bytes() == right
+    assert names(out.parent) == [f"all.{form}", "all_merged_metadata.json"]
+
+
+@pytest.mark.slow
+def test_killed_while_parts_are_removed_it_goes_on_with_that(tmp_path: Path) -> None:
+    parts = written(tmp_path, count=4)
+    right = b"".join(path.read_bytes() for path in parts)
+    out = tmp_path / "all.jsonl"
+    words = ["-o", str(out), *map(str, parts), "--remove-parts"]
+    for step in range(8, 40):  # from where the output has its name
+        done = subprocess.run([sys.executable, "-c", KILLED, str(step), *words], capture_output=True, text=True)
+        if 0 < sum(path.exists() for path in parts) < len(parts):
+            break
+    assert done.returncode == -signal.SIGKILL
+    done = stage(*words)
+    assert done.returncode == 0 and "was merged before" in done.stdout, done
+    assert out.read_bytes() == right and names(tmp_path) == ["all.jsonl", "all_merged_metadata.json"]
+    done = stage(*words)
+    assert done.returncode == 0 and "its parts are removed" in done.stdout and out.read_bytes() == right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    os.mkfifo(tmp_path / "stall")
+    code_ = (
+        "import sys, signal\nfrom gpusched.commands.merge import text, __main__ as m\n"
+        "signal.signal(signal.SIGTERM, m._terminated)\n"
+        f"text.Lines.copy = lambda self, part, out: open({str(tmp_path / 'stall')!r}).read()\n"
+        "sys.exit(m.main(sys.argv[1:]))"
+    )
+    (tmp_path / "a.txt").write_text("a\n")
+    process = subprocess.Popen([sys.executable, "-c", code_, "-o", tmp_path / "all.txt", tmp_path / "a.txt"])
+    with open(tmp_path / "stall", "w"):  # opens once it reads the part
+        process.send_signal(number)
+        assert process.wait() == code
+    assert names(tmp_path) == ["a.txt", "stall"]
+
+
+def test_what_other_merges_left_is_swept_and_what_they_write_is_not(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    live = tmp_path / temporary_name("all.jsonl")
+    dead = tmp_path / live.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-1")
+    other = tmp_path / temporary_name("other.jsonl")
+    for path in (dead, other):
+        path.write_text("x")
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
+    assert not dead.exists() and other.exists()
+
+
+# ---- what is there already -------------------------------------------------------------------------
+
+
+def test_a_file_that_no_merge_has_made_is_kept(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    out = tmp_path / "all.jsonl"
+    out.write_text("mine\n")
+    said = merge(capsys, "-o", out, *parts)
+    assert said.code == 1 and "exists, and is not as a merge has made it" in said.err and "--overwrite" in said.err
+    assert out.read_text() == "mine\n" and names(tmp_path) == ["all.jsonl", *[path.name for path in parts]]
+    assert merge(capsys, "-o", out, *parts, "--overwrite").code == 0
+    assert merge(capsys, "-o", out, *parts[:2]).code == 0  # our own is replaced
+    out.write_text(out.read_text() + "{}\n")  # and one that was edited is not
+    assert merge(capsys, "-o", out, *parts).code == 1
+    (tmp_path / "b_merged_metadata.json").write_text("{}")
+    said = merge(capsys, "-o", tmp_path / "b.jsonl", *parts)
+    assert said.code == 1 and "b_merged_metadata.json: exists, and is no merge's metadata" in said.err
+
+
+def test_a_complete_output_is_not_replaced_by_an_incomplete_one(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    out = tmp_path / "all.jsonl"
+    assert merge(capsys, "-o", out, *parts).code == 0
+    whole = out.read_bytes()
+    parts[1].write_text('{"id": 9}\n{"id"')
+    said = merge(capsys, "-o", out, *parts)
+    assert said.code == 1 and "is complete, and what these parts would make is not" in said.err
+    assert out.read_bytes() == whole and not (tmp_path / "all.jsonl.incomplete").exists()
+
+
+def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture) -> None:
+    for form in ("jsonl", "csv"):
+        assert merge(capsys, "-o", tmp_path / f"x_merged.{form}", *written(tmp_path, form)).code == 0
+    for form in ("jsonl", "csv"):
+        assert merge(capsys, "-o", tmp_path / f"x_merged.{form}", *written(tmp_path, form, 2)).code == 0
+    assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["format"] == "jsonl"
+    assert json.loads((tmp_path / "x_csv_merged_metadata.json").read_text())["format"] == "csv"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["-o", "all.jsonl", "p0.jsonl", "all.jsonl"], 2, "all.jsonl: is the output itself"),
+        (["-o", "all.jsonl", "p0.jsonl", "p1.jsonl", "same.jsonl"], 2, "same.jsonl: is the same file as p0.jsonl"),
+        (["-o", "all.jsonl", "folder.jsonl"], 2, "folder.jsonl: is no regular file"),
+        (["-o", "folder.jsonl", "p0.jsonl"], 2, "folder.jsonl: is a directory"),
+        (["-o", "link.jsonl", "p0.jsonl"], 2, "link.jsonl: is a link"),
+        (["-o", "no/all.jsonl", "p0.jsonl"], 2, "no directory to write to"),
+        (["-o", "all.xml", "p0.jsonl"], 2, ".xml says no format that can be merged"),
+        (["-o", "all", "p0.jsonl"], 2, "a name without suffix"),
+        (["-o", "all.csv", "p0.jsonl"], 1, "p0.jsonl: is .jsonl, and the output .csv"),
+        (["-o", "all.npy", "p.npy", "--key", "id"], 2, "--key finds repeated records in"),
+        (["-o", "all.jsonl", "p0.jsonl", "--on-duplicate", "keep-first"], 2, "--on-duplicate needs --key"),
+        (["-o", "all.jsonl", "p0.jsonl", "p7.jsonl"], 1, "p7.jsonl: there is no such file"),
+        (["-o", "all.jsonl", "x*.jsonl"], 2, "x*.jsonl: no file has such a name"),
+        (["-o", "all.jsonl"], 2, "no part is named"),
+        (["p0.jsonl"], 2, "no output is named"),
+        (["--plan", "p.json", "p0.jsonl"], 2, "--plan names the parts"),
+        (["--plan", "none.json"], 2, "none.json: cannot be read"),
+        (["--frobnicate"], 2, "unrecognized arguments"),
+        (["-o", "all.jsonl", "a\x1b7\n.jsonl"], 1, r"a\x1b7\n.jsonl: there is no such file"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    (tmp_path / "all.jsonl").write_text("")
+    os.link("p0.jsonl", "same.jsonl")
+    os.mkdir("folder.jsonl")
+    os.symlink("p0.jsonl", "link.jsonl")
+    (tmp_path / "p.npy").write_bytes(b"")
+    before = names(tmp_path)
+    said = merge(capsys, *words)
+    assert said.code == code and why in said.err and len(said.err.splitlines()) <= 3, said
+    assert names(tmp_path) == before and "Traceback" not in said.err
+
+
+def test_a_part_that_changes_is_refused(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusched.commands.merge import jsonl
+
+    parts = written(tmp_path)
+    copy = jsonl.JsonLines.copy
+
+    def grow(self: jsonl.JsonLines, part: Any, out: Any) -> None:
+        copy(self, part, out)
+        with open(parts[0], "a") as file:
+            file.write("{}\n")
+
+    monkeypatch.setattr(jsonl.JsonLines, "copy", grow)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
+    assert said.code == 1 and "p0.jsonl: has changed while it was read" in said.err
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    parts[2].write_text("{")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
+    assert said.code == 1 and "the parts are kept" in said.err and all(path.exists() for path in parts)
+    parts[2].write_text("{}\n")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
+    assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+
+
+def test_a_missing_library_is_named(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form, module, remedy in [("parquet", "pyarrow", "gpusched-lab[merge]"), ("pt", "torch", "install PyTorch")]:
+        monkeypatch.setitem(sys.modules, module, None)
+        (tmp_path / f"p.{form}").write_bytes(b"x")
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", tmp_path / f"p.{form}")
+        assert said.code == 3 and f".{form} needs {module}" in said.err and remedy in said.err
+
+
+@pytest.mark.slow
+def test_text_formats_load_no_heavy_library(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom gpusched.commands.merge.__main__ import main\nmain(sys.argv[1:])\n"
+        "print([name for name in ('torch', 'numpy', 'pyarrow', 'safetensors') if name in sys.modules])"
+    )
+    for form in ("jsonl", "json", "csv", "txt"):
+        words = [sys.executable, "-c", code, "-o", str(tmp_path / f"all.{form}"), *map(str, written(tmp_path, form))]
+        assert subprocess.run(words, capture_output=True, text=True).stdout.endswith("\n[]\n")
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def peak_kib(words: list[object]) -> int:
+    """The largest resident set of one merge."""
+    process = subprocess.Popen([sys.executable, "-m", "gpusched.commands.merge", *map(str, words)])
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    found: resource.struct_rusage = used
+    return found.ru_maxrss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "txt", "npy", "parquet"])
+def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    row = "x" * 1000
+    for place, rows in ((small, 1000), (large, 15_000)):
+        place.mkdir()
+        for number in range(2):
+            path = place / f"p{number}.{form}"
+            if form == "npy":
+                import numpy as np
+
+                np.save(path, np.zeros((rows, 1000), np.uint8))
+            elif form == "parquet":
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+
+                text = [f"{number}{i}{row}" for i in range(rows)]
+                pq.write_table(pa.table({"t": text}), path, compression="none", use_dictionary=False)
+            else:
+                lines = [
+                    json.dumps({"id": i, "t": row}) if form in ("jsonl", "json") else f"{i},{row}" for i in range(rows)
+                ]
+                whole = ",\n".join(lines) if form == "json" else "\n".join(lines)
+                path.write_text(f"[{whole}]" if form == "json" else f"id,t\n{whole}" if form == "csv" else whole)
+    before, after = (peak_kib(["-o", place / f"all.{form}", *place.glob("p*")]) for place in (small, large))
+    assert after - before < (60_000 if form == "parquet" else 8_000), f"{before} and {after} KiB"
+
+
+# ---- the command line ------------------------------------------------------------------------------
+
+
+def test_the_verb_declares_the_options_of_the_stage() -> None:
+    verb = front.cli.get_command(click.Context(front.cli), "merge")
+    assert verb is not None
+    ours = {}
+    for option in verb.params:
+        if isinstance(option, click.Option):
+            choices = tuple(option.type.choices) if isinstance(option.type, click.Choice) else None
+            ours[tuple(option.opts)[:1] if option.name == "sums" else tuple(option.opts)] = (choices, option.is_flag)
+    theirs = {
+        tuple(action.option_strings): (tuple(action.choices) if action.choices else None, action.nargs == 0)
+        for action in parser()._actions
+        if action.option_strings and "--help" not in action.option_strings
+    }
+    assert ours == theirs
+
+
+@pytest.mark.slow
+def test_the_verb_runs_the_stage(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of the working directory')")
+    (tmp_path / "-odd.jsonl").write_text("{}\n")
+    words = ["merge", "-o", "all.jsonl", "--expect", "28", "--by=given", "--sum", "a", "--sum", "b", "--nan", "keep"]
+    command = [sys.executable, "-P", "-m", "gpusched"] if sys.version_info >= (3, 11) else ["gpusched"]
+    if sys.version_info < (3, 11):
+        (tmp_path / "json.py").unlink()
+    done = subprocess.run(
+        [*command, *words, "--", "-odd.jsonl", "p0.jsonl", "p1.jsonl", "p2.jsonl"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout == "all.jsonl: 28 records of 4 parts\n", done
+    assert (tmp_path / "all.jsonl").read_text().startswith("{}\n")

@@ -1,0 +1,221 @@
+"""Merging by a plan: items come back in order for each format, and only what the plan's patterns name is merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.merging import FORMATS, dealt, merge, write_plan
+
+Capture = pytest.CaptureFixture[str]
+
+SPLITS = st.tuples(
+    st.integers(0, 40),
+    st.integers(1, 6),
+    st.sampled_from(["contiguous", "strided", "weighted"]),
+    st.none() | st.integers(0, 99),
+    st.lists(st.floats(0, 9), min_size=40, max_size=40),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(split=SPLITS)
+def test_items_come_back_in_order(
+    form: str, split: tuple[int, int, str, int | None, list[float]], capsys: Capture
+) -> None:
+    total, n, strategy, seed, weights = split
+    write, read = FORMATS[form]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        for i, items in enumerate(dealt(total, n, strategy, weights[:total], seed)):
+            write(place / f"x_gpu_{i}.{form}", items)
+        plan = write_plan(
+            place / "plan.json",
+            total,
+            n,
+            f"{place}/*_{{suffix}}.{form}",
+            strategy=strategy,
+            weights=weights[:total],
+            seed=seed,
+        )
+        said = merge(capsys, "--plan", plan)
+        assert said.code == 0, said
+        assert read(place / f"x_merged.{form}") == list(range(total))
+        told = json.loads((place / "x_merged_metadata.json").read_text())
+        assert told["complete"] is True and len(told["parts"]) == n
+        assert told["records"] == total or form == "npz"
+
+
+def jsonl(place: Path, name: str, items: list[int]) -> Path:
+    path = place / name
+    path.write_text("".join(f'{{"id": {i}}}\n' for i in items))
+    return path
+
+
+def ids(path: Path) -> list[int]:
+    return [json.loads(line)["id"] for line in path.read_text().splitlines()]
+
+
+def test_files_of_other_runs_are_not_merged(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(11):
+        jsonl(tmp_path, f"x_gpu_{i}.jsonl", [i])
+    jsonl(tmp_path, "x_gpu_11.jsonl", [99])
+    jsonl(tmp_path, "x_gpu_1_old.jsonl", [98])
+    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 11, 11, f"{tmp_path}/*_{{suffix}}.jsonl"))
+    assert said.code == 0 and ids(tmp_path / "x_merged.jsonl") == list(range(11))
+
+
+def test_a_pattern_that_also_names_other_shards_is_sorted_out(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(11):
+        jsonl(tmp_path, f"x_gpu_{i}.jsonl", [i])
+    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 11, 11, f"{tmp_path}/*{{suffix}}*.jsonl"))
+    assert said.code == 0 and ids(tmp_path / "x_merged.jsonl") == list(range(11))
+
+
+def test_several_names_make_several_outputs(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(2):
+        jsonl(tmp_path, f"a_gpu_{i}.jsonl", [i])
+        jsonl(tmp_path, f"b_gpu_{i}.jsonl", [i + 10])
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.jsonl")
+    assert merge(capsys, "--plan", plan).code == 0
+    assert ids(tmp_path / "a_merged.jsonl") == [0, 1] and ids(tmp_path / "b_merged.jsonl") == [10, 11]
+    said = merge(capsys, "--plan", plan, "-o", tmp_path / "c.jsonl")
+    assert said.code == 2 and "2 outputs (a_merged.jsonl, b_merged.jsonl)" in said.err
+    (tmp_path / "into").mkdir()
+    assert merge(capsys, "--plan", plan, "-o", tmp_path / "into").code == 0
+    assert ids(tmp_path / "into" / "b_merged.jsonl") == [10, 11]
+
+
+def test_a_suffix_in_the_directory(tmp_path: Path, capsys: Capture) -> None:
+    place = tmp_path / "gpu_1"  # above all outputs, a suffix means nothing
+    for i in range(2):
+        (place / f"gpu_{i}").mkdir(parents=True)
+        jsonl(place / f"gpu_{i}", "x.jsonl", [i])
+    assert merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{place}/{{suffix}}/x.jsonl")).code == 0
+    assert ids(place / "x_merged.jsonl") == [0, 1]
+
+
+def test_names_with_numbers_only(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(3):
+        jsonl(tmp_path, f"out-{i}.jsonl", [i])
+    assert merge(capsys, "--plan", write_plan(tmp_path / "p.json", 3, 3, f"{tmp_path}/out-{{shard}}.jsonl")).code == 0
+    assert ids(tmp_path / "out-merged.jsonl") == [0, 1, 2]
+
+
+def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, capsys: Capture) -> None:
+    jsonl(tmp_path, "x_gpu_0.jsonl", [0, 1])
+    jsonl(tmp_path, "x_gpu_2.jsonl", [4])
+    plan = write_plan(tmp_path / "p.json", 5, 3, f"{tmp_path}/*_{{suffix}}.jsonl")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1 and "gpu_1: it has left no file" in said.err and "--allow-partial" in said.err
+    assert not (tmp_path / "x_merged.jsonl").exists()
+    said = merge(capsys, "--plan", plan, "--allow-partial")
+    assert said.code == 0 and "INCOMPLETE" in said.out
+    assert ids(tmp_path / "x_merged.jsonl") == [0, 1, 4]
+    told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
+    assert told["missing"] == [
+        {"shard": 1, "suffix": "gpu_1", "why": "it has left no file", "start": 2, "end": 4, "items": 2}
+    ]
+    assert told["complete"] is False and (tmp_path / "x_merged.jsonl.incomplete").exists()
+    jsonl(tmp_path, "x_gpu_1.jsonl", [2, 3])
+    assert merge(capsys, "--plan", plan).code == 0
+    assert ids(tmp_path / "x_merged.jsonl") == [0, 1, 2, 3, 4]
+    assert not (tmp_path / "x_merged.jsonl.incomplete").exists()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "npy"])
+def test_order_without_a_missing_shard(tmp_path: Path, capsys: Capture, form: str, seed: int | None) -> None:
+    write, read = FORMATS[form]
+    items = dealt(17, 4, "strided", (), seed)
+    for i in (0, 1, 3):
+        write(tmp_path / f"x_gpu_{i}.{form}", items[i])
+    pattern = f"{tmp_path}/*_{{suffix}}.{form}"
+    plan = write_plan(tmp_path / "p.json", 17, 4, pattern, strategy="strided", seed=seed, allow_partial=True)
+    assert merge(capsys, "--plan", plan).code == 0
+    assert read(tmp_path / f"x_merged.{form}") == sorted(set(range(17)) - set(items[2]))
+
+
+def test_a_file_older_than_the_plan_is_stale(tmp_path: Path, capsys: Capture) -> None:
+    jsonl(tmp_path, "x_gpu_0.jsonl", [0])
+    old = jsonl(tmp_path, "x_gpu_1.jsonl", [7])
+    for i in range(2):
+        os.utime(jsonl(tmp_path, f"old_gpu_{i}.jsonl", [i]), (1e9, 1e9))
+    os.utime(old, (1e9, 1e9))
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.jsonl", created_at=time.time() - 100)
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1 and "x_gpu_1.jsonl is older than the plan; it is not merged" in said.err
+    said = merge(capsys, "--plan", plan, "--allow-partial")
+    assert said.code == 0 and ids(tmp_path / "x_merged.jsonl") == [0]
+    assert "old_merged.jsonl is not made" in said.err and not (tmp_path / "old_merged.jsonl").exists()
+
+
+def test_counts_are_compared_with_the_split(tmp_path: Path, capsys: Capture) -> None:
+    jsonl(tmp_path, "x_gpu_0.jsonl", [0, 1])
+    jsonl(tmp_path, "x_gpu_1.jsonl", [2])
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.jsonl")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1 and "x_gpu_1.jsonl: 1 record of 2 items" in said.err
+    assert ids(tmp_path / "x_merged.jsonl") == [0, 1, 2] and "INCOMPLETE" in said.out
+    said = merge(capsys, "--plan", plan, "--allow-partial")
+    assert said.code == 0 and "1 record of 2 items" in said.err
+
+
+@pytest.mark.parametrize(
+    ("second", "told"), [([2, 2, 3, 3], "2 records an item in each part"), ([2, 2, 3], "2 parts with more records")]
+)
+def test_several_records_an_item_are_told(tmp_path: Path, capsys: Capture, second: list[int], told: str) -> None:
+    jsonl(tmp_path, "x_gpu_0.jsonl", [0, 0, 1, 1])
+    jsonl(tmp_path, "x_gpu_1.jsonl", second)
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.jsonl", strategy="strided")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 0 and told in said.err
+    assert "not each part has one record an item: the parts stand one after the other" in said.err
+    assert ids(tmp_path / "x_merged.jsonl") == [0, 0, 1, 1, *second]
+
+
+def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: Capture) -> None:
+    for i, (count, accuracy) in enumerate([(30, 0.5), (10, 0.9)]):
+        jsonl(tmp_path, f"x_gpu_{i}.jsonl", [i])
+        (tmp_path / f"x_gpu_{i}_metadata.json").write_text(
+            json.dumps(
+                {"count": count, "accuracy": accuracy, "loss": float("nan"), "api_token": "hf_secret", "seed": i}
+            )
+        )
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}*.json*")
+    assert merge(capsys, "--plan", plan).code == 0
+    assert sorted(path.name for path in tmp_path.glob("*merged*")) == ["x_merged.jsonl", "x_merged_metadata.json"]
+    text = (tmp_path / "x_merged_metadata.json").read_text()
+    told = json.loads(text)
+    assert told["totals"] == {"count": 40}
+    assert told["overall"]["accuracy"] == {"value": pytest.approx(0.6), "weight": 40, "parts": 2}
+    assert [part["metadata"]["accuracy"] for part in told["parts"]] == [0.5, 0.9]
+    assert [(part["shard"], part["seed"], part["start"], part["end"]) for part in told["parts"]] == [
+        (0, 100, 0, 1),
+        (1, 101, 1, 2),
+    ]
+    assert "hf_" not in text and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[1]", "is no plan"),
+        ('{"version": 2, "created_at": 1, "total": 0, "num_shards": 0, "shards": []}', "version 2"),
+        ('{"version": 1, "created_at": 1, "total": 3, "num_shards": 0, "shards": []}', "0 items of 3"),
+        ('{"version": 1, "created_at": 1, "total": 0, "num_shards": 0, "shards": []}', "names no outputs"),
+    ],
+)
+def test_a_plan_that_is_none(tmp_path: Path, capsys: Capture, text: str, why: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    said = merge(capsys, "--plan", tmp_path / "p.json")
+    assert said.code in (1, 2) and why in said.err
