@@ -22,7 +22,16 @@ POSSIBLE = {
     "MiB": (1, 1000),
     "% of a core": (0, 200),
 }
-ROWS = {"throughput": 6, "gap": 2, "many_lines": 3, "attributes": 3, "startup": 1, "footprint": 4, "planner": 3}
+ROWS = {
+    "throughput": 6,
+    "gap": 2,
+    "many_lines": 3,
+    "attributes": 3,
+    "startup": 1,
+    "footprint": 4,
+    "planner": 3,
+    "merge": 2,
+}
 
 
 @pytest.mark.slow
