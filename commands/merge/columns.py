@@ -15,8 +15,8 @@ from .records import KeyFilter, field_identity
 from .trouble import PartUnreadable, Refused, Told, clean
 from .widening import widened
 
-BATCH_BYTES = 1 << 23
-GROUP_BYTES = 1 << 25
+BATCH_BYTES = 1 << 20
+GROUP_BYTES = 1 << 24
 BATCH_ROWS = 1 << 16
 GROUP_ROWS = 1 << 20
 

@@ -60,9 +60,7 @@ class Told:
     left_out: list[LeftOut] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
     wrong: list[str] = field(default_factory=list)  # counts that are not what they should be
-    placed: dict[tuple[str, str], tuple[int, int]] = field(
-        default_factory=dict
-    )  # first line, how often
+    placed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
 
     def note(self, text: str) -> None:
         if text not in self.notes:
