@@ -241,7 +241,7 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         told=told,
         records=merged.records,
         expected=job.options.expect,
-        order=job.described,
+        order="the parts one after the other, in their shards' order" if told.unordered else job.described,
         complete=complete,
         removed=removes,
     )

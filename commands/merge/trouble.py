@@ -62,6 +62,8 @@ class Told:
     wrong: list[str] = field(default_factory=list)  # counts that are not what they should be
     placed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
 
+    unordered: bool = False
+
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -77,6 +79,11 @@ class Told:
             more = f", and on {number(count - 1, 'line')} more" if count > 1 else ""
             found.append(f"{clean(part)}, line {line}: {text}{more}")
         return found
+
+    def not_in_order(self) -> None:
+        """The parts do not have what it takes to put items back into their order."""
+        self.unordered = True
+        self.note("not each part has one record an item: the parts stand one after the other, in their shards' order")
 
     def leave_out(self, part: str, line: int | None, why: str) -> None:
         count = self.lost[part] = self.lost.get(part, 0) + 1
