@@ -335,3 +335,28 @@ def test_the_verb_runs_the_stage(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and done.stdout == "all.jsonl: 28 records of 4 parts\n", done
     assert (tmp_path / "all.jsonl").read_text().startswith("{}\n")
+
+
+# ---- what is told ----------------------------------------------------------------------------------
+
+
+def test_like_things_are_told_once_with_their_number(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": NaN}\n' * 1000 + "bad\n" * 300)
+    (tmp_path / "b.jsonl").write_text("")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert said.code == 1 and len(said.err.splitlines()) == 8
+    assert "a.jsonl, line 1: NaN is written as null (--nan), and on 999 lines more" in said.err
+    assert "a.jsonl, line 1005: is no JSON" in said.err and "a.jsonl: 295 more of them" in said.err
+    assert "b.jsonl is empty: it is skipped" in said.err
+
+
+def test_progress_is_said_in_the_file_that_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "progress"))
+    (tmp_path / "a.txt").write_text("x" * 999 + "\n" + ("y" * 999 + "\n") * 3000)
+    assert merge(capsys, "-o", tmp_path / "all.txt", tmp_path / "a.txt").code == 0
+    told = json.loads((tmp_path / "progress").read_text())
+    assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
+    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
+    assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0
