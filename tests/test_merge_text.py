@@ -332,3 +332,28 @@ def test_tsv_and_blank_lines(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path, a__tsv='id\tv\n\n1\t"x\ty"\n', b__tsv="v\tid\nz,w\t2")
     assert merge(capsys, "-o", tmp_path / "all.tsv", *parts).code == 0
     assert (tmp_path / "all.tsv").read_text() == 'id\tv\n1\t"x\ty"\n2\tz,w\n'
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6) | st.sampled_from(
+    ['"', ",", "\n", "\r\n", "\r", ' "', "\ufeff", ""]
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(st.lists(st.tuples(CELLS, CELLS), max_size=5), min_size=1, max_size=3), turned=st.booleans())
+def test_every_cell_that_python_writes_comes_back(
+    tmp_path: Path, capsys: Capture, parts: list[list[tuple[str, str]]], turned: bool
+) -> None:
+    paths = []
+    for number, rows in enumerate(parts):
+        paths.append(tmp_path / f"p{number}.csv")
+        names = ["a", "b"] if not (turned and number) else ["b", "a"]
+        with open(paths[-1], "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(
+                [names, *([dict(zip("ab", row, strict=True))[n] for n in names] for row in rows)]
+            )
+    said = merge(capsys, "-o", tmp_path / "all.csv", *paths, "--overwrite")
+    with open(tmp_path / "all.csv", newline="", encoding="utf-8") as file:
+        found = [(row["a"], row["b"]) for row in csv.DictReader(file)]
+    assert said.code == 0 and found == [row for rows in parts for row in rows], said

@@ -119,15 +119,15 @@ def _one(job: Job) -> int:
             raise
         return _fail(str(error), error.exit_code)  # of several outputs, the others are made
     for text in result.warnings:
-        print(f"gpusched merge: warning: {text}", file=sys.stderr)
+        print(f"gpusched: warning: {text}", file=sys.stderr)
     for text in result.errors:
-        print(f"gpusched merge: error: {text}", file=sys.stderr)
+        print(f"gpusched: error: {text}", file=sys.stderr)
     print(result.said, flush=True)
     return result.exit_code
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpusched merge: error: {text}", file=sys.stderr)
+    print(f"gpusched: error: {text}", file=sys.stderr)
     return code
 
 

@@ -15,8 +15,8 @@ from .records import KeyFilter, field_identity
 from .trouble import PartUnreadable, Refused, Told, clean
 from .widening import widened
 
-BATCH_BYTES = 1 << 23
-GROUP_BYTES = 1 << 25
+BATCH_BYTES = 1 << 20
+GROUP_BYTES = 1 << 24
 BATCH_ROWS = 1 << 16
 GROUP_ROWS = 1 << 20
 
@@ -69,7 +69,7 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
             hint=f"the columns are {clean(', '.join(schema.names))}",
         )
     if order is not None and not order.fits([one.part for one in opened], [one.rows for one in opened]):
-        told.note("not each part has one row an item: the parts stand one after the other, in their shards' order")
+        told.not_in_order()
         order = None
 
     def stream() -> Iterator[Any]:

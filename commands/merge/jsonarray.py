@@ -72,7 +72,7 @@ class JsonDocuments:
             if self.nan == "null":
                 data = nulled(data)
             what = "null" if self.nan == "null" else "it is, which is not JSON"
-            self.told.note(f"{clean(part.name)}, line {line}: {words[0]} is written as {what} (--nan)")
+            self.told.note_at(part.name, line, f"{words[0]} is written as {what} (--nan)")
             words.clear()
         key = None
         if self.key is not None:

@@ -85,10 +85,10 @@ class JsonLines:
             self.told.leave_out(part.name, number, str(error))
             return []
         if len(found) > 1:
-            self.told.note(f"{clean(part.name)}, line {number}: {len(found)} records on one line; each gets its own")
+            self.told.note_at(part.name, number, f"{len(found)} records on one line; each gets its own")
         if swapped:
             what = "is written as null" if self.nan == "null" else "is written as it is, which is not JSON"
-            self.told.note(f"{clean(part.name)}, line {number}: {swapped} {what} (--nan)")
+            self.told.note_at(part.name, number, f"{swapped} {what} (--nan)")
         if len(found) == 1 and not swapped:
             return [text if text.endswith(b"\n") else text + b"\n"]
         return [record + b"\n" for record in found]
