@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .budget import Budget
+from .budget import Budget, Held
 from .cache import SpectraCache, content_key
 from .chance import bulk, shuffled
 from .lapack import NotConverged
@@ -48,24 +48,20 @@ class Solved:
 Result = Solved | str  # or why there is none
 
 
-def need(layer: Layer, options: Options) -> int:
-    """Bytes of host memory that this layer takes while it is solved: tensor, and Gram matrix or float64 copy."""
+def need(layer: Layer, options: Options) -> tuple[int, int]:
+    """Bytes of host memory that this layer takes: its tensor, and its Gram matrix or float64 copies."""
     rows, columns = layer.matrix
     width = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(layer.tensor.dtype, 1)
     work = rows * columns * 16 if options.solver == "svd" else min(rows, columns) ** 2 * 8
-    return layer.elements * width + work
+    return layer.elements * width, work
 
 
 def solve_layer(
-    tensor: torch.Tensor,
-    layer: Layer,
-    options: Options,
-    device: torch.device,
-    compute: Callable[..., Spectrum] = spectrum,
+    held: Held, layer: Layer, options: Options, device: torch.device, compute: Callable[..., Spectrum] = spectrum
 ) -> Result:
     """One layer, in whichever way there is memory for. `compute`: as spectrum.spectrum, for tests."""
 
-    def once(of: torch.Tensor) -> Spectrum:
+    def once(of: Held) -> Spectrum:
         found, note = fallback(
             lambda place, block: compute(of, options, convolution=layer.convolution, device=place, block=block), device
         )
@@ -73,17 +69,17 @@ def solve_layer(
         return Spectrum(found.evals, found.solver, found.device, notes)
 
     try:
-        found = once(tensor)
+        found = once(held)
         if not options.randomize:
             return Solved(found)
-        edges = bulk(tensor, layer, farms=options.farms)
-        return Solved(found, once(shuffled(tensor, layer.name)), edges)
+        edges = bulk(held.get(), layer, farms=options.farms)
+        return Solved(found, once(Held(lambda: shuffled(held.get(), layer.name))), edges)
     except NotFinite as error:
         return str(error)
     except NotConverged as error:
         return f"no eigenvalues: {error}"
     except NoRoom as error:
-        return f"{error}: it takes {need(layer, options) >> 20} MiB"
+        return f"{error}: it takes {sum(need(layer, options)) >> 20} MiB"
 
 
 class Pipeline:
@@ -106,7 +102,7 @@ class Pipeline:
         self._device = device
         self._cache = None if options.randomize else cache
         self._on_done = on_done
-        needs = [need(layer, options) for layer in layers]
+        needs = [sum(need(layer, options)) for layer in layers]
         self._largest = max(needs, default=0)
         self._budget = Budget(max(LEAST, int(AHEAD * self._largest)))
         self._turn = threading.Lock()
@@ -168,39 +164,38 @@ class Pipeline:
                 index, key = self._later.popleft()
             else:
                 return False
-            amount = need(self._layers[index], self._options)
-            self._budget.take(amount)
+            tensor, work = need(self._layers[index], self._options)
+            self._budget.take(tensor + work)
+        held = Held(lambda: self._read(self._layers[index]), lambda: self._budget.give(tensor))
         try:
-            result = self._solve(index, key, solving)
+            result = self._solve(index, key, held, solving) if self._failed is None else None
         finally:
-            self._budget.give(amount)
+            held.drop()
+            self._budget.give(work)
         if result is not None:
             with self._state:
                 self._found[index] = result
                 self._on_done(len(self._found))
         return True
 
-    def _solve(self, index: int, key: str, solving: threading.Semaphore) -> Result | None:
+    def _solve(self, index: int, key: str, held: Held, solving: threading.Semaphore) -> Result | None:
         """The result; None if another process computes it, and it is to be looked for later."""
         layer = self._layers[index]
         if self._cache is None:
-            tensor = self._read(layer)
+            held.get()  # before its turn to be solved
             with solving:
-                return solve_layer(tensor, layer, self._options, self._device)
+                return solve_layer(held, layer, self._options, self._device)
         if key and (known := self._cache.get(key)):
             return Solved(known)
         waited = bool(key)
-        tensor = None
-        if not key:
-            tensor = self._read(layer)
-            key = content_key(tensor, self._options, convolution=layer.convolution)
+        key = key or content_key(held.get(), self._options, convolution=layer.convolution)
         with self._cache.claim(key) as mine:
             if known := self._cache.get(key):
                 return Solved(known)
             if mine:
-                tensor = self._read(layer) if tensor is None else tensor
+                held.get()
                 with solving:
-                    result = solve_layer(tensor, layer, self._options, self._device)
+                    result = solve_layer(held, layer, self._options, self._device)
                 if isinstance(result, Solved) and not result.spectrum.note:
                     self._cache.put(key, result.spectrum)
                 return result

@@ -1,22 +1,23 @@
 """A matrix -> the ascending eigenvalues of WᵀW, by one of three ways. Reads no tensor, picks no layer, fits nothing.
 
 gram  float64 Gram matrix, summed up in blocks, and its eigenvalues. Agrees with float64 SVD to 3e-14 of the exponent on
-      real weights. It resolves λ down to about n·2e-16·λmax.
+      real weights. It resolves λ down to n·2e-16·λmax.
 svd   singular values in float64, squared. Twice to three times the time and several times the memory.
-fast  as gram, in float32. It resolves λ only down to about n·1e-7·λmax, so it counts noise once λmax is above some 100.
+fast  as gram, in float32. It resolves λ only down to some 1e-7·λmax, and counts noise once λmax is above about 100.
 auto  gram; and svd where the Gram matrix cannot resolve the threshold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .budget import Held
 from .lapack import NotConverged, add_gram, eigenvalues
 from .options import Options
 
@@ -69,36 +70,62 @@ def _starts(length: int, side: int) -> list[int]:
     return [round(place * (length - side) / max(1, count - 1)) for place in range(count)]
 
 
-def spectrum(
-    tensor: torch.Tensor, options: Options, *, convolution: bool, device: torch.device, block: int = BLOCK
-) -> Spectrum:
-    """The eigenvalues of a layer's matrices together. Raises NotFinite, and what PyTorch raises for want of memory."""
-    parts = matrices(tensor, convolution=convolution)
-    if options.farms:
-        parts = [window for part in parts for window in windows(part)]
+def spectrum(held: Held, options: Options, *, convolution: bool, device: torch.device, block: int = BLOCK) -> Spectrum:
+    """The eigenvalues of a layer's matrices together.
+
+    A tensor that is one matrix is let go as soon as its Gram matrix is made. Raises NotFinite, NotConverged, and what
+    PyTorch raises for want of memory.
+    """
     solver, note = options.solver, ""
-    found: NDArray[np.float64]
-    if solver == "svd":
-        found = _pooled(_squared_singular_values(part, device) for part in parts)
-    else:
+    if solver != "svd":
         dtype = torch.float32 if solver == "fast" else torch.float64
         try:
-            found = _pooled(_gram_eigenvalues(part, dtype, device, block) for part in parts)
+            found = _pooled(_by_gram(held, options, dtype, convolution, device, block))
+            lost = _lost(found, dtype) > options.evals_thresh
+            if lost and solver == "auto":
+                solver, note = "svd", f"λmax {found[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
+            elif lost:
+                note = f"λmax {found[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
         except NotConverged as error:
-            solver, note = "svd", f"the Gram matrix's {error}"
-            found = _pooled(_squared_singular_values(part, device) for part in parts)
-        longest = max(min(part.shape) for part in parts)
-        lost = longest * torch.finfo(dtype).eps * float(found[-1]) > options.evals_thresh
-        if lost and solver == "auto":
-            solver, note = "svd", "its greatest eigenvalue is too great for a Gram matrix to resolve the threshold"
-            found = _pooled(_squared_singular_values(part, device) for part in parts)
-        elif lost and solver != "svd":
-            note = (
-                f"λmax {float(found[-1]):.3g} is too great for {solver} to resolve the threshold: noise may be counted"
-            )
+            solver, note = "svd", f"by way of the Gram matrix, {error}"
+    if solver == "svd":
+        parts = _parts(held.get(), options, convolution)
+        found = _pooled(_squared_singular_values(part, device) for part in parts)
     if convolution:
         found = found * CONVOLUTION
     return Spectrum(found, "gram" if solver == "auto" else solver, str(device), note)
+
+
+def _parts(tensor: torch.Tensor, options: Options, convolution: bool) -> list[torch.Tensor]:
+    parts = matrices(tensor, convolution=convolution)
+    return [window for part in parts for window in windows(part)] if options.farms else parts
+
+
+def _by_gram(
+    held: Held, options: Options, dtype: torch.dtype, convolution: bool, device: torch.device, block: int
+) -> Iterator[NDArray[np.float64]]:
+    parts = _parts(held.get(), options, convolution)
+    for part in tuple(parts):
+        found = gram(part, dtype, device, block)
+        if not bool(torch.isfinite(found.diagonal()).all()):
+            _check(part)
+            raise NotConverged("its entries overflow")
+        del part
+        if len(parts) == 1:
+            parts.clear()
+            held.drop()
+        values: NDArray[np.float64] = eigenvalues(found).to("cpu", torch.float64).numpy()
+        del found
+        yield values
+
+
+def _lost(evals: NDArray[np.float64], dtype: torch.dtype) -> float:
+    """Below this a Gram matrix in that precision gives noise: its rounding, seen from the greatest eigenvalue.
+
+    Cautious in float64, where doubt costs a singular value decomposition; as measured in float32, where it is a note.
+    """
+    factor = len(evals) if dtype == torch.float64 else 1
+    return float(factor * torch.finfo(dtype).eps * evals[-1])
 
 
 def _pooled(parts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -118,17 +145,6 @@ def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: 
     for part in tall.split(block):
         add_gram(found, part.to(device).to(dtype))
     return found
-
-
-def _gram_eigenvalues(
-    matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: int
-) -> NDArray[np.float64]:
-    found = gram(matrix, dtype, device, block)
-    if not bool(torch.isfinite(found.diagonal()).all()):
-        _check(matrix)
-        raise NotConverged("entries overflow")
-    values: NDArray[np.float64] = eigenvalues(found).to("cpu", torch.float64).numpy()
-    return values
 
 
 def _squared_singular_values(matrix: torch.Tensor, device: torch.device) -> NDArray[np.float64]:
