@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         file_stem(name)
     except ValueError as error:
         parser.error(str(error))
+    from .memory import return_freed_blocks
     from .stage import Stage
 
+    return_freed_blocks()
     return Stage(args, options, name).run()
 
 

@@ -19,7 +19,7 @@ from gpusched.core.modelrecord import TABLES, file_stem, is_done
 from . import results
 from .analysis import NoCuda, NoDevice, analyse, choose_device, dtypes
 from .cache import SpectraCache
-from .memory import Poisoned, return_freed_blocks, shortage
+from .memory import Poisoned, shortage
 from .options import Options
 from .progress import Progress
 from .results import Table
@@ -81,7 +81,6 @@ class Stage:
             return FAILED
 
     def _analyse(self) -> int:
-        return_freed_blocks()
         source = open_local(self.args.model)
         try:
             self._name_parts(source)
