@@ -171,6 +171,8 @@ def test_pickles_are_read_with_their_ties_once(tmp_path: Path, old_format: bool)
     source = open_local(tmp_path)
     assert any("head.weight is tied to embed.weight" in note for note in source.notes)
     assert any("old format" in note for note in source.notes) == old_format
+    source_with_parts: Any = source
+    assert torch.equal(source_with_parts.read_part("embed.weight", 7), shared[7])
     first = source.read("embed.weight")
     assert torch.equal(first, shared) and torch.equal(source.read("embed.weight"), shared)
     assert same(tensors(source), {**WHOLE, "embed.weight": shared})
