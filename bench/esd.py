@@ -1,7 +1,7 @@
 """The spectral analysis beside WeightWatcher: a whole model, single layers, the fit; and what memory it takes.
 
-One BLAS thread, CPU seconds, each contestant in a process of its own. Without WeightWatcher (`make test-peers` installs it) only
-what needs no peer is measured.
+One BLAS thread, CPU seconds, each contestant in a process of its own. Without WeightWatcher, which `make test-peers`
+installs, only what needs no peer is measured.
 """
 
 from __future__ import annotations
