@@ -150,6 +150,7 @@ def test_convolutions_are_pooled_over_kernel_positions(kernel: tuple[int, ...]) 
     assert torch.equal(weight, before)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90))
 def test_windows_are_square_alike_and_cover_the_matrix(rows: int, columns: int) -> None:
     matrix = torch.zeros(rows, columns, dtype=torch.int8)
