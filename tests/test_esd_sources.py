@@ -104,6 +104,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes, words
     assert told.value.stage == "load"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_gives_tensors_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:

@@ -73,6 +73,7 @@ def test_what_is_known_of_matrices() -> None:
     np.testing.assert_allclose(found["tiny_2x3"], [4.0, 9.0])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 70),
@@ -150,6 +151,7 @@ def test_convolutions_are_pooled_over_kernel_positions(kernel: tuple[int, ...]) 
     assert torch.equal(weight, before)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90))
 def test_windows_are_square_alike_and_cover_the_matrix(rows: int, columns: int) -> None:
