@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-
 from gpusched.commands.esd import adapterconfig
 from gpusched.commands.esd.adapters import Adapter, MergedSource
 from gpusched.commands.esd.tensors import ModelError, TensorInfo
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -34,7 +31,7 @@ class Files:
         self.where = {}
         for path in sorted(directory.glob(pattern)):
             with safe_open(path, "pt") as file:
-                self.where |= {key: path for key in file.keys()}  # noqa: SIM118
+                self.where |= dict.fromkeys(file.keys(), path)
         config = directory / "config.json"
         self.config: Mapping[str, Any] = json.loads(config.read_text()) if config.exists() else {}
         self.notes: Sequence[str] = ()
@@ -200,3 +197,100 @@ def test_a_merge_has_the_bits_of_peft(name: str, tmp_path: Path) -> None:
         for name in (info.name for info in source.infos())
         if name not in before.where or not torch.equal(before.read(name), source.read(name))
     }
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Store the tensors of a file under the names that `change` gives them."""
+    save_file({change(key): value for key, value in load_file(path).items()}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("lacking", ["base", "adapter"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_prefix_may_lack_on_either_side(family: str, lacking: str, tmp_path: Path) -> None:
+    prefix = {"gpt2": "transformer.", "llama": "model."}[family]
+    targets = {"gpt2": ["c_attn", "c_proj", "lm_head"], "llama": [*ATTENTION, "embed_tokens"]}[family]
+    base = make_base(tmp_path / "base", family, BRAIN)
+    path = make_adapter(tmp_path / "adapter", base, target_modules=targets, r=4)
+    wanted = MergedSource(Files(base), adapter(path))
+    whole = {name: wanted.read(name) for name in wanted.touched()}
+    if lacking == "base":
+        rewrite(base / "model.safetensors", lambda key: key.removeprefix(prefix))
+    else:
+        rewrite(path / "adapter_model.safetensors", lambda key: key.replace(f"base_model.model.{prefix}", ""))
+    source = MergedSource(Files(base), adapter(path))
+    assert len(source.touched()) == len(whole) > 0
+    for name, tensor in whole.items():
+        assert torch.equal(source.read(name.removeprefix(prefix) if lacking == "base" else name), tensor)
+
+
+def test_a_chain_is_merged_in_its_order_and_rounded_once_a_link(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", BRAIN)
+    first = make_adapter(tmp_path / "first", base, target_modules=[*ATTENTION, "lm_head"], r=4)
+    between = merged_by_peft(tmp_path / "between", base, first)
+    second = make_adapter(tmp_path / "second", between, seed=2, target_modules=["q_proj", "up_proj"], use_dora=True)
+    source = MergedSource(MergedSource(Files(base), adapter(first)), adapter(second))
+    assert_same_bits(source, merged_by_peft(tmp_path / "merged", base, first, second))
+    assert len(source.notes) == 2
+    assert "model.layers.0.mlp.up_proj.weight" in source.touched()
+    assert "lm_head.weight" in source.touched()
+
+
+def test_a_weight_that_is_stored_as_embedding_and_as_head_changes_in_both(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "gpt2", BRAIN)
+    path = make_adapter(tmp_path / "adapter", base, target_modules=["lm_head", "wte"], r=4)
+    shared = MergedSource(Files(base), adapter(path)).read("transformer.wte.weight")
+    file = base / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, file, {"format": "pt"})
+    source = MergedSource(Files(base), adapter(path))
+    assert source.touched() == {"transformer.wte.weight", "lm_head.weight"}
+    assert torch.equal(source.read("transformer.wte.weight"), shared)
+    assert torch.equal(source.read("lm_head.weight"), shared)
+
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="are one weight, but they are stored with different values"):
+        MergedSource(Files(base), adapter(path))
+
+
+def test_a_vocabulary_that_grew_comes_from_the_adapter(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", BRAIN)
+    grown = load(base)
+    grown.resize_token_embeddings(104, mean_resizing=False)
+    grown.save_pretrained(tmp_path / "grown")
+    settings = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"], "r": 2}
+    path = make_adapter(tmp_path / "adapter", tmp_path / "grown", **settings)
+    source = MergedSource(Files(base), adapter(path))
+    assert_same_bits(source, merged_by_peft(tmp_path / "merged", tmp_path / "grown", path))
+    assert {info.shape[0] for info in source.infos() if info.name == "lm_head.weight"} == {104}
+
+
+class Convolutions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv1d(6, 10, 3)
+        self.second = torch.nn.Conv2d(6, 10, (3, 2))
+        self.point = torch.nn.Conv2d(6, 10, 1)
+        self.third = torch.nn.Conv3d(4, 6, (2, 3, 2))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dtype", [SINGLE, BRAIN])
+def test_convolutions_are_merged_too(dtype: torch.dtype, dora: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Convolutions().to(dtype)
+    (tmp_path / "base").mkdir()
+    save_file(model.state_dict(), tmp_path / "base" / "model.safetensors")
+    names = ["first", "second", "point", "third"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=names, r=2, lora_alpha=3, use_dora=dora))
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.rand_like(parameter))
+    adapted.save_pretrained(tmp_path / "adapter")
+    source = MergedSource(Files(tmp_path / "base"), adapter(tmp_path / "adapter"))
+    merged = adapted.merge_and_unload()
+    assert source.touched() == {f"{name}.weight" for name in names}
+    for name, tensor in merged.state_dict().items():
+        assert torch.equal(source.read(name), tensor), name

@@ -57,8 +57,9 @@ class MergedSource:
         return [*self._base.notes, f"adapter {clean(self._adapter.label)} merged into {added} tensors{whole}"]
 
     def touched(self) -> set[str]:
-        """The names of the tensors that are not as in the base. All others have the base's bits."""
-        return set(self._changes)
+        """The names of the tensors that no longer have the bits of the first base."""
+        before = self._base.touched() if isinstance(self._base, MergedSource) else set()
+        return before | set(self._changes)
 
     def infos(self) -> Sequence[TensorInfo]:
         """As in the base, with the adapter's shape where it replaces a tensor; what only the adapter has, last."""
@@ -76,12 +77,7 @@ class MergedSource:
         change = self._changes.get(name)
         if change is None:
             return self._base.read(name)
-        try:
-            return self._merged(change)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise ModelError("merge", f"adapter {clean(self._adapter.label)}: {clean(name)}: {error}") from error
+        return self._merged(change)
 
     def close(self) -> None:
         self._adapter.tensors.close()

@@ -189,7 +189,8 @@ class _Planner:
                 raise self.refuse(f"{where} has LoRA weights and is in modules_to_save as well")
             target = name  # tied to that until now
         change = self.changes.setdefault(target, Change(info.shape, base=theirs))
-        if len(change.adds) > 1 or (change.adds and not (is_head(name) and is_embedding(theirs) and not own)):
+        embedded = [add.kind for add in change.adds] == [EMBEDDING]
+        if change.adds and not (embedded and is_head(name)):
             raise self.refuse(f"{clean(theirs)} is changed more than once, in an order that is not known")
         module = name.removesuffix(".weight")
         rank = self.config.rank_of(module)
