@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import torch
 from gpusched.commands.esd import adapterconfig
 from gpusched.commands.esd.adapters import Adapter, MergedSource
-from gpusched.commands.esd.tensors import ModelError, TensorInfo
-from safetensors import safe_open
+from gpusched.commands.esd.sources import open_local
+from gpusched.commands.esd.tensors import ModelError, TensorSource
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
@@ -24,35 +23,10 @@ pytestmark = [
 ]
 
 
-class Files:
-    """The tensors of the safetensors files of a directory."""
-
-    def __init__(self, directory: Path, pattern: str = "model*.safetensors") -> None:
-        self.where = {}
-        for path in sorted(directory.glob(pattern)):
-            with safe_open(path, "pt") as file:
-                self.where |= dict.fromkeys(file.keys(), path)
-        config = directory / "config.json"
-        self.config: Mapping[str, Any] = json.loads(config.read_text()) if config.exists() else {}
-        self.notes: Sequence[str] = ()
-
-    def infos(self) -> Sequence[TensorInfo]:
-        found = []
-        for name in self.where:
-            tensor = self.read(name)
-            found.append(TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
-        return found
-
-    def read(self, name: str) -> torch.Tensor:
-        with safe_open(self.where[name], "pt") as file:
-            return file.get_tensor(name).clone()
-
-    def close(self) -> None: ...
-
-
 def adapter(directory: Path) -> Adapter:
     config = json.loads((directory / "adapter_config.json").read_text())
-    return Adapter("lab/ad", adapterconfig.parse(config, "lab/ad"), Files(directory, "adapter_model.safetensors"))
+    weights = open_local(directory / "adapter_model.safetensors")
+    return Adapter("lab/ad", adapterconfig.parse(config, "lab/ad"), weights)
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -119,11 +93,15 @@ def merged_by_peft(directory: Path, base: Path, *adapters: Path) -> Path:
     return directory
 
 
+def names(source: TensorSource) -> set[str]:
+    return {info.name for info in source.infos()}
+
+
 def assert_same_bits(ours: MergedSource, theirs: Path) -> None:
-    expected = Files(theirs)
+    expected = open_local(theirs)
     shapes = {info.name: (info.shape, info.dtype) for info in ours.infos()}
-    assert set(shapes) == set(expected.where)
-    for name in expected.where:
+    assert set(shapes) == names(expected)
+    for name in shapes:
         wanted, got = expected.read(name), ours.read(name)
         assert shapes[name] == (tuple(got.shape), str(got.dtype).removeprefix("torch."))
         assert got.dtype == wanted.dtype and torch.equal(got, wanted), name
@@ -189,13 +167,13 @@ def test_a_merge_has_the_bits_of_peft(name: str, tmp_path: Path) -> None:
     family, dtype, stored, base_settings, settings = CASES[name]
     base = make_base(tmp_path / "base", family, dtype, **base_settings)
     path = make_adapter(tmp_path / "adapter", base, stored, **settings)
-    source = MergedSource(Files(base), adapter(path))
+    source = MergedSource(open_local(base), adapter(path))
     assert_same_bits(source, merged_by_peft(tmp_path / "merged", base, path))
-    before = Files(base)
+    before = open_local(base)
     assert source.touched() == {
         name
-        for name in (info.name for info in source.infos())
-        if name not in before.where or not torch.equal(before.read(name), source.read(name))
+        for name in names(source)
+        if name not in names(before) or not torch.equal(before.read(name), source.read(name))
     }
 
 
@@ -211,13 +189,13 @@ def test_a_prefix_may_lack_on_either_side(family: str, lacking: str, tmp_path: P
     targets = {"gpt2": ["c_attn", "c_proj", "lm_head"], "llama": [*ATTENTION, "embed_tokens"]}[family]
     base = make_base(tmp_path / "base", family, BRAIN)
     path = make_adapter(tmp_path / "adapter", base, target_modules=targets, r=4)
-    wanted = MergedSource(Files(base), adapter(path))
+    wanted = MergedSource(open_local(base), adapter(path))
     whole = {name: wanted.read(name) for name in wanted.touched()}
     if lacking == "base":
         rewrite(base / "model.safetensors", lambda key: key.removeprefix(prefix))
     else:
         rewrite(path / "adapter_model.safetensors", lambda key: key.replace(f"base_model.model.{prefix}", ""))
-    source = MergedSource(Files(base), adapter(path))
+    source = MergedSource(open_local(base), adapter(path))
     assert len(source.touched()) == len(whole) > 0
     for name, tensor in whole.items():
         assert torch.equal(source.read(name.removeprefix(prefix) if lacking == "base" else name), tensor)
@@ -228,7 +206,7 @@ def test_a_chain_is_merged_in_its_order_and_rounded_once_a_link(tmp_path: Path) 
     first = make_adapter(tmp_path / "first", base, target_modules=[*ATTENTION, "lm_head"], r=4)
     between = merged_by_peft(tmp_path / "between", base, first)
     second = make_adapter(tmp_path / "second", between, seed=2, target_modules=["q_proj", "up_proj"], use_dora=True)
-    source = MergedSource(MergedSource(Files(base), adapter(first)), adapter(second))
+    source = MergedSource(MergedSource(open_local(base), adapter(first)), adapter(second))
     assert_same_bits(source, merged_by_peft(tmp_path / "merged", base, first, second))
     assert len(source.notes) == 2
     assert "model.layers.0.mlp.up_proj.weight" in source.touched()
@@ -238,11 +216,11 @@ def test_a_chain_is_merged_in_its_order_and_rounded_once_a_link(tmp_path: Path) 
 def test_a_weight_that_is_stored_as_embedding_and_as_head_changes_in_both(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "gpt2", BRAIN)
     path = make_adapter(tmp_path / "adapter", base, target_modules=["lm_head", "wte"], r=4)
-    shared = MergedSource(Files(base), adapter(path)).read("transformer.wte.weight")
+    shared = MergedSource(open_local(base), adapter(path)).read("transformer.wte.weight")
     file = base / "model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, file, {"format": "pt"})
-    source = MergedSource(Files(base), adapter(path))
+    source = MergedSource(open_local(base), adapter(path))
     assert source.touched() == {"transformer.wte.weight", "lm_head.weight"}
     assert torch.equal(source.read("transformer.wte.weight"), shared)
     assert torch.equal(source.read("lm_head.weight"), shared)
@@ -251,7 +229,7 @@ def test_a_weight_that_is_stored_as_embedding_and_as_head_changes_in_both(tmp_pa
     (base / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1}, file, {"format": "pt"})
     with pytest.raises(ModelError, match="are one weight, but they are stored with different values"):
-        MergedSource(Files(base), adapter(path))
+        MergedSource(open_local(base), adapter(path))
 
 
 def test_a_vocabulary_that_grew_comes_from_the_adapter(tmp_path: Path) -> None:
@@ -259,14 +237,14 @@ def test_a_vocabulary_that_grew_comes_from_the_adapter(tmp_path: Path) -> None:
     grown = load(base)
     grown.resize_token_embeddings(104, mean_resizing=False)
     grown.save_pretrained(tmp_path / "grown")
-    settings = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"], "r": 2}
+    settings: dict[str, Any] = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"], "r": 2}
     path = make_adapter(tmp_path / "adapter", tmp_path / "grown", **settings)
-    source = MergedSource(Files(base), adapter(path))
+    source = MergedSource(open_local(base), adapter(path))
     assert_same_bits(source, merged_by_peft(tmp_path / "merged", tmp_path / "grown", path))
     assert {info.shape[0] for info in source.infos() if info.name == "lm_head.weight"} == {104}
 
 
-class Convolutions(torch.nn.Module):
+class Convolutions(torch.nn.Module):  # type: ignore[misc]  # torch is not looked into
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Conv1d(6, 10, 3)
@@ -289,7 +267,7 @@ def test_convolutions_are_merged_too(dtype: torch.dtype, dora: bool, tmp_path: P
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.rand_like(parameter))
     adapted.save_pretrained(tmp_path / "adapter")
-    source = MergedSource(Files(tmp_path / "base"), adapter(tmp_path / "adapter"))
+    source = MergedSource(open_local(tmp_path / "base"), adapter(tmp_path / "adapter"))
     merged = adapted.merge_and_unload()
     assert source.touched() == {f"{name}.weight" for name in names}
     for name, tensor in merged.state_dict().items():

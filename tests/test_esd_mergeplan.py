@@ -31,7 +31,8 @@ def lora(module: str, a: tuple[int, ...] = (2, 6), b: tuple[int, ...] = (8, 2)) 
 
 def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) -> dict[str, Change]:
     config = fields.pop("base_config", {"model_type": "llama"})
-    return make_plan(settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config)
+    done: dict[str, Change] = make_plan(settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config)
+    return done
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) ->
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is set"),
         ({"kasa_config": {"beta": 1}}, "kasa_config is set"),
         ({"shiny_new": 7}, "shiny_new is set (7); its effect on the weights is not known"),
-        ({"shiny\x1b[2J": 7}, r"shiny\u001b[2J is set"),
+        ({"shiny\x1b[2J": 7}, "shiny?[2J is set"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'; its start changes the base"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),

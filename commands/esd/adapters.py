@@ -14,8 +14,8 @@ import torch
 from . import lora
 from .adapterconfig import AdapterConfig
 from .mergeplan import Add, Change, make_plan
+from .shown import shown
 from .tensors import ModelError, TensorInfo, TensorSource
-from .text import clean
 from .tying import is_embedding, is_head, partners, says_tied
 
 
@@ -54,7 +54,7 @@ class MergedSource:
         added = sum(bool(change.adds) for change in self._changes.values())
         stored = sum(bool(change.stored) for change in self._changes.values())
         whole = f", {stored} tensors replaced" if stored else ""
-        return [*self._base.notes, f"adapter {clean(self._adapter.label)} merged into {added} tensors{whole}"]
+        return [*self._base.notes, f"adapter {shown(self._adapter.label)} merged into {added} tensors{whole}"]
 
     def touched(self) -> set[str]:
         """The names of the tensors that no longer have the bits of the first base."""
@@ -115,8 +115,8 @@ class MergedSource:
                 elif says_tied(self._base.config):
                     raise ModelError(
                         "merge",
-                        f"adapter {clean(self._adapter.label)}: the base's config says that {clean(name)} and "
-                        f"{clean(other)} are one weight, but they are stored with different values",
+                        f"adapter {shown(self._adapter.label)}: the base's config says that {shown(name)} and "
+                        f"{shown(other)} are one weight, but they are stored with different values",
                     )
 
     def _share(self, name: str, other: str) -> None:
@@ -137,6 +137,6 @@ def _refuse_quantised(config: Mapping[str, Any], label: str) -> None:
         method = settings.get("quant_method") if isinstance(settings, Mapping) else None
         raise ModelError(
             "merge",
-            f"adapter {clean(label)}: its base is quantised ({clean(str(method))}); name the full-precision base in "
+            f"adapter {shown(label)}: its base is quantised ({shown(str(method))}); name the full-precision base in "
             "source_model",
         )

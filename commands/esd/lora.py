@@ -23,15 +23,14 @@ def merge(
 
     Shapes of A, B and the weight: linear (r, in), (out, r), (out, in); conv1d, the transposed linear of GPT-2, the
     same with (in, out); embedding (r, rows), (columns, r), (rows, columns); convolution (r, in, k…), (out, r, 1…),
-    (out, in, k…). May change `weight` in place.
+    (out, in, k…). The result has memory of its own.
     """
     delta = _delta(weight, kind, _operand(a, weight), _operand(b, weight), scale)
     if magnitude is not None:
         return _rescaled(weight, kind, delta, _operand(magnitude, weight))
     if kind == EMBEDDING:
         delta = delta.to(weight.dtype)  # so that embeddings are rounded twice, as in peft
-    weight += delta
-    return weight
+    return torch.add(weight, delta, out=torch.empty_like(weight))
 
 
 def _operand(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
