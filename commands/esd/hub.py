@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +36,36 @@ class Hub:
         self, *, cache_dir: str = "", reserve_bytes: int = 0, drop: bool = False, endpoint: str | None = None
     ) -> None:
         """`reserve_bytes` stay free on the disk of the cache. `drop`: at the end, delete what was fetched here."""
-        try:
-            import huggingface_hub
-            from huggingface_hub import constants
-        except ImportError:
-            raise ModelError(
-                "download", "the hub needs huggingface_hub, which is not installed: pip install 'gpusched-lab[esd]'"
-            ) from None
-        self._library = huggingface_hub
+        self._given_cache = cache_dir
         self._endpoint = endpoint
-        self._cache = Path(cache_dir or constants.HF_HUB_CACHE).expanduser()
-        self._offline = bool(constants.HF_HUB_OFFLINE)
         self._reserve = reserve_bytes
         self._drop = drop
         self._known: dict[tuple[str, str], tuple[Listing, str]] = {}
         self._uses: dict[str, Use] = {}
         self.notes: list[str] = []
+
+    @cached_property
+    def _library(self) -> Any:
+        """Not loaded for a model that lies on this box."""
+        try:
+            import huggingface_hub
+            import huggingface_hub.constants
+            import huggingface_hub.utils
+        except ImportError:
+            raise ModelError(
+                "download", "the hub needs huggingface_hub, which is not installed: pip install 'gpusched-lab[esd]'"
+            ) from None
         if not sys.stderr.isatty():
             huggingface_hub.utils.disable_progress_bars()
+        return huggingface_hub
+
+    @cached_property
+    def _cache(self) -> Path:
+        return Path(self._given_cache or self._library.constants.HF_HUB_CACHE).expanduser()
+
+    @property
+    def _offline(self) -> bool:
+        return bool(self._library.constants.HF_HUB_OFFLINE)
 
     # ---- what there is ----
 
@@ -101,20 +114,24 @@ class Hub:
 
     def _cached(self, ref: Ref) -> tuple[dict[str, int | None], str] | None:
         """What of a repository lies in the cache, and of which commit; None for nothing."""
-        folder, revision = self._folder(ref), ref.revision or "main"
-        commit = revision
-        if not _COMMIT.fullmatch(revision):
-            try:
-                commit = (folder / "refs" / revision).read_text("ascii").strip()
-            except (OSError, ValueError):
-                return None
+        commit = self._noted(ref)
         if not _COMMIT.fullmatch(commit):
             return None
         try:
-            entries = list(os.scandir(folder / "snapshots" / commit))
+            entries = list(os.scandir(self._folder(ref) / "snapshots" / commit))
         except OSError:
             return None
         return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}, commit
+
+    def _noted(self, ref: Ref) -> str:
+        """The commit that a revision stands for, as the cache has it; "" where it has none."""
+        revision = ref.revision or "main"
+        if _COMMIT.fullmatch(revision):
+            return revision
+        try:
+            return (self._folder(ref) / "refs" / revision).read_text("ascii").strip()
+        except (OSError, ValueError):
+            return ""
 
     # ---- fetching ----
 
@@ -132,6 +149,7 @@ class Hub:
         else:
             wanted += weights
         found = self._get(ref, commit, files, wanted)
+        self._remember(ref, commit, wanted[0])
         return found[0].parent, commit
 
     def _shards(self, ref: Ref, files: Mapping[str, int | None], index: Mapping[str, Any]) -> list[str]:
@@ -165,11 +183,21 @@ class Hub:
         except Exception as error:
             raise as_model_error(error, ref.name) from None
 
-    def _download(self, ref: Ref, commit: str, name: str) -> str:
+    def _download(self, ref: Ref, revision: str, name: str) -> str:
         found: str = self._library.hf_hub_download(
-            ref.name, name, revision=commit, cache_dir=self._cache, endpoint=self._endpoint
+            ref.name, name, revision=revision, cache_dir=self._cache, endpoint=self._endpoint
         )
         return found
+
+    def _remember(self, ref: Ref, commit: str, name: str) -> None:
+        """Let the library note which commit the revision stands for, so that the cache serves it offline too."""
+        revision = ref.revision or "main"
+        if self._offline or revision == commit or self._noted(ref) == commit:
+            return
+        try:
+            self._download(ref, revision, name)
+        except Exception:  # all that is needed is there
+            return
 
     def _check_space(self, ref: Ref, needed: int) -> None:
         place = self._cache

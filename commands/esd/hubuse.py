@@ -84,4 +84,4 @@ def _open_files(process: Path) -> Iterator[str]:
         except OSError:
             continue
     for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
-        yield line[73:] if len(line) > 73 else ""
+        yield from line.split(maxsplit=5)[5:]

@@ -82,7 +82,11 @@ def open_model(
         for ref in plan.adapters:
             adapter, part = _open_adapter(ref, places)
             parts.append(part)
-            source = MergedSource(source, adapter)
+            try:
+                source = MergedSource(source, adapter)
+            except BaseException:
+                adapter.tensors.close()
+                raise
         return OpenedModel(source, parts, (*plan.notes, *hub.notes), hub)
     except BaseException:
         if source is not None:

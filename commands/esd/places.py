@@ -48,7 +48,7 @@ class Places:
 def local_path(ref: Ref) -> Path | None:
     """The path that is meant; None for a name on the hub. ModelError for what can be neither."""
     path = Path(ref.name).expanduser() if ref.name.startswith("~") else Path(ref.name)
-    if not ref.hub_only and "\0" not in ref.name and path.exists():
+    if ref.name and not ref.hub_only and os.path.exists(path):
         beside = path.is_file() and path.name.startswith("adapter_model.")
         return path.parent if beside else path
     if not _NAME.fullmatch(ref.name) or len(ref.name) > _LONGEST_NAME or ".." in ref.name or "--" in ref.name:

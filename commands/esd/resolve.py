@@ -81,8 +81,12 @@ def resolve(model: str, *, source: str = "", relation: str = "", revision: str =
         return _Chain(at).of_adapter(ref, listing, given, trusted=labelled)
     if not whole:
         raise ModelError("resolve", _nothing(model, listing.files))
-    note = f"{shown(model)} is listed as {shown(relation, 40)} but is a whole model: loaded as it is, nothing merged"
-    return Resolution(ref, notes=(note,) if labelled else ())
+    notes = []
+    if labelled:
+        notes.append(f"{shown(model)} is listed as {shown(relation, 40)} but is a whole model: loaded as it is")
+    if revision and listing.local:
+        notes.append(f"{shown(model)} is a path: its revision {shown(revision, 80)} is not looked for")
+    return Resolution(ref, notes=tuple(notes))
 
 
 class _Chain:
@@ -97,7 +101,7 @@ class _Chain:
         """`given` is the base that the list names; where it is not `trusted`, the adapter's own word goes first."""
         found = [ref]
         base, there = self._base_of(ref, listing, given, trusted=trusted)
-        while not holds_model(there.files) and there.adapter_config is not None:
+        while _only_adapter(there):
             if len(found) == _LONGEST_CHAIN:
                 raise ModelError("resolve", f"{shown(ref.name)}: more than {_LONGEST_CHAIN} adapters on each other")
             found.append(base)
@@ -156,12 +160,7 @@ class _Chain:
             between = None
         if between is not None and between.identity == there.identity:
             return Ref(given.name, told.revision), there
-        if (
-            between is not None
-            and between.identity not in self.seen
-            and between.adapter_config is not None
-            and not holds_model(between.files)
-        ):
+        if between is not None and between.identity not in self.seen and _only_adapter(between):
             end = _Chain(self.at).of_adapter(told, between).base
             if self.at.look(end).identity == there.identity:
                 return told, between
@@ -189,6 +188,10 @@ def holds_model(files: Collection[str]) -> bool:
     if usual or any(_SHARD.fullmatch(name) for name in files):
         return True
     return ADAPTER_CONFIG not in files and bool(model_weights(files))
+
+
+def _only_adapter(listing: Listing) -> bool:
+    return listing.adapter_config is not None and not holds_model(listing.files)
 
 
 def model_weights(files: Collection[str]) -> list[str]:
