@@ -56,8 +56,13 @@ class SafetensorsFile:
     def infos(self) -> list[TensorInfo]:
         return [info for info, _, _ in self.places.values()]
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+        """A tensor, or one part of it along its first dimension."""
         info, begin, end = self.places[name]
+        shape = info.shape
+        if part is not None:
+            size = (end - begin) // shape[0]
+            begin, end, shape = begin + part * size, begin + (part + 1) * size, shape[1:]
         if _state(self._fd) != self._state:
             raise ModelError("load", f"{shown(self.path.name)} changed while it was read")
         dtype = getattr(torch, info.dtype, None)
@@ -65,7 +70,7 @@ class SafetensorsFile:
             raise ModelError("load", f"{shown(name)} is of type {info.dtype}, which this PyTorch does not know")
         buffer = torch.empty(end - begin, dtype=torch.uint8)
         self._fill(memoryview(buffer.numpy()), self._start + begin)
-        return buffer.view(dtype).reshape(info.shape)
+        return buffer.view(dtype).reshape(shape)
 
     def _fill(self, view: memoryview, offset: int) -> None:
         done = 0

@@ -147,6 +147,10 @@ class SafetensorsSource:
     def read(self, name: str) -> torch.Tensor:
         return self._of[name].read(name)
 
+    def read_part(self, name: str, part: int) -> torch.Tensor:
+        """One part of a tensor along its first dimension: an expert of a stack, without the others."""
+        return self._of[name].read(name, part)
+
     def close(self) -> None:
         for file in self._files:
             file.close()
@@ -184,6 +188,9 @@ class StateSource:
 
     def read(self, name: str) -> torch.Tensor:
         return self._tensors[name].cpu()
+
+    def read_part(self, name: str, part: int) -> torch.Tensor:
+        return self._tensors[name][part].cpu()
 
     def close(self) -> None:
         self._tensors.clear()
