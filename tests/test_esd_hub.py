@@ -76,7 +76,7 @@ def test_an_adapter_and_its_base_are_fetched_once_and_merged(hub: Hub, tmp_path:
         assert model.touched() == {"a.q.weight"}
         assert model.read("a.q.weight").shape == (8, 6)
         assert model.config == {"model_type": "llama"}
-        assert list(model.notes) == ["adapter lab/ad merged into 1 tensors"]
+        assert list(model.notes) == ["adapter lab/ad merged into 1 tensor"]
         model.close()
     assert sorted(hub.fetched) == [
         "acme/base/config.json",
@@ -170,7 +170,7 @@ def test_hostile_and_broken_repositories_are_refused(
     hub.repositories["acme/x"] = Repository(files)
     said, again = refusal(hub, tmp_path, "acme/x")
     assert reason in said and not again
-    assert {path.name for path in tmp_path.iterdir()} <= {"models--acme--x", ".locks", ".gpusched", "CACHEDIR.TAG"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"models--acme--x", ".locks", "CACHEDIR.TAG"}
 
 
 @pytest.mark.parametrize(
