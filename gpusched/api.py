@@ -30,10 +30,10 @@ from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
 from gpusched.host.jobdirs import JobDirs
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
-from gpusched.submit import Rules, Sweep, refuse_impossible, submit
+from gpusched.submit import Rules, Typed, refuse_impossible, submit
 
 STREAM = "-"
-Source = str | Sweep  # a file of jobs, STREAM, or a command with parameters
+Source = str | Typed  # a file of jobs, STREAM, or what was typed in the place of one
 ACK_STEP_S = 0.05
 SLOW_ACK_S = 5.0  # after this long without an answer, say what is waited for
 
@@ -110,7 +110,7 @@ class Queue:
 
     @classmethod
     def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
-        """The queue of a job file (or "-", or a sweep), made if it is not there.
+        """The queue of a job file (or "-", or what was typed), made if it is not there.
 
         A queue belongs to one file: another file of the same stem gets a name with a hash, and an explicit
         log_dir that belongs to another file is refused.
@@ -124,8 +124,8 @@ class Queue:
             place = another
         queuedir.remember(place)
         queue = cls(place, settings)
-        if isinstance(source, Sweep):
-            queue.store.set_meta("sweep", json.dumps(source.words))
+        if not isinstance(source, str):
+            queue.store.set_meta("typed", json.dumps([source.stem, source.words]))
         return queue
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ def place_for(source: Source, settings: Settings) -> QueueDir:
     if source == STREAM:
         name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
         return queuedir.locate(queuedir.default_path(name), settings.state_dir)
-    stem = source.stem if isinstance(source, Sweep) else os.path.splitext(os.path.basename(source))[0]
+    stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
     place = queuedir.locate(queuedir.default_path(stem), settings.state_dir)
     if place.exists():
         store = Store(place.database)
@@ -241,7 +241,7 @@ def _make(place: QueueDir, owner: bytes) -> bytes | None:
 
 
 def _owner(source: Source) -> bytes:
-    if isinstance(source, Sweep):
+    if not isinstance(source, str):
         return source.owner
     return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
 

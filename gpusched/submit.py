@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gpusched.config import Settings
 from gpusched.core import jobfile
@@ -81,6 +81,22 @@ class Rules:
                 self.dirs.place(directory)
 
 
+class Typed(Protocol):
+    """Jobs that are made of what was typed, in the place of a file."""
+
+    @property
+    def stem(self) -> str:
+        """What their queue is called."""
+
+    @property
+    def owner(self) -> bytes:
+        """What their queue belongs to: another start with the same owner goes on there. No path is like it."""
+
+    @property
+    def words(self) -> list[str]:
+        """As they are typed, the verb first, without the options that all verbs have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """A command with parameters, in the place of a file. Its queue is that of the command, whatever the values."""
@@ -99,9 +115,8 @@ class Sweep:
 
     @property
     def words(self) -> list[str]:
-        """As they are typed."""
         more = [word for parameter in self.parameters for word in ("-p", parameter)]
-        return ["-c", self.command, *more, *(["--each", self.each] if self.each else [])]
+        return ["run", "-c", self.command, *more, *(["--each", self.each] if self.each else [])]
 
 
 def parse(data: bytes, rules: Rules, where: str) -> JobFile:

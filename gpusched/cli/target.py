@@ -103,24 +103,26 @@ def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     """What to type here to have this queue dispatched as it was, with the flags that say so."""
     from gpusched.core.masking import clean, mask_secrets
     from gpusched.host import queuedir
-    from gpusched.submit import Sweep
 
     source = os.fsdecode(store.source() or b"FILE")
-    sweep = store.meta("sweep")
-    if sweep is not None:
-        given = json.loads(sweep)
-        words, stem = ["gpusched", "run", *map(mask_secrets, given)], Sweep(given[1]).stem
+    typed = store.meta("typed")
+    if typed is not None:
+        stem, given = json.loads(typed)
+        words = [mask_secrets(word) for word in given]
     else:
-        words = ["gpusched", "run", _short(source) if source != "-" else source]
+        words = ["run", _short(source) if source != "-" else source]
         stem = os.path.splitext(os.path.basename(source))[0]
+    end = words.index("--") if "--" in words else len(words)
+    words, command = words[:end], words[end:]
     if place.path not in (queuedir.default_path(stem), queuedir.default_path(stem, source)):
         words += ["--log-dir", _short(place.path)]
-    return clean(shlex.join([*words, *_flags(store), *more]))
+    line = shlex.join(["gpusched", *words, *_flags(store), *more, *command])
+    return clean(mask_secrets(line) if command else line)
 
 
 def _flags(store: Store) -> list[str]:
     """The flags that make what the settings are here into what they were for this queue."""
-    from gpusched.cli.run_cmd import run
+    from gpusched.cli.work import SETTINGS as TAKEN
     from gpusched.config import SETTINGS, Settings, show
     from gpusched.config import load as load_quietly
 
@@ -129,7 +131,7 @@ def _flags(store: Store) -> list[str]:
         return []
     here, then = load_quietly().settings, Settings.from_json(text)
     flags: list[str] = []
-    for name in [str(param.name) for param in run.params if param.name in SETTINGS and param.name != "log_dir"]:
+    for name in (name for name in TAKEN if name != "log_dir"):
         setting, value = SETTINGS[name], getattr(then, name)
         if value == getattr(here, name):
             continue
