@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.core.masking import clean
-from gpusched.core.modelrecord import file_stem
+from gpusched.core.modelrecord import ADAPTER_RELATIONS, file_stem
 from gpusched.core.quantities import nearest
 from gpusched.errors import GpuschedError
 
 NAME_COLUMNS = ("full_name", "model_id")
-ADAPTERS = frozenset({"adapter", "lora", "peft"})
-_OTHERS = {"source_model": "source", "base_model_relation": "relation", "revision": "revision"}
+_OTHERS = ("source_model", "base_model_relation", "revision")
 _SHOWN_HEADER = 12
 _HINT = "the first line names the columns: full_name (or model_id), source_model, base_model_relation, revision"
 
@@ -37,7 +36,7 @@ class ModelRow:
 
     @property
     def is_adapter(self) -> bool:
-        return self.relation in ADAPTERS
+        return self.relation in ADAPTER_RELATIONS
 
     @property
     def base(self) -> str:
@@ -80,9 +79,8 @@ def parse(data: bytes, where: str) -> ModelList:
         if not values.get(key):
             notes.append(f"line {line} has no {key} and is left out")
             continue
-        row = ModelRow(values[key], line=line)
-        row = replace(row, **{field: values.get(column, "") for column, field in _OTHERS.items()})
-        found.append(replace(row, relation=row.relation.lower()))
+        source, relation, revision = (values.get(column, "") for column in _OTHERS)
+        found.append(ModelRow(values[key], source, relation.lower(), revision, line))
     rows = tuple(map(_named, _once(found, notes)))
     if not rows:
         raise GpuschedError("lists no model", where=where, hint=_HINT)
