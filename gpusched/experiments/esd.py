@@ -18,6 +18,7 @@ from gpusched.core.joblist import JobFile
 from gpusched.core.masking import clean
 from gpusched.core.model import ENDED_STATES, MIB, Attributes, Dependency, DependencyKind, JobSpec, JobState
 from gpusched.core.modelrecord import DEFAULTS, options_of
+from gpusched.core.plan import round_budget
 from gpusched.core.reconcile import Held
 from gpusched.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.experiments import esdrecords, modellist
@@ -120,10 +121,10 @@ class EsdExperiment:
 
     # ---- the whole of it ----
 
-    def run(self) -> int:
+    def run(self, plan: Plan | None = None) -> int:
         """Analyse what is not done yet, and write the summary whatever happens; the exit code."""
-        plan = self.plan()
-        self._tell(plan)
+        plan = plan or self.plan()
+        self.tell(plan)
         code = EXIT_OK
         try:
             if plan.jobs.specs:
@@ -243,7 +244,7 @@ class EsdExperiment:
         found: dict[ModelRow, int] = {}
         for row, (size, tensor) in needs.items():
             size = -(-size // MIB) * MIB
-            if size <= max(cards):
+            if round_budget(size) <= max(cards):
                 found[row] = size
                 continue
             shape = "×".join(map(str, tensor.shape))
@@ -288,7 +289,8 @@ class EsdExperiment:
 
     # ---- telling ----
 
-    def _tell(self, plan: Plan) -> None:
+    def tell(self, plan: Plan) -> None:
+        """What a person should know before it begins."""
         tell = self.workshop.tell
         for note in self.models.notes:
             tell(note)

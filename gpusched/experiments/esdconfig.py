@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from dataclasses import field as make_field
 
 from gpusched.core.modelrecord import DEFAULTS
 from gpusched.core.quantities import parse_size
@@ -15,6 +16,10 @@ CHOICES = {
     "peak_window": ("near", "legacy"),
     "solver": ("auto", "gram", "svd", "fast"),
 }
+
+_OF_A_RUN = frozenset(
+    {"retry_failed", "gpu_list", "gpu_memory_threshold", "max_checks", "max_gpus", "log_dir", "settings"}
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class EsdConfig:
     max_checks: int | None = None
     max_gpus: int | None = None
     log_dir: str | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = make_field(default_factory=dict)
 
     def check(self) -> None:
         """Raises GpuschedError for what cannot be meant."""
@@ -79,6 +84,23 @@ class EsdConfig:
                 parse_size(self.disk_reserve)
             except ValueError as error:
                 raise GpuschedError(f"must be {error}", where=f"--disk-reserve {self.disk_reserve}") from None
+
+    @property
+    def words(self) -> list[str]:
+        """What one types for it after `gpusched`, without the settings of a run."""
+        found = ["esd"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _OF_A_RUN or (value == field.default and field.name != "output_dir"):
+                continue
+            if field.name == "parallel_gpu":
+                found.append("--no-parallel-gpu")
+            elif value is True:
+                found.append(flag(field.name))
+            else:
+                text = str(value)
+                found += [f"{flag(field.name)}={text}"] if text.startswith("-") else [flag(field.name), text]
+        return found
 
     @property
     def flags(self) -> dict[str, object]:
