@@ -84,13 +84,7 @@ def esd_options(callback: F) -> F:
                 help="Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact.",
             ),
             click.option("--device", metavar="DEVICE", default="", help="Compute on auto, cpu, cuda or cuda:N."),
-            click.option(
-                "--no-parallel-gpu",
-                "parallel_gpu",
-                flag_value=False,
-                default=True,
-                help="Do one layer after the other.",
-            ),
+            click.option("--no-parallel-gpu", is_flag=True, help="Do one layer after the other."),
             click.option("--layers", metavar="REGEX", default="", help="Analyse the tensors of such names only."),
             click.option("--embeddings", is_flag=True, help="Analyse embeddings too."),
             click.option(
