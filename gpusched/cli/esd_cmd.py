@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -184,10 +185,11 @@ def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: Plan, asked
 
 
 def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: Asked) -> None:
-    """Print what it came to. A reader that is gone changes nothing of that."""
-    from gpusched.cli.esd_end import document, page
+    """Write the report and print what it came to. A reader that is gone changes nothing of that."""
+    from gpusched.cli.esd_end import document, page, write_report
     from gpusched.cli.main import drop
 
+    write_report(experiment, time.time())
     try:
         if asked.as_json:
             print(json.dumps(document(experiment, workshop, code), indent=2))

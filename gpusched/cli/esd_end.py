@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
+from gpusched.core.model import MIB
+from gpusched.core.modelrecord import DEFAULTS, TABLES, file_stem
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gpusched.api import EsdWorkshop
     from gpusched.experiments.esd import EsdExperiment
     from gpusched.experiments.esdrecords import Result
     from gpusched.views.tables import Line, Row
 
+REPORT = "report.html"
 SHOWN_MODELS = 25
 SHOWN_FAILED = 20
 _REASON_WIDTH = 200
@@ -36,13 +45,18 @@ def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
         lines += tables.grid(head, rows, right="ALPHA MEDIAN LAYERS SKIPPED SECONDS", indent=2)
     if len(done) > SHOWN_MODELS:
         lines.append(tables.line(f"  … and {len(done) - SHOWN_MODELS} more"))
-    for result in failed[:SHOWN_FAILED]:
-        reason = fit(f"{result.stage}: {clean(result.reason)}", _REASON_WIDTH)
-        lines.append(tables.line("  ", (clean(result.name), tables.STATES["failed"]), f"  {reason}"))
+    reasons = [fit(f"{result.stage}: {clean(result.reason)}", _REASON_WIDTH) for result in failed[:SHOWN_FAILED]]
+    broken: list[Row] = [
+        [(clean(result.name), tables.STATES["failed"]), reason] for result, reason in zip(failed, reasons, strict=False)
+    ]
+    lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2) if broken else []
     if len(failed) > SHOWN_FAILED:
         lines.append(tables.line(f"  … and {len(failed) - SHOWN_FAILED} more"))
     cwd = os.getcwd()
-    paths: list[Row] = [["summary", short_path(f"{experiment.output}/{SUMMARY}", cwd)]]
+    paths: list[Row] = [
+        ["summary", short_path(f"{experiment.output}/{SUMMARY}", cwd)],
+        ["report", short_path(f"{experiment.output}/{REPORT}", cwd)],
+    ]
     if workshop.place.exists():
         paths.append(["logs", short_path(workshop.place.logs, cwd) + "/"])
     steps = ["the same command goes on with what is not done"] if waiting else []
@@ -81,6 +95,98 @@ def document(experiment: EsdExperiment, workshop: EsdWorkshop, code: int) -> dic
         "output": experiment.output,
         "summary": f"{experiment.output}/{SUMMARY}",
         "skipped": f"{experiment.output}/{SKIPPED}",
+        "report": f"{experiment.output}/{REPORT}",
         "queue": workshop.place.path,
         "models": [{column: result.cell(column) for column in columns} for result in summary.results],
     }
+
+
+# ---- the page --------------------------------------------------------------------------------------
+
+
+def write_report(experiment: EsdExperiment, now: float) -> None:
+    """Write report.html over all models beside their results."""
+    from gpusched.views.html import ModelLine, Report, render
+
+    config = experiment.config
+    how = [
+        f"{key.replace('_', ' ')} {getattr(config, key)}"
+        for key, default in DEFAULTS.items()
+        if key in ("fix_fingers", "solver") or getattr(config, key) != default
+    ]
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+    models: list[ModelLine] = []
+    alphas: list[float] = []
+    for result in experiment.summary.results:
+        if not result.success:
+            state = "waiting" if result.success is None else "failed"
+            reason = f"{result.stage}: {result.reason}" if state == "failed" else result.reason
+            models.append(ModelLine(result.name, state, reason=reason, notes=result.notes))
+            continue
+        values = [_value(result, key) for key in _KEYS]
+        words = tuple(result.cell(key) for key in ("device", "relation", "source_model"))
+        links = tuple(_links(experiment.output, file_stem(result.name)))
+        models.append(ModelLine(result.name, "done", tuple(values), words, links, notes=result.notes))
+        alphas += _alphas(f"{experiment.output}/{links[0][1]}")
+    means = tuple(model.numbers[0] for model in models if model.numbers and model.numbers[0] is not None)
+    text = render(
+        Report(
+            os.path.basename(experiment.output),
+            f"{', '.join(how)}; written {made}; {experiment.output}",
+            _COLUMNS,
+            ("Device", "Relation", "Source"),
+            tuple(models),
+            (("α of each layer", tuple(alphas)), ("mean α of each model", means if len(means) > 1 else ())),
+        )
+    )
+    experiment.workshop.write(f"{experiment.output}/{REPORT}", text)
+
+
+_COLUMNS = (
+    ("α mean", 3),
+    ("α median", 3),
+    ("D median", 4),
+    ("Layers", 0),
+    ("Skipped", 0),
+    ("Seconds", 1),
+    ("Peak MiB", 0),
+)
+_KEYS = ("alpha_mean", "alpha_median", "D_median", "layers", "skipped", "seconds", "peak_memory_bytes")
+
+
+def _value(result: Result, key: str) -> float | None:
+    value = result.record.get(key)
+    if isinstance(value, list):
+        return float(len(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value / MIB if key.endswith("_bytes") else float(value)
+
+
+def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
+    """Labels and paths beside the page: the table, and the pictures that are there."""
+    from gpusched.experiments.esdrecords import PLOTS
+
+    yield "table", f"{TABLES}/{stem}.csv"
+    for label, name in (("α", f"{stem}-alpha"), ("spectra", f"{stem}-esd")):
+        if os.path.exists(f"{output}/{PLOTS}/{name}.png"):
+            yield label, f"{PLOTS}/{name}.png"
+    number = 2
+    while os.path.exists(f"{output}/{PLOTS}/{stem}-esd-{number}.png"):
+        yield str(number), f"{PLOTS}/{stem}-esd-{number}.png"
+        number += 1
+
+
+def _alphas(path: str) -> list[float]:
+    """The exponents in the table of a model, as far as it can be read."""
+    import csv
+
+    found: list[float] = []
+    try:
+        with open(path, encoding="utf-8", newline="", errors="replace") as file:
+            for row in csv.DictReader(file):
+                with contextlib.suppress(ValueError, TypeError):
+                    found.append(float(row.get("alpha") or "nan"))
+    except (OSError, csv.Error):
+        pass
+    return [alpha for alpha in found if math.isfinite(alpha)]
