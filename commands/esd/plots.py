@@ -83,7 +83,9 @@ def read_table(path: str) -> list[Layer]:
 
 
 def _layer(row: dict[str, str]) -> Layer:
-    alpha, distance, xmin, n_tail, kept = (_number(row.get(k)) for k in ("alpha", "D", "xmin", "n_tail", "num_evals"))
+    alpha, distance, xmin, n_tail, kept = (
+        _number(row.get(k)) for k in ("alpha", "D", "fit_xmin", "n_tail", "num_evals")
+    )
     return Layer(row["longname"], alpha, distance, xmin, _count(n_tail), _count(kept))
 
 

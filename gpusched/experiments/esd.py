@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,14 +16,14 @@ from typing import Protocol
 from gpusched.core.gpuneed import Need, Shapes, need
 from gpusched.core.joblist import JobFile
 from gpusched.core.masking import clean
-from gpusched.core.model import ENDED_STATES, MIB, Attributes, Dependency, DependencyKind, JobSpec, JobState
+from gpusched.core.model import ENDED_STATES, MIB, Attributes, JobSpec, JobState
 from gpusched.core.modelrecord import DEFAULTS, options_of
 from gpusched.core.plan import round_budget
 from gpusched.core.reconcile import Held
 from gpusched.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.experiments import esdrecords, modellist
 from gpusched.experiments.esdconfig import EsdConfig, flag
-from gpusched.experiments.esdorder import OPEN, Queue, in_groups, job_name, leaders_of
+from gpusched.experiments.esdorder import OPEN, Queue, in_groups, job_name
 from gpusched.experiments.esdrecords import Expected, Summary
 from gpusched.experiments.modellist import ModelList, ModelRow
 
@@ -188,39 +188,36 @@ class EsdExperiment:
                 new = state is JobState.SUCCEEDED or (again and state in ENDED_STATES)
                 occurrences[row] = number + new
         run = [row for row in occurrences if row not in failed]
-        jobs = self._jobs([row for row in occurrences if row in failed], run, done, texts, occurrences)
+        kept = [row for row in occurrences if row in failed]
+        jobs = (*self._jobs((*in_groups(run), *kept), run, texts, occurrences), *self._plots(done, held))
         return Plan(JobFile(jobs), tuple(run), tuple(done), tuple(failed))
 
     def _jobs(
         self,
-        kept: Sequence[ModelRow],
+        rows: Sequence[ModelRow],
         run: Sequence[ModelRow],
-        done: Sequence[ModelRow],
         texts: Mapping[ModelRow, str],
         occurrences: Mapping[ModelRow, int],
-    ) -> tuple[JobSpec, ...]:
-        leaders = leaders_of(run, done)
+    ) -> Iterator[JobSpec]:
+        """The jobs of these rows in their order; those in `run` are going to run."""
         budgets = self._budgets(run)
         threads = self._threads(len(run))
-        specs = []
-        for row in (*in_groups(run), *kept):
-            after = leaders.get(row)
-            attributes = Attributes(
-                mem_bytes=budgets.get(row),
-                name=self._job_names[row],
-                after=(Dependency(DependencyKind.ENDED, (self._job_names[after],)),) if after is not None else (),
-            )
+        for row in rows:
             text = texts[row].encode("utf-8", "surrogateescape")
-            specs.append(JobSpec(threads + text, text, row.line, occurrences[row], attributes))
-        return tuple(specs) + tuple(self._plots(done))
+            attributes = Attributes(mem_bytes=budgets.get(row), name=self._job_names[row])
+            yield JobSpec(threads + text, text, row.line, occurrences[row], attributes)
 
-    def _plots(self, done: Iterable[ModelRow]) -> Iterable[JobSpec]:
+    def _plots(self, done: Iterable[ModelRow], held: Queue) -> Iterator[JobSpec]:
         """CPU jobs that draw what was analysed before pictures were asked for."""
         for row in done if self.config.plots else ():
-            if not esdrecords.has_plots(self.output, row.stem):
-                words = [sys.executable, "-m", "gpusched.commands.esd.plots", "--output-dir", self.output, row.stem]
-                text = shlex.join(words).encode("utf-8", "surrogateescape")
-                yield JobSpec(text, text, row.line, 1, Attributes(gpus=0, name=f"plots:{self._job_names[row]}"[:120]))
+            if esdrecords.has_plots(self.output, row.stem):
+                continue
+            words = [sys.executable, "-m", "gpusched.commands.esd.plots", "--output-dir", self.output, row.stem]
+            text = shlex.join(words)
+            number, state = held.newest(text)
+            raw = text.encode("utf-8", "surrogateescape")
+            name = f"plots:{self._job_names[row]}"[:120]
+            yield JobSpec(raw, raw, row.line, number + (state is JobState.SUCCEEDED), Attributes(gpus=0, name=name))
 
     def _threads(self, jobs: int) -> bytes:
         """What keeps jobs beside each other from taking each other's cores; nothing where the user has said it."""
@@ -261,6 +258,7 @@ class EsdExperiment:
 
     def _needs(self, rows: Sequence[ModelRow]) -> tuple[dict[ModelRow, Need], list[tuple[ModelRow, str]]]:
         """What each row needs, and the rows of which nobody knows; adapters need what their bases need."""
+        config = self.config
         ask = {row: (row.base, "" if row.is_adapter and row.source else row.revision) for row in rows}
         known: dict[Model, Shapes] = {}
         for _ in range(_DEPTH):
@@ -276,7 +274,7 @@ class EsdExperiment:
         unknown: list[tuple[ModelRow, str]] = []
         for row, model in ask.items():
             shapes = known.get(model, Shapes(why_not="its base is not known"))
-            needed = need(shapes.tensors)
+            needed = need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
             if needed is None:
                 unknown.append((row, shapes.why_not or "it has no matrix"))
             else:

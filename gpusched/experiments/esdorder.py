@@ -1,8 +1,8 @@
-"""Which models of a list go together, which goes first, and which jobs of theirs a queue holds. Submits nothing."""
+"""Which models of a list run beside each other, and which jobs of theirs a queue holds. Submits nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 
 from gpusched.core.attributes import parse_value
 from gpusched.core.model import JobSpec, JobState
@@ -46,34 +46,14 @@ def job_name(row: ModelRow) -> str:
 # ---- who goes first --------------------------------------------------------------------------------
 
 
-def groups(rows: Iterable[ModelRow]) -> dict[str, list[ModelRow]]:
-    """The rows by the model whose spectra they share. Only adapters share any: with their base and each other."""
-    found: dict[str, list[ModelRow]] = {}
+def in_groups(rows: Iterable[ModelRow]) -> list[ModelRow]:
+    """The rows as they are to run: those that share a base beside each other, the base first.
+
+    None waits for another one. Jobs that run at the same time share the work on a base tensor by tensor: what one of
+    them computes the others read (commands/esd/cache.py). If they waited, the other GPUs would idle for as long as the
+    base takes on one of them.
+    """
+    groups: dict[str, list[ModelRow]] = {}
     for row in rows:
-        found.setdefault(row.base, []).append(row)
-    return found
-
-
-def in_groups(rows: Sequence[ModelRow]) -> list[ModelRow]:
-    """The rows as they are to run: groups together, the largest first, a base before its adapters.
-
-    The largest first, since what waits in a group while its first job runs must not be left for the end, when
-    nothing else keeps the other GPUs busy.
-    """
-    found = sorted(groups(rows).values(), key=len, reverse=True)
-    return [row for group in found for row in sorted(group, key=lambda row: row.is_adapter)]
-
-
-def leaders_of(run: Sequence[ModelRow], done: Collection[ModelRow]) -> dict[ModelRow, ModelRow]:
-    """Which row waits for which: those of a group for its first one, unless the spectra of their base are there.
-
-    While the first one runs, GPUs may idle. That costs no time: without waiting, each of them would compute the
-    spectra of the same base meanwhile, and be ready no sooner.
-    """
-    there = {row.base for row in done}
-    found: dict[ModelRow, ModelRow] = {}
-    for base, group in groups(run).items():
-        if base not in there:
-            first, *others = sorted(group, key=lambda row: row.is_adapter)
-            found.update(dict.fromkeys((row for row in others if row.is_adapter), first))
-    return found
+        groups.setdefault(row.source or row.model, []).append(row)
+    return [row for base, group in groups.items() for row in sorted(group, key=lambda row: row.model != base)]
