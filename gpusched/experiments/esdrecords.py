@@ -139,9 +139,7 @@ class Summary:
         for result in self.results:
             for item in _list(result.record.get("skipped")):
                 if isinstance(item, dict):
-                    shape = "x".join(map(str, _list(item.get("shape"))))
-                    named = [_text(item.get(key)) for key in ("tensor", "dtype", "reason")]
-                    yield [_text(result.name), named[0], shape, *named[1:]]
+                    yield [_text(result.name), *(_text(item.get(key)) for key in _SKIPPED_COLUMNS[1:])]
 
 
 def summarise(output: str, expected: Mapping[ModelRow, Expected], told: Mapping[str, str]) -> Summary:
