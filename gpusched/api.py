@@ -389,8 +389,8 @@ class EsdWorkshop:
         gpus = len(self.budgets()) or settings.gpus_at_once
         return max(1, min(gpus, settings.gpus_at_once) // settings.gpus_per_job) * settings.max_jobs_per_gpu
 
-    def shapes(self, models: Collection[esd.Model], cache_dir: str) -> Mapping[esd.Model, Shapes]:
-        found = {model: tensorheaders.read(*model, cache_dir) for model in models}
+    def shapes(self, models: Collection[esd.Model]) -> Mapping[esd.Model, Shapes]:
+        found = {model: tensorheaders.read(*model) for model in models}
         absent = [model for model, shapes in found.items() if shapes is None]
         asked: Mapping[esd.Model, Shapes] = {}
         if absent:

@@ -51,7 +51,7 @@ class Workshop:
     def at_once(self) -> int:
         return 2
 
-    def shapes(self, models: Collection[Model], cache_dir: str) -> Mapping[Model, Shapes]:
+    def shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
         self.asked += models
         return {model: self.known.get(model[0], Shapes(why_not="it is not here")) for model in models}
 

@@ -69,7 +69,7 @@ def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     assert "names no files beside it" in tensorheaders.read_directory(str(tmp_path)).why_not
 
 
-def test_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
+def test_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "hub/models--acme--tiny"
     tinymodels.model(place / "snapshots/abc123", 1)
     (place / "refs").mkdir()
@@ -80,9 +80,11 @@ def test_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
     assert tensorheaders.cached("acme/tiny", "abc123", environ=env) == snapshot
     assert tensorheaders.cached("acme/tiny", "v2", environ=env) == ""
     assert tensorheaders.cached("acme/tiny", "../../x", environ=env) == ""
-    found = tensorheaders.read("acme/tiny", cache_dir=str(tmp_path / "hub"))
+    assert tensorheaders.cached("acme/tiny", environ={"HF_HUB_CACHE": str(tmp_path / "hub")}) == snapshot
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    found = tensorheaders.read("acme/tiny")
     assert found is not None and found.tensors
-    assert tensorheaders.read("acme/other", cache_dir=str(tmp_path / "hub")) is None
+    assert tensorheaders.read("acme/other") is None
 
 
 def test_the_hub_is_not_asked_offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,12 @@ def esd_options(callback: F) -> F:
             click.option("--randomize", is_flag=True, help="Compare with the same entries in random order."),
             click.option("--dtype-report", is_flag=True, help="Tell of the types that the weights are stored in."),
             click.option("--plots", is_flag=True, help="Draw alpha by layer, and the spectra with their tails."),
-            click.option("--cache-dir", metavar="DIR", default="", help="Use this directory as the hub's cache."),
+            click.option(
+                "--cache-dir",
+                metavar="DIR",
+                default="",
+                help="Share spectra of known tensors there.  [default: OUTPUT_DIR/.spectra-cache]",
+            ),
             click.option(
                 "--disk-reserve", metavar="SIZE", default="", help="Download nothing that leaves less than this free."
             ),

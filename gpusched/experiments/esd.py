@@ -48,7 +48,7 @@ class Workshop(Protocol):
     def at_once(self) -> int:
         """How many jobs may run beside each other."""
 
-    def shapes(self, models: Collection[Model], cache_dir: str) -> Mapping[Model, Shapes]:
+    def shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
         """The tensors of each of these, or why they are not known."""
 
     def run(self, jobs: JobFile, *, complete: bool) -> int:
@@ -79,7 +79,7 @@ class EsdExperiment:
         config.check()
         self.config = config
         self.workshop = workshop
-        self.output = os.path.abspath(os.path.expanduser(config.output_dir))
+        self.output = _absolute(config.output_dir)
 
     # ---- what may be overridden ----
 
@@ -88,13 +88,13 @@ class EsdExperiment:
         config = self.config
         words = [sys.executable, "-m", "gpusched.commands.esd", "--model", row.model, "--output-dir", self.output]
         named = [
-            ("--name", row.name if row.name != row.model else ""),
+            ("--name", row.name),
             ("--source-model", row.source),
             ("--relation", row.relation),
             ("--revision", row.revision),
             *((flag(key), getattr(config, key)) for key in DEFAULTS if getattr(config, key) != DEFAULTS[key]),
             ("--device", config.device),
-            ("--cache-dir", self.cache_dir),
+            ("--cache-dir", _absolute(config.cache_dir)),
             ("--disk-reserve", config.disk_reserve),
         ]
         for word, value in named:
@@ -262,7 +262,7 @@ class EsdExperiment:
         ask = {row: (row.base, "" if row.is_adapter and row.source else row.revision) for row in rows}
         known: dict[Model, Shapes] = {}
         for _ in range(_DEPTH):
-            known.update(self.workshop.shapes({model for model in ask.values() if model not in known}, self.cache_dir))
+            known.update(self.workshop.shapes({model for model in ask.values() if model not in known}))
             before = dict(ask)
             for row, model in ask.items():
                 base = known[model].base
@@ -280,10 +280,6 @@ class EsdExperiment:
             else:
                 found[row] = needed
         return found, unknown
-
-    @property
-    def cache_dir(self) -> str:
-        return os.path.expanduser(self.config.cache_dir)
 
     # ---- telling ----
 
@@ -304,3 +300,7 @@ class EsdExperiment:
 
 def _are(rows: Sequence[object]) -> str:
     return "is" if len(rows) == 1 else "are"
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""

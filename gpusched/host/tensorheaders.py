@@ -27,7 +27,7 @@ _REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
 _POINTER = b"version https://git-lfs"
 
 
-def read(model: str, revision: str = "", cache_dir: str = "") -> Shapes | None:
+def read(model: str, revision: str = "") -> Shapes | None:
     """The shapes of what lies on this machine; None for a model that does not, and may be on the hub."""
     if os.path.isdir(model):
         return read_directory(model)
@@ -35,7 +35,7 @@ def read(model: str, revision: str = "", cache_dir: str = "") -> Shapes | None:
         return _attempt(lambda: dict(_file(model)))
     if not is_repository(model):
         return Shapes(why_not="there is no such directory")
-    snapshot = cached(model, revision, cache_dir)
+    snapshot = cached(model, revision)
     return read_directory(snapshot) if snapshot else None
 
 
@@ -56,13 +56,13 @@ def is_repository(model: str) -> bool:
     return _REPOSITORY.fullmatch(model) is not None and ".." not in model
 
 
-def cached(model: str, revision: str = "", cache_dir: str = "", environ: Mapping[str, str] | None = None) -> str:
+def cached(model: str, revision: str = "", environ: Mapping[str, str] | None = None) -> str:
     """The directory of this model's revision in the hub's cache; empty where it is not there."""
     environ = os.environ if environ is None else environ
     home = environ.get("HF_HOME") or os.path.join(
         environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )
-    cache = cache_dir or environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
     place = os.path.join(os.path.expanduser(cache), "models--" + model.replace("/", "--"))
     commit = revision or "main"
     if ".." in commit.split("/") or commit.startswith("/"):
