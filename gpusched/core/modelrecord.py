@@ -70,7 +70,7 @@ def options_of(given: Mapping[str, Any], *, source_model: str = "", relation: st
     Other keys of `given` are left out: they change no number.
     """
     options = {key: given.get(key, default) for key, default in DEFAULTS.items()}
-    return {**options, "source_model": source_model if relation.lower() in ADAPTER_RELATIONS else ""}
+    return {**options, "source_model": source_model if relation.strip().lower() in ADAPTER_RELATIONS else ""}
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
