@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+_SECRET = re.compile(r"(?<![\w-])hf_[A-Za-z0-9]{16,}|(?<=://)[^/\s@]+(?=@)")
+
 
 def shown(text: object, limit: int = 500) -> str:
-    """One line without control characters, cut at `limit`: file names, names of tensors, errors of libraries."""
-    words = " ".join(str(text).split())
+    """One line without control characters or tokens, cut at `limit`: names of files, tensors, errors of libraries."""
+    words = _SECRET.sub("***", " ".join(str(text).split()))
     plain = "".join(char if char.isprintable() else "?" for char in words)
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"

@@ -1,0 +1,210 @@
+"""What an adapter's settings and names come to, and each reason for which it is not merged. No file, no peft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from gpusched.commands.esd import adapterconfig
+from gpusched.commands.esd.mergeplan import Change, make_plan, suffix_matches
+from gpusched.commands.esd.tensors import ModelError, TensorInfo
+from hypothesis import given
+from hypothesis import strategies as st
+
+Q = "model.layers.0.self_attn.q_proj"
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def infos(shapes: Shapes, dtype: str = "float32") -> list[TensorInfo]:
+    return [TensorInfo(name, shape, dtype) for name, shape in shapes.items()]
+
+
+def settings(**fields: Any) -> adapterconfig.AdapterConfig:
+    return adapterconfig.parse({"peft_type": "LORA", "r": 2, "lora_alpha": 3, **fields}, "lab/ad")
+
+
+def lora(module: str, a: tuple[int, ...] = (2, 6), b: tuple[int, ...] = (8, 2)) -> Shapes:
+    return {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+
+
+def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) -> dict[str, Change]:
+    config = fields.pop("base_config", {"model_type": "llama"})
+    done: dict[str, Change] = make_plan(settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is merged"),
+        ({"peft_type": "PREFIX_TUNING"}, "peft_type is 'PREFIX_TUNING'"),
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"peft_type": "ADALORA"}, "peft_type is 'ADALORA'"),
+        ({"peft_type": None}, "peft_type is None"),
+        ({"lora_bias": True}, "lora_bias is set (True); it adds to biases"),
+        ({"target_parameters": ["experts.w1"]}, "target_parameters is set"),
+        ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication is set"),
+        ({"use_qalora": True}, "use_qalora is set"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying is set"),
+        ({"megatron_config": {"a": 1}}, "megatron_config is set"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is set"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config is set"),
+        ({"shiny_new": 7}, "shiny_new is set (7); its effect on the weights is not known"),
+        ({"shiny\x1b[2J": 7}, "shiny?[2J is set"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'; its start changes the base"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"init_lora_weights": ["x"]}, "init_lora_weights is ['x']"),
+        ({"bias": "some"}, "bias is 'some', which is not known"),
+        ({"r": 0}, "r is 0, not a rank"),
+        ({"r": True}, "r is True, not a rank"),
+        ({"r": 2.0}, "r is 2.0, not a rank"),
+        ({"rank_pattern": {"q": "4"}}, "rank_pattern is '4', not a rank"),
+        ({"rank_pattern": [1]}, "rank_pattern is [1], not a map"),
+        ({"lora_alpha": "8"}, "lora_alpha is '8', not a number"),
+        ({"lora_alpha": math.inf}, "lora_alpha is inf, not a number"),
+        ({"alpha_pattern": {"(": 1}}, "the pattern '(' in alpha_pattern is no regular expression"),
+        ({"alpha_pattern": {"(a+)+": 1}}, "the pattern '(a+)+' in alpha_pattern is too intricate"),
+        ({"alpha_pattern": {"a" * 400: 1}}, "is too intricate to be matched safely"),
+        ({"modules_to_save": "head"}, "modules_to_save is 'head', not a list of names"),
+    ],
+)
+def test_settings_that_cannot_be_merged_are_refused_by_name(fields: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(ModelError) as refusal:
+        settings(**fields)
+    assert refusal.value.stage == "merge"
+    assert refusal.value.reason.startswith("adapter lab/ad: ")
+    assert reason in refusal.value.reason
+    assert refusal.value.reason.isprintable()
+
+
+def test_settings_that_only_steer_training_are_no_obstacle() -> None:
+    config = settings(
+        lora_dropout=0.1,
+        inference_mode=True,
+        loftq_config={"bits": 4},
+        eva_config={"rho": 2},
+        megatron_core="megatron.core",
+        qalora_group_size=16,
+        init_lora_weights="gaussian",
+        bias="lora_only",
+        target_modules=["q_proj"],
+        task_type="CAUSAL_LM",
+        lora_bias=False,
+        layer_replication=None,
+        something_new=None,
+        base_model_name_or_path="acme/base",
+        revision="v1",
+    )
+    assert (config.base, config.revision, config.scale_of(Q)) == ("acme/base", "v1", 1.5)
+
+
+def test_the_first_pattern_that_matches_a_module_counts() -> None:
+    config = settings(
+        use_rslora=True,
+        rank_pattern={"k_proj": 5, "layers.0.self_attn.q_proj": 4, "q_proj": 9},
+        alpha_pattern={"proj": 1, r"\w_proj": 6},
+    )
+    assert config.rank_of(Q) == 4
+    assert config.rank_of("model.layers.1.self_attn.q_proj") == 9
+    assert config.rank_of("model.layers.1.mlp.up") == 2
+    assert config.scale_of(Q) == 6 / 2.0
+
+
+@pytest.mark.parametrize(
+    ("stored", "base", "extra", "reason"),
+    [
+        ({}, {f"{Q}.weight": (8, 6)}, {}, "its file holds no weights"),
+        (lora("model.layers.7.q"), {f"{Q}.weight": (8, 6)}, {}, "model.layers.7.q matches no tensor of the base"),
+        (lora("q"), {"a.q.weight": (8, 6), "b.q.weight": (8, 6)}, {}, "q.weight matches 2 tensors of the base (a.q"),
+        (lora("q"), {f"{Q[:-5]}.weight": (8, 6)}, {}, "q matches no tensor"),
+        (lora("q_proj"), {f"{Q}.weight": (8, 6)}, {}, "q_proj matches no tensor"),  # a layer's number never lacks
+        (lora(Q), {f"{Q}.weight": (6, 8)}, {}, "(2, 6) and (8, 2) do not fit the shape (6, 8) of the base"),
+        (lora(Q, b=(8, 3)), {f"{Q}.weight": (8, 6)}, {}, "do not fit"),
+        (lora(Q), {f"{Q}.weight": (4, 8, 6)}, {}, "do not fit the shape (4, 8, 6) of stacked experts of the base"),
+        (lora(Q, (4, 6), (8, 4)), {f"{Q}.weight": (8, 6)}, {}, "has the rank 4, but its settings say 2"),
+        (lora(Q, (), ()), {f"{Q}.weight": (8, 6)}, {}, "has the rank 0, but its settings say 2"),
+        (lora(Q), {f"{Q}.weight": (8, 6)}, {"dtype": "int8"}, "of the base is int8; only plain floating point"),
+        (lora(Q), {f"{Q}.weight": (8, 6)}, {"use_dora": True}, "use_dora is True, but " + Q + " has no magnitude"),
+        ({f"{Q}.lora_A.weight": (2, 6)}, {f"{Q}.weight": (8, 6)}, {}, "has only half of its LoRA weights"),
+        ({f"{Q}.lora_A.default.weight": (2, 6)}, {}, {}, "is no plain LoRA weight"),
+        ({f"{Q}.lora_B.bias": (8,)}, {}, {}, f"{Q}.lora_B.bias in its file is no plain LoRA weight"),
+        ({"wte.token_adapter.trainable_tokens_delta": (1, 8)}, {}, {}, "is no plain LoRA weight"),
+        ({**lora(Q), f"{Q}.lora_A.weight": (2, 6)}, {f"{Q}.weight": (8, 6)}, {}, "is in its file twice"),
+        ({"score.weight": (2, 8)}, {f"{Q}.weight": (8, 6)}, {}, "score.weight matches no tensor of the base"),
+        ({f"{Q}.weight": (2, 8)}, {f"{Q}.weight": (8, 6)}, {}, "has the shape (2, 8), but"),
+        (
+            {**lora(Q), f"base_model.model.{Q}.base_layer.weight": (8, 6)},
+            {f"{Q}.weight": (8, 6)},
+            {"modules_to_save": ["q_proj"]},
+            "has LoRA weights and is in modules_to_save as well",
+        ),
+        (
+            lora(Q, (2, 6), (6, 2)),
+            {f"{Q}.weight": (6, 6)},
+            {"base_config": {}},
+            "is square, and no model_type in a config.json of the base says which way round it is",
+        ),
+        (lora("lm_head"), {"a.wte.weight": (8, 6), "b.wte.weight": (8, 6)}, {}, "lm_head.weight matches 2 tensors"),
+        (
+            lora("lm_head"),
+            {"a.wte.weight": (8, 6)},
+            {"base_config": {"tie_word_embeddings": False}},
+            "lm_head matches no tensor of the base",
+        ),
+        (
+            {**lora("a.decoder"), **lora("b.decoder")},
+            {"wte.weight": (8, 6)},
+            {},
+            "wte.weight is changed more than once, in an order that is not known",
+        ),
+        (lora("c", (2, 4, 1, 1, 3), (8, 2, 1, 1, 1)), {"c.weight": (8, 4, 1, 1, 3)}, {}, "do not fit"),
+        (lora("c", (4, 4, 3), (8, 2, 1)), {"c.weight": (8, 4, 3)}, {"r": 4}, "do not fit"),  # grouped
+    ],
+)
+def test_names_and_shapes_that_do_not_fit_are_refused(
+    stored: Shapes, base: Shapes, extra: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelError) as refusal:
+        plan(stored, base, **extra)
+    assert refusal.value.stage == "merge"
+    assert reason in refusal.value.reason
+
+
+def test_gpt2_stores_a_square_projection_the_other_way_round() -> None:
+    stored = {**lora("h.0.attn.c_proj", (2, 8)), **lora("lm_head")}
+    base = {"h.0.attn.c_proj.weight": (8, 8), "wte.weight": (8, 6)}
+    done = plan(stored, base, base_config={"model_type": "gpt2"})
+    assert {name: [add.kind for add in change.adds] for name, change in done.items()} == {
+        "h.0.attn.c_proj.weight": ["conv1d"],
+        "wte.weight": ["linear"],
+    }
+
+
+def test_a_head_that_comes_with_the_task_is_added() -> None:
+    done = plan({"base_model.model.score.weight": (3, 6)}, {f"{Q}.weight": (8, 6)}, modules_to_save=["score"])
+    assert done == {"score.weight": Change((3, 6), stored="base_model.model.score.weight", copy=True)}
+
+
+words = st.text("abz", min_size=1, max_size=3)
+names = st.lists(st.one_of(words, st.integers(0, 3).map(str)), min_size=1, max_size=5).map(".".join)
+
+
+@given(names, st.sets(names, max_size=8))
+def test_what_matches_by_suffix_differs_by_a_prefix_without_a_number(name: str, others: set[str]) -> None:
+    found = suffix_matches(name, sorted(others))
+    assert set(found) <= others
+    if name in others:
+        assert found == [name]
+        return
+    expected = set()
+    for other in others:
+        ours, theirs = name.split("."), other.split(".")
+        shared = min(len(ours), len(theirs))
+        extra = (ours if len(ours) > shared else theirs)[:-shared]
+        if ours[-shared:] == theirs[-shared:] and extra and not any(part.isdigit() for part in extra):
+            expected.add(other)
+    assert set(found) == expected and len(found) == len(expected)
