@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import OpenedModel, open_model
 from gpusched.commands.esd.tensors import ModelError
 from huggingface_hub import constants
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from tests.hubserver import COMMIT, Hub, Repository, serve
 
@@ -205,6 +206,15 @@ def test_space_is_reserved_before_anything_is_fetched(hub: Hub, tmp_path: Path) 
     opened(hub, tmp_path, "acme/base", reserve_bytes=1 << 60).close()  # nothing is fetched any more
 
 
+@pytest.mark.parametrize(
+    ("text", "size"), [("20G", 20 << 30), ("1.5 GiB", 3 << 29), ("500", 500 << 20), ("7kb", 7 << 10), ("1t", 1 << 40)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    with pytest.raises(ValueError, match="is no size, such as 500M or 20G"):
+        parse_size(f"-{text}")
+
+
 def test_jobs_that_start_together_fetch_a_base_once(hub: Hub, tmp_path: Path) -> None:
     hub.repositories["acme/big"] = Repository({"model.safetensors": weights(w=(1500, 1000))})
 
@@ -245,6 +255,7 @@ def test_only_what_was_fetched_here_is_dropped_again(hub: Hub, tmp_path: Path) -
 
 IN_USE = """
 import sys
+from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import open_model
 model = open_model("acme/base", cache_dir=sys.argv[1], endpoint=sys.argv[2])
 print("open", flush=True)
@@ -275,6 +286,7 @@ def test_the_cache_alone_serves_offline(hub: Hub, tmp_path: Path, monkeypatch: p
     (tmp_path / "models--acme--base" / "refs").mkdir()
     (tmp_path / "models--acme--base" / "refs" / "main").write_text(COMMIT)
     script = """
+from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import open_model
 model = open_model("acme/base")
 print(model.parts[0].commit, *[info.name for info in model.infos()])
@@ -335,3 +347,68 @@ def test_paths_come_before_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest
     assert list(model.notes) == ["acme/base/model.safetensors is a path: its revision v7 is not looked for"]
     model.close()
     assert hub.fetched == []
+
+
+def pickled(path: Path, state: object) -> bytes:
+    torch.save(state, path)
+    return path.read_bytes()
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("evil",)
+
+
+def test_adapters_in_the_old_format_are_merged_and_never_run(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = config(**ADAPTER)
+    old = pickled(tmp_path / "ad.bin", load(LORA))
+    hub.repositories["lab/old"] = Repository({"adapter_config.json": settings, "adapter_model.bin": old})
+    evil = pickled(tmp_path / "evil.bin", {"a.q.lora_A.weight": torch.ones(2, 6), "x": Evil()})
+    hub.repositories["lab/evil"] = Repository({"adapter_config.json": settings, "adapter_model.bin": evil})
+    both = {**adapter().files, "adapter_model.bin": evil}
+    hub.repositories["lab/both"] = Repository(both)
+    wanted = opened(hub, tmp_path, "lab/ad").read("a.q.weight")
+    for name in ("lab/old", "lab/both"):
+        model = opened(hub, tmp_path, name, relation="lora")
+        assert torch.equal(model.read("a.q.weight"), wanted)
+        model.close()
+    said, _ = refusal(hub, tmp_path, "lab/evil")
+    assert "adapter_model.bin holds more than weights, and is not run" in said
+    assert not (tmp_path / "evil").exists()
+
+
+def test_an_adapter_on_an_adapter_is_merged_link_by_link(hub: Hub, tmp_path: Path) -> None:
+    on_it = config(**{**ADAPTER, "base_model_name_or_path": "lab/ad"})
+    hub.repositories["lab/on-ad"] = Repository({"adapter_config.json": on_it, "adapter_model.safetensors": LORA})
+    model = opened(hub, tmp_path, "lab/on-ad", source_model="lab/ad", relation="adapter")
+    assert [part.name for part in model.parts] == ["acme/base", "lab/ad", "lab/on-ad"]
+    low_rank = load(LORA)
+    a, b = (low_rank[f"base_model.model.a.q.lora_{half}.weight"] for half in "AB")
+    base = load(BASE.files["model.safetensors"])["a.q.weight"]
+    assert torch.equal(model.read("a.q.weight"), (base + (b @ a) * 4) + (b @ a) * 4)
+    model.close()
+
+
+def test_what_cannot_be_merged_is_refused_early_and_leaves_no_open_file(hub: Hub, tmp_path: Path) -> None:
+    quantised = config(quantization_config={"quant_method": "bitsandbytes"})
+    hub.repositories["acme/base"] = Repository({**BASE.files, "config.json": quantised})
+    said, again = refusal(hub, tmp_path, "lab/ad")
+    assert not again and said == (
+        "merge: adapter lab/ad: its base is quantised (bitsandbytes); name the full-precision base in source_model"
+    )
+    hub.repositories["lab/odd"] = adapter(use_qalora=True)
+    assert "use_qalora is set" in refusal(hub, tmp_path, "lab/odd")[0]
+    assert {name.rpartition("/")[2] for name in hub.fetched} == {"config.json", "adapter_config.json"}
+    hub.repositories["lab/misfit"] = Repository(
+        {
+            **adapter().files,
+            "adapter_model.safetensors": weights(b__q__lora_A__weight=(2, 6), b__q__lora_B__weight=(8, 2)),
+        }
+    )
+    hub.repositories["acme/base"] = Repository(BASE.files, commit="f" * 40)
+    assert refusal(hub, tmp_path, "lab/misfit")[0] == "merge: adapter lab/misfit: b.q matches no tensor of the base"
+    links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [link for link in links if link.startswith(str(tmp_path))]

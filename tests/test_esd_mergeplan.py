@@ -130,6 +130,12 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
         (lora(Q), {f"{Q}.weight": (8, 6)}, {"dtype": "int8"}, "of the base is int8; only plain floating point"),
         (lora(Q), {f"{Q}.weight": (8, 6)}, {"use_dora": True}, "use_dora is True, but " + Q + " has no magnitude"),
         ({f"{Q}.lora_A.weight": (2, 6)}, {f"{Q}.weight": (8, 6)}, {}, "has only half of its LoRA weights"),
+        (
+            lora("m.experts.0.w1"),
+            {"m.experts.0.w1.weight": (8, 6)},
+            {},
+            "m.experts.0.w1 is one of several expert",
+        ),
         ({f"{Q}.lora_A.default.weight": (2, 6)}, {}, {}, "is no plain LoRA weight"),
         ({f"{Q}.lora_B.bias": (8,)}, {}, {}, f"{Q}.lora_B.bias in its file is no plain LoRA weight"),
         ({"wte.token_adapter.trainable_tokens_delta": (1, 8)}, {}, {}, "is no plain LoRA weight"),

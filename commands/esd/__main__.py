@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = Options(**given, device=args.device, parallel=args.parallel)
         name = args.name or (Path(args.model).resolve().name if os.path.exists(args.model) else args.model)
         file_stem(name)
+        if args.disk_reserve:
+            from .hub import parse_size
+
+            args.disk_reserve = parse_size(args.disk_reserve)
     except ValueError as error:
         parser.error(str(error))
     from .stage import Stage
@@ -57,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype-report", action="store_true", help="print what the tensors are stored in and computed in")
     add("--plots", action="store_true", help="draw alpha by layer and the spectra")
     add("--cache-dir", default="", metavar="DIR", help="spectra of known tensors (default: OUT/.spectra-cache)")
-    add("--disk-reserve", default="", metavar="SIZE", help="leave so much free when downloading")
+    add("--disk-reserve", default=0, metavar="SIZE", help="leave so much of the disk free when downloading, as in 20G")
+    add("--drop-downloads", action="store_true", help="at the end, delete what this process downloaded itself")
     return parser
 
 

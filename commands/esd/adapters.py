@@ -37,7 +37,7 @@ class MergedSource:
     def __init__(self, base: TensorSource, adapter: Adapter) -> None:
         self._base = base
         self._adapter = adapter
-        _refuse_quantised(base.config, adapter.label)
+        refuse_quantised(base.config, adapter.label)
         infos = list(base.infos())
         stored = adapter.tensors.infos()
         self._changes = make_plan(adapter.config, adapter.label, stored, infos, base.config)
@@ -78,6 +78,12 @@ class MergedSource:
         if change is None:
             return self._base.read(name)
         return self._merged(change)
+
+    def read_part(self, name: str, part: int) -> torch.Tensor:
+        """One part of a tensor along its first dimension; of what no adapter changed, as the base gives it."""
+        read = getattr(self._base, "read_part", None)
+        found: torch.Tensor = self.read(name)[part] if read is None or name in self._changes else read(name, part)
+        return found
 
     def close(self) -> None:
         self._adapter.tensors.close()
@@ -131,7 +137,8 @@ class MergedSource:
         self._changes[other] = change
 
 
-def _refuse_quantised(config: Mapping[str, Any], label: str) -> None:
+def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
+    """ModelError if a base with this config.json has no plain weights to which an adapter could be added."""
     settings = config.get("quantization_config")
     if settings:
         method = settings.get("quant_method") if isinstance(settings, Mapping) else None

@@ -6,6 +6,7 @@ HF_HOME, login and offline mode hold; its locks let one of several jobs fetch a 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 from .huberrors import TransientError, as_model_error
 from .hubuse import Use
-from .places import read_json
+from .places import CONFIG, read_json
 from .resolve import ADAPTER_CONFIG, Listing, Ref, adapter_weights, holds_model, model_weights
 from .shown import shown
 from .tensors import ModelError
@@ -26,6 +27,7 @@ from .tensors import ModelError
 _CONNECTIONS = 4
 _TIMEOUT_S = 30
 _LARGEST_JSON = 64 << 20  # bytes of a config or an index
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -135,11 +137,16 @@ class Hub:
 
     # ---- fetching ----
 
+    def config(self, ref: Ref) -> Mapping[str, Any]:
+        """Its config.json; empty where there is none."""
+        listing, commit = self._look(ref)
+        return read_json(self._get(ref, commit, listing.files, [CONFIG])[0]) if CONFIG in listing.files else {}
+
     def fetch(self, ref: Ref) -> tuple[Path, str]:
         """The directory of the cache that now holds what is to be read of `ref`, and its commit."""
         listing, commit = self._look(ref)
         files = listing.files
-        wanted = [name for name in ("config.json", ADAPTER_CONFIG) if name in files]
+        wanted = [name for name in (CONFIG, ADAPTER_CONFIG) if name in files]
         weights = model_weights(files) if holds_model(files) else []
         if listing.adapter_config is not None and adapter_weights(files):
             wanted.append(adapter_weights(files))
@@ -231,6 +238,14 @@ class Hub:
 
 def _is_whole(files: Mapping[str, int | None]) -> bool:
     return holds_model(files) or bool(adapter_weights(files))
+
+
+def parse_size(text: str) -> int:
+    """`20G`, `1.5GiB`, `500M`, and MiB without a unit -> bytes. ValueError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{shown(text, 40)} is no size, such as 500M or 20G")
+    return math.ceil(float(match[1]) * (1 << "kmgt".index((match[2] or "m").lower()) * 10 + 10))
 
 
 def _size(count: int) -> str:

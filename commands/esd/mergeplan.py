@@ -23,6 +23,7 @@ _PART = re.compile(
 )
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # what a base need not have: it comes with the task
+_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 # Families whose layers of these names are stored transposed, (in, out); a square one cannot be told by its shape.
@@ -175,6 +176,10 @@ class _Planner:
         if bool(parts.magnitude) != self.config.dora:
             raise self.refuse(
                 f"use_dora is {self.config.dora}, but {where} has {'a' if parts.magnitude else 'no'} magnitude"
+            )
+        if _EXPERT.search(name):
+            raise self.refuse(
+                f"{where} is one of several experts; how these are rounded depends on the release of peft"
             )
         a, b = self.stored[parts.a].shape, self.stored[parts.b].shape
         theirs = self._find(name, a[1:] + b[:1] if parts.embedding else b[:1] + a[1:])

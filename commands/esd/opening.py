@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from . import adapterconfig
-from .adapters import Adapter, MergedSource
+from .adapters import Adapter, MergedSource, refuse_quantised
 from .hub import Hub
-from .places import Places, read_json
-from .resolve import ADAPTER_CONFIG, Ref, adapter_weights, resolve
+from .places import Places
+from .resolve import adapter_weights, resolve
 from .sources import open_local
-from .tensors import ModelError, TensorInfo, TensorSource
+from .tensors import TensorInfo, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,12 @@ class OpenedModel:
 
     def read(self, name: str) -> torch.Tensor:
         return self._source.read(name)
+
+    def read_part(self, name: str, part: int) -> torch.Tensor:
+        """One part of a tensor along its first dimension: an expert of a stack."""
+        read = getattr(self._source, "read_part", None)
+        found: torch.Tensor = self.read(name)[part] if read is None else read(name, part)
+        return found
 
     def touched(self) -> set[str]:
         """The names of the tensors that an adapter changed; all others have the bits of the base."""
@@ -76,12 +82,16 @@ def open_model(
     try:
         places = Places(hub)
         plan = resolve(model, source=source_model, relation=relation, revision=revision, at=places)
+        settings = [adapterconfig.parse(places.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
+        for ref in plan.adapters[:1]:
+            refuse_quantised(places.config(plan.base), ref.name)
         path, commit = places.fetch(plan.base)
         source = open_local(path)
         parts = [Part(plan.base.name, path, commit)]
-        for ref in plan.adapters:
-            adapter, part = _open_adapter(ref, places)
-            parts.append(part)
+        for ref, config in zip(plan.adapters, settings, strict=True):
+            path, commit = places.fetch(ref)
+            parts.append(Part(ref.name, path, commit))
+            adapter = Adapter(ref.name, config, open_local(path / adapter_weights(places.look(ref).files)))
             try:
                 source = MergedSource(source, adapter)
             except BaseException:
@@ -93,12 +103,3 @@ def open_model(
             source.close()
         hub.close()
         raise
-
-
-def _open_adapter(ref: Ref, places: Places) -> tuple[Adapter, Part]:
-    path, commit = places.fetch(ref)
-    weights = adapter_weights(places.look(ref).files)
-    if not weights:
-        raise ModelError("resolve", f"adapter {ref.name} has no weights")
-    settings = adapterconfig.parse(read_json(path / ADAPTER_CONFIG), ref.name)
-    return Adapter(ref.name, settings, open_local(path / weights)), Part(ref.name, path, commit)

@@ -15,6 +15,8 @@ from .tensors import ModelError
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]*", re.ASCII)
+CONFIG = "config.json"
+
 _LONGEST_NAME = 200
 _LARGEST_CONFIG = 16 << 20  # bytes
 
@@ -23,6 +25,8 @@ class Store(Protocol):
     """The hub, as far as it is needed here."""
 
     def look(self, ref: Ref) -> Listing: ...
+
+    def config(self, ref: Ref) -> Mapping[str, Any]: ...
 
     def fetch(self, ref: Ref) -> tuple[Path, str]:
         """Its weights and configs on this box: the directory, and the commit."""
@@ -38,6 +42,14 @@ class Places:
     def look(self, ref: Ref) -> Listing:
         path = local_path(ref)
         return self._hub.look(ref) if path is None else look_at(path)
+
+    def config(self, ref: Ref) -> Mapping[str, Any]:
+        """Its config.json, before its weights are fetched; empty where there is none."""
+        path = local_path(ref)
+        if path is None:
+            return self._hub.config(ref)
+        config = (path if path.is_dir() else path.parent) / CONFIG
+        return read_json(config) if config.exists() else {}
 
     def fetch(self, ref: Ref) -> tuple[Path, str]:
         """Where it lies now, and its commit on the hub; "" for what came from no hub."""

@@ -23,7 +23,7 @@ from .options import Options
 
 BLOCK = 512  # rows or columns of the matrix that are in float64 at a time
 SMALL_BLOCK = 64
-FARMS_WINDOWS = 10  # at most, along each side of a matrix
+FARMS_WINDOWS = 10  # along a side; more only where it takes more to cover it
 
 CONVOLUTION = 0.5  # of each eigenvalue: the matrices of a convolution count times √0.5
 
@@ -55,8 +55,8 @@ def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
 
     FARMS: spectra of matrices of different aspect ratios differ in shape before any training, so that the spectra of
     submatrices of one aspect ratio are taken together instead (Hu, Goel, Killiakov, Yang: Eigenspectrum Analysis of
-    Neural Networks without Aspect Ratio Bias, ICML 2025, PMLR 267:24290). Here the aspect ratio is 1, windows lie half
-    a side apart or, on a long side, as far apart as ten windows need to cover it.
+    Neural Networks without Aspect Ratio Bias, ICML 2025, PMLR 267:24290). Here the aspect ratio is 1, and windows lie
+    half their side apart; along a side that takes more than ten of them so, further apart, at most side by side.
     """
     side = min(matrix.shape) // 2
     if side < 2:
@@ -66,7 +66,8 @@ def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _starts(length: int, side: int) -> list[int]:
-    count = min(FARMS_WINDOWS, math.ceil((length - side) / (side / 2)) + 1)
+    overlapping, touching = math.ceil((length - side) / (side / 2)) + 1, math.ceil(length / side)
+    count = max(min(overlapping, FARMS_WINDOWS), touching)
     return [round(place * (length - side) / max(1, count - 1)) for place in range(count)]
 
 

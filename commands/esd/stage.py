@@ -20,11 +20,11 @@ from . import results
 from .analysis import NoDevice, analyse, choose_device, dtypes
 from .cache import SpectraCache
 from .memory import Poisoned, shortage
+from .opening import open_model
 from .options import Options
 from .progress import Progress
 from .results import Table
 from .shown import shown
-from .sources import open_local
 from .tensors import ModelError, TensorSource
 
 DONE, FAILED, AGAIN = 0, 1, 75
@@ -75,7 +75,15 @@ class Stage:
             return FAILED
 
     def _analyse(self) -> int:
-        source = open_local(self.args.model)
+        args = self.args
+        source = open_model(
+            args.model,
+            source_model=args.source_model,
+            relation=args.relation,
+            revision=args.revision,
+            reserve_bytes=args.disk_reserve,
+            drop_downloads=args.drop_downloads,
+        )
         try:
             self._name_parts(source)
             device = choose_device(self.options.device)
