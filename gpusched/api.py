@@ -20,8 +20,8 @@ from gpusched.config import Loaded, Settings
 from gpusched.core import selection
 from gpusched.core.gpuneed import Shapes
 from gpusched.core.jobfile import JobFile
-from gpusched.core.masking import mask_secrets
-from gpusched.core.model import Device, JobState, Reading
+from gpusched.core.masking import last_line, mask_secrets
+from gpusched.core.model import Device, JobRow, JobState, Reading
 from gpusched.core.outcome import describe
 from gpusched.core.reconcile import Change, Held
 from gpusched.dispatcher import Dispatcher, Observer
@@ -40,6 +40,7 @@ from gpusched.submit import Rules, Typed, refuse_impossible, submit, to_give
 STREAM = "-"
 Source = str | Typed  # a file of jobs, STREAM, or what was typed in the place of one
 ACK_STEP_S = 0.05
+_TAIL_BYTES = 4096  # of a log, in which its last line is looked for
 SLOW_ACK_S = 5.0  # after this long without an answer, say what is waited for
 
 _JOB_VARIABLES = ("GPUSCHED_JOB_ID", "GPUSCHED_DEVICES")
@@ -422,14 +423,27 @@ class EsdWorkshop:
             for job in store.jobs():
                 found[job.name] = job.state.value
                 if job.state is JobState.FAILED:
-                    last = store.attempts(job.id)[-1:]
-                    ended = [describe(attempt.outcome) for attempt in last if attempt.outcome is not None]
-                    found[job.name] = "failed: " + (ended[0] if ended else job.cause)
+                    found[job.name] = f"failed: {self._story(store, job)}"
                 elif job.state is JobState.QUEUED:
                     found[job.name] = "waits for its turn"
         finally:
             store.close()
         return {name: text for name, text in found.items() if text != JobState.SUCCEEDED.value}
+
+    def _story(self, store: Store, job: JobRow) -> str:
+        """How a job that failed ended, and the last line that it said."""
+        attempts = store.attempts(job.id)
+        if not attempts:
+            return job.cause
+        last = attempts[-1]
+        ended = describe(last.outcome) if last.outcome is not None else job.cause
+        try:
+            with open(f"{self.place.path}/{last.error_log or last.log}", "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                said = last_line(log.read(_TAIL_BYTES))
+        except OSError:
+            said = ""
+        return f"{ended}; it said: {said}" if said else ended
 
     def write(self, path: str, text: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)

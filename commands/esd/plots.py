@@ -72,8 +72,17 @@ def write(output_dir: str, stem: str) -> list[str]:
     os.makedirs(f"{output_dir}/{PLOTS}", exist_ok=True)
     title = _plain(model_name(stem))
     paths = list(_spectra(output_dir, stem, title, layers))
+    _remove_pages(f"{output_dir}/{PLOTS}/{stem}-esd", len(paths))
     # last, since a model whose alphas are drawn counts as drawn
     return [_save(_alphas(title, layers), f"{output_dir}/{PLOTS}/{stem}-alpha.png"), *paths]
+
+
+def _remove_pages(path: str, kept: int) -> None:
+    """Pages of an earlier analysis that had more layers."""
+    number = kept + 1
+    while os.path.exists(page := f"{path}{f'-{number}' if number > 1 else ''}.png"):
+        os.unlink(page)
+        number += 1
 
 
 def read_table(path: str) -> list[Layer]:
@@ -221,7 +230,7 @@ def _field(axes: Any, layer: Layer, values: Floats) -> None:
         axes.plot([start, high], [law, law - layer.alpha * (high - start)], color=_SERIES[3], linewidth=1.3)
         axes.axvline(start, color=_INK, linewidth=0.8, linestyle=(0, (3, 2)))
     note = f"α {layer.alpha:.2f}  D {layer.distance:.3f}" if has_fit else "no fit"
-    place = {"ha": "right", "va": "top", "transform": axes.transAxes}
+    place = {"ha": "right", "va": "top", "transform": axes.transAxes, "zorder": 5}
     axes.text(
         0.99, 0.98, note, fontsize=6.5, color=_INK, **place, bbox={"fc": "white", "alpha": 0.8, "lw": 0, "pad": 1}
     )

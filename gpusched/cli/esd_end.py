@@ -112,7 +112,7 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
     how = [
         f"{key.replace('_', ' ')} {getattr(config, key)}"
         for key, default in DEFAULTS.items()
-        if key in ("fix_fingers", "solver") or getattr(config, key) != default
+        if key == "fix_fingers" or getattr(config, key) != default
     ]
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
     models: list[ModelLine] = []
@@ -136,7 +136,7 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
             _COLUMNS,
             ("Device", "Relation", "Source"),
             tuple(models),
-            (("α of each layer", tuple(alphas)), ("mean α of each model", means if len(means) > 1 else ())),
+            (("α of each layer", tuple(alphas)), ("mean α of each model", means if len(means) >= _LEAST_MEANS else ())),
         )
     )
     experiment.workshop.write(f"{experiment.output}/{REPORT}", text)
@@ -151,6 +151,7 @@ _COLUMNS = (
     ("Seconds", 1),
     ("Peak MiB", 0),
 )
+_LEAST_MEANS = 8  # of so few models the table says more
 _KEYS = ("alpha_mean", "alpha_median", "D_median", "layers", "skipped", "seconds", "peak_memory_bytes")
 
 
@@ -164,17 +165,16 @@ def _value(result: Result, key: str) -> float | None:
 
 
 def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
-    """Labels and paths beside the page: the table, and the pictures that are there."""
-    from gpusched.experiments.esdrecords import PLOTS
+    """Labels and paths beside the page: the table, and the pictures that were drawn of it."""
+    from gpusched.experiments.esdrecords import PLOTS, has_plots
 
     yield "table", f"{TABLES}/{stem}.csv"
-    for label, name in (("α", f"{stem}-alpha"), ("spectra", f"{stem}-esd")):
-        if os.path.exists(f"{output}/{PLOTS}/{name}.png"):
-            yield label, f"{PLOTS}/{name}.png"
-    number = 2
-    while os.path.exists(f"{output}/{PLOTS}/{stem}-esd-{number}.png"):
-        yield str(number), f"{PLOTS}/{stem}-esd-{number}.png"
-        number += 1
+    if has_plots(output, stem):
+        yield "α", f"{PLOTS}/{stem}-alpha.png"
+        page, path = 1, f"{PLOTS}/{stem}-esd.png"
+        while os.path.exists(f"{output}/{path}"):
+            yield "spectra" if page == 1 else str(page), path
+            page, path = page + 1, f"{PLOTS}/{stem}-esd-{page + 1}.png"
 
 
 def _alphas(path: str) -> list[float]:

@@ -67,7 +67,12 @@ def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
 
 
 def has_plots(output: str, stem: str) -> bool:
-    return os.path.exists(f"{output}/{PLOTS}/{stem}-alpha.png")
+    """Are there pictures, and of this table, not of an earlier one?"""
+    try:
+        drawn = os.stat(f"{output}/{PLOTS}/{stem}-alpha.png").st_mtime_ns
+        return drawn >= os.stat(f"{output}/{TABLES}/{stem}.csv").st_mtime_ns
+    except OSError:
+        return False
 
 
 # ---- over all models -------------------------------------------------------------------------------

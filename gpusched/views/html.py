@@ -16,6 +16,7 @@ from gpusched.core.masking import clean
 
 BINS = 32
 SHOWN_STOPPED = 10  # more of them are shown when they are asked for
+_LARGEST = 1e9  # no exponent is; with it neither what is NaN nor what is infinite counts
 _WIDTH, _HEIGHT = 460, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 18, 22
 
@@ -125,16 +126,16 @@ def _row(model: ModelLine, digits: Sequence[int]) -> str:
 
 def _histogram(caption: str, values: Iterable[float]) -> str:
     """Bars of how many values lie where, with the median marked; outliers far beyond the rest are only counted."""
-    known = sorted(value for value in values if math.isfinite(value))
+    known = sorted(value for value in values if abs(value) < _LARGEST)
     if not known:
         return ""
     low, high = known[0], known[-1]
     usual = known[math.ceil(0.98 * len(known)) - 1]
     if high - low > 2 * (usual - low) > 0:
         high = usual
-    if high == low:
+    if high - low <= 1e-6 * max(1.0, abs(low)):
         low, high = low - 0.5, high + 0.5
-    step = _step((high - low) / BINS)
+    step = _step((high - low) / min(BINS, max(8, round(2 * math.sqrt(len(known))))))
     first = math.floor(low / step) * step
     number = max(1, math.ceil((high - first) / step - 1e-9))
     counts = [0] * number
