@@ -28,7 +28,7 @@ from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.experiments import esd
-from gpusched.experiments.esdconfig import EsdConfig
+from gpusched.experiments.esdconfig import EsdConfig as EsdConfig
 from gpusched.host import attemptdir, board, hubheaders, queuedir, tensorheaders
 from gpusched.host.claims import Claims, find_directory
 from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once

@@ -19,10 +19,11 @@ POSSIBLE = {
     "ms": (0.001, 60_000),
     "ms of CPU": (0, 60_000),
     "s": (0.01, 120),
+    "s CPU": (0.1, 600),
     "MiB": (1, 1000),
     "% of a core": (0, 200),
 }
-ROWS = {"throughput": 6, "gap": 2, "many_lines": 3, "attributes": 3, "startup": 1, "footprint": 4, "planner": 3}
+ROWS = {"throughput": 6, "gap": 2, "many_lines": 3, "attributes": 3, "startup": 1, "footprint": 4, "planner": 3, "atlas": 1}
 
 
 @pytest.mark.slow

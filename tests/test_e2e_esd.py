@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,3 +178,28 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
         ended = box.gpusched("esd", *words)
         assert ended.code == 2 and said in ended.err, words
     assert not (box.work / "esd_results").exists() and not (box.work / "gpusched-runs").exists()
+
+
+LIBRARY = """
+from gpusched.api import EsdConfig, EsdExperiment
+
+class Mine(EsdExperiment):
+    def build_command(self, row):
+        return ["sh", "-c", f"echo {row.name} $CUDA_VISIBLE_DEVICES > seen-{row.line}"]
+
+    def summarise(self):
+        print("summarised")
+        return super().summarise()
+
+config = EsdConfig(model_list="atlas.csv", output_dir="out", gpu_list=[1], gpu_memory_threshold=500, max_checks=1)
+mine = Mine(config)
+print(mine.run(), [result.name for result in mine.summary.results])
+"""
+
+
+def test_the_library_runs_an_experiment(box: Box) -> None:
+    box.write("full_name", "acme/a", "acme/b", name="atlas.csv")
+    ended = box.spawn("-c", LIBRARY, program=[sys.executable]).wait()
+    assert ended.text == "summarised\n0 ['acme/a', 'acme/b']\n"
+    assert [box.read("seen-2"), box.read("seen-3")] == ["acme/a 1\n", "acme/b 1\n"]
+    assert [row["error_stage"] for row in summary(box, "out")] == ["waiting", "waiting"]
