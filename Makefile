@@ -14,7 +14,7 @@ DEMO_real      :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run esd-demo check fix test test-slow test-gpu bless bench
+.PHONY: help run esd-demo check fix test test-slow test-gpu test-peers bless bench
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=...]"; echo
@@ -35,28 +35,32 @@ check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
-	$(PYTEST) -q -m "not gpu and not soak" $(ARGS)
+	$(PYTEST) -q -m "not gpu and not soak and not peers" $(ARGS)
 
 fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 test: $(VENV)/.dev ## the fast tests
-	$(PYTEST) -q -m "not slow and not soak and not gpu" $(ARGS)
+	$(PYTEST) -q -m "not slow and not soak and not gpu and not peers" $(ARGS)
 
 test-slow: $(VENV)/.dev ## the slow tests, the ones that take minutes included
-	$(PYTEST) -m "(slow or soak) and not gpu" $(ARGS)
+	$(PYTEST) -m "(slow or soak) and not gpu and not peers" $(ARGS)
 
 test-gpu: $(VENV)/.dev ## the tests that need a real GPU
 	$(PYTEST) -m gpu $(ARGS)
 
+test-peers: $(VENV)/.peers ## compare the spectral analysis with WeightWatcher (downloads 85 MB more)
+	$(PYTEST) -m peers $(ARGS)
+
 bless: $(VENV)/.dev ## rewrite the golden files and the generated part of the docs
-	GPUSCHED_BLESS=1 $(PYTEST) -q -m "not soak and not gpu" $(ARGS)
+	GPUSCHED_BLESS=1 $(PYTEST) -q -m "not soak and not gpu and not peers" $(ARGS)
 
 bench: $(VENV)/.base ## measure, as ratios within one run
 	$(BIN)/python -m bench.run $(ARGS)
 
-# Two stamps: running needs only the base dependencies. A .venv whose Python is gone is made anew.
+# Three stamps: running needs only the base dependencies, and only comparing needs the peers. A .venv whose Python is
+# gone is made anew.
 $(VENV)/.base: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "make: $(PYTHON) is not Python 3.10 or newer; name one, e.g. make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
@@ -69,4 +73,8 @@ $(VENV)/.base: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge]'
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,peers]'
 	@touch $@

@@ -52,7 +52,7 @@ class SpectraCache:
     def get(self, key: str) -> Spectrum | None:
         """What was put, if it is there and whole."""
         try:
-            with np.load(self._path(key), allow_pickle=False) as stored:
+            with open(self._path(key), "rb") as file, np.load(file, allow_pickle=False) as stored:
                 evals = np.asarray(stored["evals"], dtype=np.float64)
                 return Spectrum(evals, str(stored["solver"]), str(stored["device"]), str(stored["note"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -2,7 +2,7 @@
 
 A worker takes the next layer, waits for its bytes, reads it, and solves it. While one solves, the next one reads; as
 many solve at a time as there are threads to spare for. The bytes of a layer are its tensor and its Gram matrix in
-float64; in memory at once are at most 1.4 times those of the greatest layer, or LEAST.
+float64; in memory at once are at most 1.35 times those of the greatest layer, or LEAST.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .spectrum import NotFinite, Spectrum, spectrum
 from .tensors import TensorSource
 
 LEAST = 256 << 20  # bytes; up to here more layers at a time cost nobody anything
-AHEAD = 1.4
+AHEAD = 1.35
 
 _BIG = 64 << 20  # bytes of a layer from which its routines use many threads well
 _LANES = 4  # layers solved at a time, at most

@@ -1,0 +1,159 @@
+"""Which tensors are analysed and which are not, by name, shape, type and config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from gpusched.commands.esd.layers import Layer, plan
+from gpusched.commands.esd.options import Options
+from gpusched.commands.esd.tensors import TensorInfo
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def planned(
+    *tensors: tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str],
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[list[Layer], dict[str, str]]:
+    infos = [TensorInfo(*(tensor if len(tensor) == 3 else (*tensor, "bfloat16"))) for tensor in tensors]
+    layers, skips = plan(infos, config or {}, Options(**options))
+    return layers, {skip.tensor.name: skip.reason for skip in skips}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (8, 8)),
+        ("model.layers.0.self_attn.k_proj.weight", (2, 8)),  # grouped: fewer heads than q
+        ("h.0.attn.c_attn.weight", (8, 24)),  # GPT-2: in×out, q, k and v in one
+        ("model.layers.0.mlp.up_proj.weight", (8192, 1024)),
+        ("lm_head.weight", (32000, 8)),
+        ("encoder.embedding_projection.weight", (8, 16)),
+        ("gpt_neox.embed_out.weight", (32000, 8)),
+        ("time_embedding.linear_1.weight", (8, 16)),
+        ("A_log", (16, 4)),
+    ],
+)
+def test_two_dimensions_are_one_matrix(name: str, shape: tuple[int, int]) -> None:
+    layers, skips = planned((name, shape), config={"vocab_size": 32000})
+    assert [(layer.name, layer.matrix, layer.convolution) for layer in layers] == [(name, shape, False)]
+    assert not skips
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("conv1.weight", (64, 3, 7, 7)),
+        ("wav2vec2.feature_extractor.conv_layers.0.conv.weight", (512, 512, 10)),
+        ("mixer.conv1d.weight", (64, 1, 4)),
+        ("encoder.pos_conv_embed.conv.weight_v", (64, 48, 128)),
+        ("vision_model.embeddings.patch_embedding.weight", (768, 3, 16, 16)),
+        ("patch_embed.proj.weight", (96, 3, 2, 4, 4)),
+        ("weights", (40, 40, 3)),
+    ],
+)
+def test_convolutions_are_one_matrix_for_each_position(name: str, shape: tuple[int, ...]) -> None:
+    layers, skips = planned((name, shape))
+    assert [(layer.matrix, layer.convolution, layer.expert) for layer in layers] == [(shape[:2], True, None)]
+    assert not skips
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.0.mlp.experts.gate_up_proj", (4, 64, 128)),
+        ("model.layers.0.mlp.experts.down_proj", (4, 2, 3)),  # however small
+        ("model.layers.0.block_sparse_moe.input_linear.weight", (4, 64, 128)),
+        ("some.weights", (4, 64, 128)),
+    ],
+)
+def test_stacks_are_one_matrix_for_each_expert(name: str, shape: tuple[int, int, int]) -> None:
+    layers, skips = planned((name, shape))
+    assert [(layer.name, layer.shape, layer.expert) for layer in layers] == [
+        (f"{name}[{n}]", shape[1:], n) for n in range(4)
+    ]
+    assert layers[0].elements == shape[1] * shape[2]
+    assert not skips
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (("wte.weight", (50257, 8)), "an embedding"),
+        (("model.embed_tokens.weight", (32000, 8)), "an embedding"),
+        (("embeddings.position_embeddings.weight", (512, 384)), "an embedding"),
+        (("shared.weight", (32000, 8)), "an embedding"),
+        (("vit.embeddings.position_embeddings", (1, 197, 768)), "an embedding"),
+        (("tok.weight", (32000, 8)), "an embedding"),  # as many rows as words
+        (("h.0.attn.bias", (1, 1, 64, 64)), "a bias"),
+        (("model.layers.0.mlp.experts.gate_up_proj_bias", (4, 64)), "a bias"),
+        (("classifier.weight", (1, 768)), "a vector"),
+        (("conv.weight_g", (1, 1, 128)), "a vector"),
+        (("position_ids", (1, 512), "int64"), "integers (int64)"),
+        (("mask", (4, 4), "bool"), "integers (bool)"),
+        (("freqs", (4, 4), "complex64"), "complex"),
+        (("nothing.weight", (0, 4)), "empty"),
+        (("q.weight", (4, 4), "int8"), "quantised (int8)"),
+        (("q.weight", (4, 4), "uint8"), "quantised (uint8)"),
+        (("layer.qweight", (4, 4), "int32"), "part of a quantised weight"),
+        (("layer.qzeros", (4, 4), "int32"), "part of a quantised weight"),
+        (("mlp.experts.down_proj_blocks", (4, 4, 8, 16), "uint8"), "part of a quantised weight"),
+        (("mlp.experts.down_proj_scales", (4, 4, 8), "uint8"), "part of a quantised weight"),
+        (("deep.weight", (2, 2, 2, 2, 2, 2)), "6 dimensions"),
+    ],
+)
+def test_what_is_no_matrix_of_weights_is_said(tensor: Any, reason: str) -> None:
+    layers, skips = planned(tensor, config={"vocab_size": 32000})
+    assert not layers
+    assert skips[tensor[0]].startswith(reason)
+
+
+def test_eight_bits_are_weights_unless_they_are_scaled() -> None:
+    scaled = [("a.weight", (4, 4), "float8_e4m3fn"), ("a.weight_scale_inv", (1, 2), "float32")]
+    layers, skips = planned(*scaled, ("b.weight", (4, 4), "float8_e4m3fn"))
+    assert [layer.name for layer in layers] == ["b.weight"]
+    assert skips["a.weight"] == "quantised (float8_e4m3fn)"
+
+
+def test_scales_of_a_gptq_layer_are_no_weights() -> None:
+    layers, skips = planned(("a.qweight", (4, 4), "int32"), ("a.scales", (2, 4), "float16"), ("b.scales", (2, 4)))
+    assert [layer.name for layer in layers] == ["b.scales"]
+    assert set(skips) == {"a.qweight", "a.scales"}
+
+
+def test_embeddings_are_analysed_on_request() -> None:
+    layers, skips = planned(("wte.weight", (50, 8)), ("h.0.attn.bias", (4, 4)), embeddings=True)
+    assert [layer.name for layer in layers] == ["wte.weight"]
+    assert set(skips) == {"h.0.attn.bias"}
+
+
+@pytest.mark.parametrize(("tied", "head"), [(True, 0), (False, 1), (None, 1)])
+def test_a_tied_head_that_is_stored_twice_counts_once(tied: bool | None, head: int) -> None:
+    tensors = [("model.embed_tokens.weight", (100, 8)), ("lm_head.weight", (100, 8))]
+    config = {} if tied is None else {"tie_word_embeddings": tied}
+    layers, skips = planned(*tensors, config=config, embeddings=True)
+    assert len(layers) == 1 + head
+    assert skips == ({} if head else {"lm_head.weight": "tied to model.embed_tokens.weight"})
+
+
+def test_layers_that_are_not_asked_for_are_said_too() -> None:
+    layers, skips = planned(("a.mlp.weight", (4, 4)), ("a.attn.weight", (4, 4)), layers=r"\.mlp\.")
+    assert [layer.name for layer in layers] == ["a.mlp.weight"]
+    assert skips == {"a.attn.weight": "left out by --layers"}
+
+
+names = st.text(st.sampled_from("abw.experts_conv_embed_weight"), min_size=1, max_size=20)
+shapes = st.lists(st.sampled_from([0, 1, 2, 40, 100]), max_size=6).map(tuple)
+types = st.sampled_from(["bfloat16", "float32", "int8", "bool", "float8_e5m2", "float4_e2m1fn", "complex64"])
+
+
+@given(st.lists(st.tuples(names, shapes, types), max_size=6, unique_by=lambda tensor: tensor[0]))
+def test_every_tensor_of_two_dimensions_is_in_one_of_both(tensors: list[tuple[str, tuple[int, ...], str]]) -> None:
+    layers, skips = planned(*tensors)
+    told = {layer.tensor.name for layer in layers}
+    assert told.isdisjoint(skips)
+    assert told | set(skips) == {name for name, shape, _ in tensors if len(shape) >= 2}
+    assert all(skips.values())
