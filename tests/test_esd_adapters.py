@@ -49,13 +49,31 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_local_experts": 3,
     },
 }
-CLASSES = {"gpt2": "GPT2", "llama": "Llama", "mixtral": "Mixtral"}
+HEADS = {"num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64}
+BOTH = {
+    **{f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in (("layers", 1), ("ffn_dim", 48))},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{word}_token_id": 0 for word in ("pad", "bos", "eos", "decoder_start")},
+}
+SIZES |= {
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 64},
+    "opt": {**HEADS, "hidden_size": 32, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 32},
+    "neox": {**HEADS, "hidden_size": 32, "intermediate_size": 48},
+    "whisper": {**BOTH, "d_model": 32, "vocab_size": 64},
+}
+CLASSES = {"gpt2": "GPT2", "llama": "Llama", "mixtral": "Mixtral", "t5": "T5", "opt": "OPT", "neox": "GPTNeoX"}
+CLASSES["whisper"] = "Whisper"
+LOADERS = {"t5": "AutoModelForSeq2SeqLM", "whisper": "AutoModelForSpeechSeq2Seq"}
+
+
+def loader(family: str) -> Any:
+    return getattr(transformers, LOADERS.get(family, "AutoModelForCausalLM"))
 
 
 def make_base(directory: Path, family: str, dtype: torch.dtype, **settings: Any) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, CLASSES[family] + "Config")(**SIZES[family], **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    model = loader(family).from_config(config).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.05)
@@ -64,7 +82,8 @@ def make_base(directory: Path, family: str, dtype: torch.dtype, **settings: Any)
 
 
 def load(directory: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+    named = json.loads((directory / "config.json").read_text())["model_type"]
+    return loader(named).from_pretrained(directory, dtype="auto")
 
 
 def make_adapter(
@@ -72,7 +91,7 @@ def make_adapter(
 ) -> Path:
     """An adapter with random weights in all its tensors."""
     torch.manual_seed(seed)
-    model = peft.get_peft_model(load(base), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    model = peft.get_peft_model(load(base), peft.LoraConfig(**settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_magnitude_vector" in name:
@@ -134,6 +153,13 @@ CASES: dict[str, tuple[str, torch.dtype, torch.dtype, dict[str, Any], dict[str, 
         {"tie_word_embeddings": True},
         {"target_modules": [*ATTENTION, "lm_head", "embed_tokens"]},
     ),
+    "llama tied dora": (
+        "llama",
+        BRAIN,
+        SINGLE,
+        {"tie_word_embeddings": True},
+        {"target_modules": ["lm_head", "embed_tokens"], "use_dora": True},
+    ),
     "llama dora": ("llama", BRAIN, SINGLE, {}, {"target_modules": [*ATTENTION, "embed_tokens"], "use_dora": True}),
     "llama dora fp32": ("llama", SINGLE, HALF, {}, {"target_modules": ["k_proj", "gate_proj"], "use_dora": True}),
     "llama saved": (
@@ -159,6 +185,11 @@ CASES: dict[str, tuple[str, torch.dtype, torch.dtype, dict[str, Any], dict[str, 
     ),
     "llama regex": ("llama", SINGLE, SINGLE, {}, {"target_modules": r".*\.layers\.1\.(self_attn|mlp)\.\w+_proj"}),
     "mixtral": ("mixtral", BRAIN, SINGLE, {}, {"target_modules": ATTENTION, "r": 4}),
+    "t5": ("t5", BRAIN, SINGLE, {}, {"target_modules": ["q", "v", "wo", "shared"], "r": 4}),
+    "t5 encoder": ("t5", BRAIN, SINGLE, {}, {"target_modules": ["encoder.embed_tokens"], "use_dora": True}),
+    "opt": ("opt", BRAIN, SINGLE, {}, {"target_modules": ["q_proj", "fc2", "lm_head"], "bias": "lora_only"}),
+    "gpt-neox": ("neox", HALF, SINGLE, {}, {"target_modules": ["query_key_value", "embed_in", "embed_out"]}),
+    "whisper": ("whisper", BRAIN, SINGLE, {}, {"target_modules": ["q_proj", "conv1", "fc1"], "use_dora": True}),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import OpenedModel, open_model
 from gpusched.commands.esd.tensors import ModelError
@@ -76,7 +77,7 @@ def test_an_adapter_and_its_base_are_fetched_once_and_merged(hub: Hub, tmp_path:
         assert model.touched() == {"a.q.weight"}
         assert model.read("a.q.weight").shape == (8, 6)
         assert model.config == {"model_type": "llama"}
-        assert list(model.notes) == ["adapter lab/ad merged into 1 tensors"]
+        assert list(model.notes) == ["adapter lab/ad merged into 1 tensor"]
         model.close()
     assert sorted(hub.fetched) == [
         "acme/base/config.json",
@@ -170,7 +171,7 @@ def test_hostile_and_broken_repositories_are_refused(
     hub.repositories["acme/x"] = Repository(files)
     said, again = refusal(hub, tmp_path, "acme/x")
     assert reason in said and not again
-    assert {path.name for path in tmp_path.iterdir()} <= {"models--acme--x", ".locks", ".gpusched", "CACHEDIR.TAG"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"models--acme--x", ".locks", "CACHEDIR.TAG"}
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,7 @@ def test_only_what_was_fetched_here_is_dropped_again(hub: Hub, tmp_path: Path) -
 
 IN_USE = """
 import sys
+from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import open_model
 model = open_model("acme/base", cache_dir=sys.argv[1], endpoint=sys.argv[2])
@@ -286,6 +288,7 @@ def test_the_cache_alone_serves_offline(hub: Hub, tmp_path: Path, monkeypatch: p
     (tmp_path / "models--acme--base" / "refs").mkdir()
     (tmp_path / "models--acme--base" / "refs" / "main").write_text(COMMIT)
     script = """
+from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.hub import parse_size
 from gpusched.commands.esd.opening import open_model
 model = open_model("acme/base")
@@ -412,3 +415,23 @@ def test_what_cannot_be_merged_is_refused_early_and_leaves_no_open_file(hub: Hub
     assert refusal(hub, tmp_path, "lab/misfit")[0] == "merge: adapter lab/misfit: b.q matches no tensor of the base"
     links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert not [link for link in links if link.startswith(str(tmp_path))]
+
+
+def test_the_stage_tells_what_was_merged_and_records_what_failed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name, files in {"base": BASE.files, "ad": adapter().files, "odd": adapter(lora_bias=True).files}.items():
+        (tmp_path / name).mkdir()
+        for file, data in files.items():
+            (tmp_path / name / file).write_bytes(data)
+    words = ["--source-model", "base", "--relation", "adapter", "--output-dir", "out", "--disk-reserve", "1M"]
+    assert main(["--model", "ad", *words]) == 0
+    assert "adapter ad merged into 1 tensor" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out" / "records" / "ad.json").read_text())
+    assert (record["model"], record["adapters"], record["success"]) == ("base", ["ad"], True)
+    assert main(["--model", "odd", *words]) == 1
+    assert "odd: failed to merge: adapter odd: lora_bias is set (True); it adds to biases" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "records" / "odd.json").read_text())["success"] is False
+    assert not (tmp_path / "out" / "per_model_csv" / "odd.csv").exists()

@@ -136,6 +136,7 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
             {},
             "m.experts.0.w1 is one of several expert",
         ),
+        ({"a" * 2000: (2, 6)}, {}, {}, "a name in its file has 2000 characters"),
         ({f"{Q}.lora_A.default.weight": (2, 6)}, {}, {}, "is no plain LoRA weight"),
         ({f"{Q}.lora_B.bias": (8,)}, {}, {}, f"{Q}.lora_B.bias in its file is no plain LoRA weight"),
         ({"wte.token_adapter.trainable_tokens_delta": (1, 8)}, {}, {}, "is no plain LoRA weight"),
@@ -178,6 +179,12 @@ def test_names_and_shapes_that_do_not_fit_are_refused(
         plan(stored, base, **extra)
     assert refusal.value.stage == "merge"
     assert reason in refusal.value.reason
+
+
+def test_numbers_that_are_not_floating_point_are_not_merged() -> None:
+    stored = [TensorInfo(name, shape, "int8") for name, shape in lora(Q).items()]
+    with pytest.raises(ModelError, match="in its file is int8, not floating point"):
+        make_plan(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {})
 
 
 def test_gpt2_stores_a_square_projection_the_other_way_round() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpusched.commands.esd.huberrors import TransientError
 from gpusched.commands.esd.resolve import Listing, Ref, Resolution, model_weights, resolve
 from gpusched.commands.esd.tensors import ModelError
 
@@ -21,10 +22,13 @@ class Hub:
     def __init__(self, repositories: Mapping[str, Mapping[str, Any]]) -> None:
         self.repositories = repositories
         self.asked: list[str] = []
+        self.down = ""
 
     def look(self, ref: Ref) -> Listing:
         self.asked.append(ref.name)
         held = self.repositories.get(ref.name)
+        if ref.name == self.down:
+            raise TransientError("download", "the hub is down")
         if held is None:
             raise ModelError("download", f"{ref.name} is not there")
         files = dict.fromkeys(held["files"], 100)
@@ -105,6 +109,15 @@ def test_a_path_that_is_not_here_is_asked_for_once() -> None:
     with pytest.raises(ModelError, match="base unresolved"):
         resolve("lab/ad-localpath", relation="adapter", at=hub)
     assert hub.asked == ["lab/ad-localpath"]
+
+
+def test_a_hub_that_is_down_leaves_open_whether_the_config_disagrees() -> None:
+    hub = Hub({"a": adapter_on("b"), "c": WHOLE, "here": WHOLE | {"local": True}})
+    hub.down = "b"
+    with pytest.raises(TransientError):
+        resolve("a", source="c", relation="adapter", at=hub)
+    found = resolve("a", source="here", relation="adapter", at=hub)  # needs no hub
+    assert (found.base, len(found.notes)) == (Ref("here"), 1)
 
 
 def adapter_on(base: object, *more: str, **fields: Any) -> dict[str, Any]:

@@ -53,8 +53,8 @@ class MergedSource:
     def notes(self) -> Sequence[str]:
         added = sum(bool(change.adds) for change in self._changes.values())
         stored = sum(bool(change.stored) for change in self._changes.values())
-        whole = f", {stored} tensors replaced" if stored else ""
-        return [*self._base.notes, f"adapter {shown(self._adapter.label)} merged into {added} tensors{whole}"]
+        whole = f", {_tensors(stored)} replaced" if stored else ""
+        return [*self._base.notes, f"adapter {shown(self._adapter.label)} merged into {_tensors(added)}{whole}"]
 
     def touched(self) -> set[str]:
         """The names of the tensors that no longer have the bits of the first base."""
@@ -147,3 +147,7 @@ def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
             f"adapter {shown(label)}: its base is quantised ({shown(str(method))}); name the full-precision base in "
             "source_model",
         )
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"

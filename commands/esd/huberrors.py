@@ -69,8 +69,10 @@ def _status(error: BaseException) -> int:
 
 
 def _is_network(error: BaseException) -> bool:
-    """Of the libraries for HTTP that the hub's library has used over time, or of the sockets below them."""
+    """Of the libraries for transfers that the hub's library has used over time, or of the sockets below them."""
     for each in _causes(error):
+        if isinstance(each, RuntimeError) or type(each).__name__ == "XetDownloadError":
+            return True  # what hf_xet says of a transfer that failed
         top = type(each).__module__.partition(".")[0]
         if top in ("httpx", "httpx2", "httpcore", "requests", "urllib3", "ssl", "hf_xet"):
             return True

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_DIRECTORY = ".gpusched"  # in the cache
+_DIRECTORY = Path(".locks", "gpusched")  # in the cache, where its library keeps its own
 
 
 class Use:

@@ -6,7 +6,7 @@ A name that matches nothing of the base, or two tensors, is an error: the base m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ _PART = re.compile(
 )
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # what a base need not have: it comes with the task
+_LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -66,12 +67,12 @@ class _Parts:
     magnitude: str = ""
 
 
-def suffix_matches(name: str, names: Iterable[str]) -> list[str]:
+def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     """`name` alone where it is there; else those that differ by a leading part without a layer's number."""
+    if name in names:
+        return [name]
     found = []
     for other in names:
-        if other == name:
-            return [other]
         longer, shorter = (other, name) if len(other) > len(name) else (name, other)
         if longer.endswith("." + shorter) and not re.search(r"\d", longer[: -len(shorter)]):
             found.append(other)
@@ -128,6 +129,10 @@ class _Planner:
 
     def _sort(self, key: str, modules: dict[str, _Parts], whole: dict[str, str]) -> None:
         """A name of the file -> a part of a module's LoRA, by the name of its weight; or a tensor by its own."""
+        if len(key) > _LONGEST_NAME:
+            raise self.refuse(f"a name in its file has {len(key)} characters")
+        if not self.stored[key].dtype.startswith(("float", "bfloat")):
+            raise self.refuse(f"{shown(key)} in its file is {self.stored[key].dtype}, not floating point")
         name = key.removeprefix(_PREFIX)
         match = _PART.fullmatch(name)
         if match is None:

@@ -155,7 +155,7 @@ class _Chain:
         try:
             between = self.at.look(told)
         except ModelError as error:
-            if getattr(error, "transient", False):
+            if getattr(error, "transient", False) and not there.local:
                 raise
             between = None
         if between is not None and between.identity == there.identity:
