@@ -16,12 +16,12 @@ from gpusched.cli.options import SettingsCommand
 from gpusched.cli.work import Asked, rules_for, say, work, work_options
 from gpusched.core.modelrecord import DEFAULTS
 from gpusched.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.experiments.esdconfig import CHOICES, EsdConfig, flag
 
 if TYPE_CHECKING:
     from gpusched.api import EsdWorkshop
     from gpusched.core.jobfile import JobFile
     from gpusched.experiments.esd import EsdExperiment, Plan
-    from gpusched.experiments.esdconfig import EsdConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,87 +32,63 @@ def esd_options(callback: F) -> F:
     """Give a command the options of the analysis, by the names of the fields of EsdConfig."""
     for decorate in reversed(
         (
-            click.option("--model-list", metavar="CSV", default="", help="Analyse the models of this table."),
-            click.option("--single-model", metavar="NAME|PATH", default="", help="Analyse this model."),
+            _text("--model-list", "CSV", "Analyse the models of this table."),
+            _text("--single-model", "NAME|PATH", "Analyse this model."),
             click.option(
                 "--output-dir",
                 metavar="DIR",
                 default="esd_results",
-                show_default=True,
-                help="Keep the results, and what is needed to go on, in this directory.",
+                help="Keep the results, and what is needed to go on, in this directory.  [default: esd_results]",
             ),
-            click.option(
-                "--source-model", metavar="NAME|PATH", default="", help="Of --single-model: the base that it changes."
-            ),
-            click.option("--relation", metavar="WORD", default="", help="Of --single-model: adapter, finetune, base …"),
-            click.option("--revision", metavar="REV", default="", help="Of --single-model: branch, tag or commit."),
-            click.option("--overwrite", is_flag=True, help="Analyse again what is done already."),
-            click.option(
-                "--fix-fingers",
-                type=click.Choice(["xmin_mid", "xmin_peak", "DKS"], case_sensitive=False),
-                default=DEFAULTS["fix_fingers"],
-                show_default=True,
-                help="Begin the tail at the median, at the peak, or where it fits best.",
-            ),
-            click.option(
-                "--evals-thresh",
-                type=float,
-                metavar="X",
-                default=DEFAULTS["evals_thresh"],
-                show_default=True,
-                help="Leave out eigenvalues at or below X.",
-            ),
-            click.option(
-                "--bins",
-                type=int,
-                metavar="N",
-                default=DEFAULTS["bins"],
-                show_default=True,
-                help="Look for the peak in N bins.",
-            ),
-            click.option(
-                "--peak-window",
-                type=click.Choice(["near", "legacy"]),
-                default=DEFAULTS["peak_window"],
-                show_default=True,
-                help="Look for the tail of xmin_peak near the peak, or where much published code does.",
-            ),
-            click.option(
-                "--solver",
-                type=click.Choice(["auto", "gram", "svd", "fast"]),
-                default=DEFAULTS["solver"],
-                show_default=True,
-                help="Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact.",
-            ),
-            click.option("--device", metavar="DEVICE", default="", help="Compute on auto, cpu, cuda or cuda:N."),
-            click.option("--no-parallel-gpu", is_flag=True, help="Do one layer after the other."),
-            click.option("--layers", metavar="REGEX", default="", help="Analyse the tensors of such names only."),
-            click.option("--embeddings", is_flag=True, help="Analyse embeddings too."),
-            click.option(
-                "--min-evals",
-                type=int,
-                metavar="N",
-                default=DEFAULTS["min_evals"],
-                show_default=True,
-                help="Fit no tail to fewer eigenvalues.",
-            ),
-            click.option("--farms", is_flag=True, help="Sample blocks of one aspect ratio of each matrix (FARMS)."),
-            click.option("--randomize", is_flag=True, help="Compare with the same entries in random order."),
-            click.option("--dtype-report", is_flag=True, help="Tell of the types that the weights are stored in."),
-            click.option("--plots", is_flag=True, help="Draw alpha by layer, and the spectra with their tails."),
-            click.option(
-                "--cache-dir",
-                metavar="DIR",
-                default="",
-                help="Share spectra of known tensors there.  [default: OUTPUT_DIR/.spectra-cache]",
-            ),
-            click.option(
-                "--disk-reserve", metavar="SIZE", default="", help="Download nothing that leaves less than this free."
-            ),
+            _text("--source-model", "NAME|PATH", "Of --single-model: what it was made from, the base of an adapter."),
+            _text("--relation", "WORD", "Of --single-model: adapter, or anything else for a whole model."),
+            _text("--revision", "REV", "Of --single-model: branch, tag or commit on the hub."),
+            _switch("--overwrite", "Analyse again what is done already."),
+            _choice("fix_fingers", "Begin the tail at the median, at the peak, or where it fits best."),
+            _number("evals_thresh", float, "Leave out eigenvalues that are not above X."),
+            _number("bins", int, "Look for the peak in a histogram of N bins."),
+            _choice("peak_window", "Look for the tail of xmin_peak near the peak, or where much published code does."),
+            _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact."),
+            _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
+            _switch("--no-parallel-gpu", "Do one layer after the other."),
+            _text("--layers", "REGEX", "Analyse only tensors whose name this finds.  [default: all]"),
+            _switch("--embeddings", "Analyse embeddings too."),
+            _number("min_evals", int, "Fit no tail to fewer eigenvalues."),
+            _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
+            _switch("--randomize", "Compare with the same entries in random order."),
+            _switch("--dtype-report", "Tell in the log of each job how its weights are stored."),
+            _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
+            _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
+            _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
         )
     ):
         callback = decorate(callback)
     return callback
+
+
+def _text(name: str, metavar: str, help: str) -> Callable[[F], F]:
+    return click.option(name, metavar=metavar, default="", help=help)
+
+
+def _switch(name: str, help: str) -> Callable[[F], F]:
+    return click.option(name, is_flag=True, help=help)
+
+
+def _number(name: str, kind: type, help: str) -> Callable[[F], F]:
+    metavar, default = "X" if kind is float else "N", DEFAULTS[name]
+    help = f"{help}  [default: {default:g}]"
+    return click.option(flag(name), type=kind, metavar=metavar, default=default, help=help)
+
+
+def _choice(name: str, help: str) -> Callable[[F], F]:
+    words, default = CHOICES[name], DEFAULTS[name]
+    return click.option(
+        flag(name),
+        type=click.Choice(words, case_sensitive=False),
+        metavar="|".join(words),
+        default=default,
+        help=f"{help}  [default: {default}]",
+    )
 
 
 @click.command(
@@ -123,13 +99,13 @@ def esd_options(callback: F) -> F:
 @esd_options
 @work_options
 def esd(asked: Asked, no_parallel_gpu: bool, **given: Any) -> int:
-    """Analyse the spectra of the weights of many models, one job a model.
+    """Analyse the spectra of the weights of many models.
 
-    The same command again goes on where it stopped: a model is done when its results are complete and were made with
-    the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
+    Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
+    complete and were made with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in
+    the output directory.
     """
     from gpusched.experiments.esd import EsdExperiment
-    from gpusched.experiments.esdconfig import EsdConfig
 
     config = EsdConfig(**given, parallel_gpu=not no_parallel_gpu, retry_failed=asked.retry_failed)
     config.check()
