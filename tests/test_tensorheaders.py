@@ -144,3 +144,34 @@ def test_a_larger_layer_never_needs_less(a: int, b: int, more: int, other: int) 
     beside = TensorShape("v", (other, other))
     small = needed(TensorShape("w", (a, b)), beside, parallel=False).bytes
     assert needed(TensorShape("w", (a + more, b + more)), beside, parallel=False).bytes >= small
+
+
+STUB = """
+import time
+from types import SimpleNamespace as Name
+
+class GatedRepoError(Exception): ...
+
+class HfApi:
+    def get_safetensors_metadata(self, model, revision=None):
+        if model == "acme/gated":
+            raise GatedRepoError("https://token@host/")
+        if model == "acme/slow":
+            time.sleep(60)
+        tensors = {"w": Name(shape=[3, 4], dtype="BF16"), "r": Name(shape=[1], dtype=str(revision))}
+        return Name(files_metadata={"a": Name(tensors=tensors)})
+"""
+
+
+@pytest.mark.slow
+def test_the_hub_is_asked_in_a_child_that_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "huggingface_hub.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    names = [("acme/gated", ""), ("acme/fast", "v1"), ("acme/fast", ""), ("acme/slow", "")]
+    found = hubheaders.ask(names, deadline_s=5.0)
+    assert found["acme/fast", "v1"].tensors == (TensorShape("w", (3, 4), "BF16"), TensorShape("r", (1,), "v1"))
+    assert found["acme/fast", ""].tensors[1].dtype == "None"
+    assert found["acme/gated", ""].why_not == "it is gated"
+    assert found["acme/slow", ""].why_not == "the hub did not answer in 5 s"
