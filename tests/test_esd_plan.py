@@ -202,10 +202,10 @@ def test_what_a_colleague_broke_is_one_row_and_the_summary_tells_of_what_is_not_
     leave(place.output, "elsewhere/c")
     (place.output / "records/junk.json").write_text("[]")
     assert place.experiment().run() == EXIT_SOME_FAILED
-    assert [(row["name"], row["success"]) for row in place.summary()] == [
-        ("acme/a", "true"),
-        ("-x", "false"),
-        ("elsewhere/c", "true"),
+    assert [(row["name"], row["success"], row["notes"]) for row in place.summary()] == [
+        ("acme/a", "true", ""),
+        ("-x", "false", ""),
+        ("elsewhere/c", "true", "not in this list"),
     ]
 
 

@@ -182,7 +182,8 @@ def _others(output: str, seen: set[str]) -> Iterator[Result]:
         if not isinstance(name, str) or not _is_stem_of(stem, name) or record.get("convention") != CONVENTION:
             continue
         whole = record.get("success") is True and is_whole(output, stem, record)
-        yield Result(name, whole, record, *(("", "") if whole else _error(record)), _notes(record))
+        notes = "; ".join(filter(None, ["not in this list", _notes(record)]))
+        yield Result(name, whole, record, *(("", "") if whole else _error(record)), notes)
 
 
 def _is_stem_of(stem: str, name: str) -> bool:
