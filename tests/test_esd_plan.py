@@ -182,6 +182,16 @@ def test_a_failure_is_told_and_not_tried_again_until_it_is_asked_for(place: Plac
     }
 
 
+def test_what_has_failed_alone_needs_no_gpu(tmp_path: Path) -> None:
+    place = Place(tmp_path, "acme/a,,base")
+    place.shop.ends = {"acme/a": JobState.FAILED}
+    place.experiment().run()
+    place.shop.budgets = lambda: pytest.fail("asked for GPUs")  # type: ignore[method-assign]
+    plan = place.experiment().plan()
+    assert len(plan.jobs.specs) == 1 and not plan.has_work
+    assert place.experiment().run() == EXIT_SOME_FAILED
+
+
 def test_overwrite_goes_on_where_it_was_stopped(place: Place) -> None:
     for name in ("acme/a", "acme/b"):
         leave(place.output, name)

@@ -159,7 +159,7 @@ def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: Plan, asked
 
     workshop.close()
     experiment.tell(plan)
-    if not plan.jobs.specs and not asked.as_json:
+    if not plan.has_work and not asked.as_json:
         say("nothing is left to do")
         return EXIT_SOME_FAILED if plan.failed else EXIT_OK
     return dry_run(workshop.place, plan.jobs, workshop.rules, as_json=asked.as_json)

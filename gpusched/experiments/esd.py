@@ -66,6 +66,7 @@ class Plan:
     """What is to be done: `run` will, `done` has been, `failed` failed before and is not tried again."""
 
     jobs: JobFile
+    has_work: bool = False  # whether any of the jobs is going to run
     run: tuple[ModelRow, ...] = ()
     done: tuple[ModelRow, ...] = ()
     failed: tuple[ModelRow, ...] = ()
@@ -127,7 +128,7 @@ class EsdExperiment:
         self.tell(plan)
         code = EXIT_OK
         try:
-            if plan.jobs.specs:
+            if plan.has_work:
                 code = self.workshop.run(plan.jobs, complete=bool(self.config.model_list))
         finally:
             self.summary = self.summarise()
@@ -189,8 +190,10 @@ class EsdExperiment:
                 occurrences[row] = number + new
         run = [row for row in occurrences if row not in failed]
         kept = [row for row in occurrences if row in failed]
-        jobs = (*self._jobs((*in_groups(run), *kept), run, texts, occurrences), *self._plots(done, held))
-        return Plan(JobFile(jobs), tuple(run), tuple(done), tuple(failed))
+        jobs = tuple(self._jobs((*in_groups(run), *kept), run, texts, occurrences))
+        plots = tuple(self._plots(done, held))
+        has_work = bool(run or plots)
+        return Plan(JobFile(jobs + plots), has_work, tuple(run), tuple(done), tuple(failed))
 
     def _jobs(
         self,
@@ -200,8 +203,8 @@ class EsdExperiment:
         occurrences: Mapping[ModelRow, int],
     ) -> Iterator[JobSpec]:
         """The jobs of these rows in their order; those in `run` are going to run."""
-        budgets = self._budgets(run)
-        threads = self._threads(len(run))
+        budgets = self._budgets(run) if run else {}
+        threads = self._threads(len(run)) if run else b""
         for row in rows:
             text = texts[row].encode("utf-8", "surrogateescape")
             attributes = Attributes(mem_bytes=budgets.get(row), name=self._job_names[row])
@@ -235,7 +238,7 @@ class EsdExperiment:
     def _budgets(self, rows: Sequence[ModelRow]) -> dict[ModelRow, int]:
         """The GPU memory of each model whose shapes are known and that fits; tells of those that do not."""
         cards = self.workshop.budgets()
-        if not cards or not rows:
+        if not cards:
             return {}
         needs, unknown = self._needs(rows)
         found: dict[ModelRow, int] = {}
