@@ -118,25 +118,28 @@ def test_case_47_through_the_verb(box: Box) -> None:
         shutil.copy(CASES / "esd-47" / name, box.work)
     tinymodels.model(box.work / "acme/tiny", 1)
     tinymodels.adapter(box.work / "lab1/tiny-lora", "acme/tiny", 2)
-    for n, name in enumerate(("lab2/tiny_ft", "lab3/tiny-q4", "lab4/thing", "acme/other")):
-        tinymodels.model(box.work / name, 10 + n)
-    ended = box.gpusched("esd", "--model-list", "47-atlas.csv", "--layers", "q_proj")
-    assert ended.code == 0, ended.text
-    rows = summary(box)
-    assert [row["name"] for row in rows][:2] == ["acme/tiny", "lab1/tiny-lora"] and len(rows) == 6
-    assert len({row["alpha_mean"] for row in rows}) == 6
-    # the same models under other columns are done already, whichever list names them
+    tinymodels.model(box.work / "lab4/thing", 3)
     ended = box.gpusched("esd", "--model-list", "47-atlas-alt.csv", "--layers", "q_proj")
-    assert ended.code == 0 and "2 of 2 are done" in ended.err
+    assert ended.code == 0, ended.text
+    alphas = {row["name"]: row["alpha_mean"] for row in summary(box)}
+    assert list(alphas) == ["acme/tiny", "lab1/tiny-lora"] and len(set(alphas.values())) == 2
+    # the same models in another list are done already, and what is no adapter is to be loaded as it is
+    ended = box.gpusched("esd", "--model-list", "47-atlas.csv", "--layers", "q_proj", "--dry-run", "--json")
+    assert ended.code == 0 and "2 of 6 are done" in ended.err
+    jobs = [job["command"].split() for job in json.loads(ended.out)["jobs"] if job["would"] == "add"]
+    assert [words[words.index("--model") + 1] for words in jobs] == [
+        *("lab2/tiny_ft", "lab3/tiny-q4", "lab4/thing", "acme/other")
+    ]
+    assert not {"adapter", "lora", "peft"} & {words[words.index("--relation") + 1] for words in jobs}
+    (box.work / "bad.csv").write_text("model,source_model\nacme/tiny,\n")
+    ended = box.gpusched("esd", "--model-list", "bad.csv")
+    assert ended.code == 2 and "its columns are: model, source_model" in ended.err and "full_name" in ended.err
     # a single model takes nothing from the list, and what the list left is in the summary too
     ended = box.gpusched("esd", "--single-model", "lab4/thing", "--layers", "k_proj", "--json", "--gpus-per-job", "0")
     assert ended.code == 0, ended.text
     told = json.loads(ended.out)
-    assert [model["name"] for model in told["models"]][:2] == ["lab4/thing", "acme/other"]
+    assert [model["name"] for model in told["models"]] == ["lab4/thing", "acme/tiny", "lab1/tiny-lora"]
     assert {row.state for row in box.jobs("esd_results")} == {"succeeded"}
-    (box.work / "bad.csv").write_text("model,source_model\nacme/tiny,\n")
-    ended = box.gpusched("esd", "--model-list", "bad.csv")
-    assert ended.code == 2 and "its columns are: model, source_model" in ended.err and "full_name" in ended.err
 
 
 def test_case_51_through_the_verb(box: Box) -> None:
