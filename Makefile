@@ -14,7 +14,7 @@ DEMO_real      :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check fix test test-slow test-gpu test-peers bless bench
+.PHONY: help run esd-demo check fix test test-slow test-gpu test-peers bless bench
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=...]"; echo
@@ -24,6 +24,12 @@ run: $(VENV)/.base ## run examples/commands.txt on 4 simulated GPUs (GPUS=real: 
 	@mkdir -p gpusched-runs
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/gpusched run examples/commands.txt $(DEMO_$(GPUS)) \
 	  --log-dir "gpusched-runs/demo-$$(date +%Y%m%d-%H%M%S)" $(ARGS)
+
+esd-demo: $(VENV)/.dev ## analyse a small list of random models on simulated GPUs
+	@rm -rf gpusched-runs/esd-models && mkdir -p gpusched-runs
+	$(BIN)/python -m tests.tinymodels gpusched-runs/esd-models
+	cd gpusched-runs/esd-models && HF_HUB_OFFLINE=1 "$(CURDIR)/$(BIN)/gpusched" esd --model-list atlas.csv --plots \
+	  $(DEMO_simulated) $(ARGS); test $$? = 1 # two of its six models are broken
 
 check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 	$(BIN)/ruff format --check .

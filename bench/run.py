@@ -24,7 +24,19 @@ from rich.text import Text
 from bench.common import ROOT, Row, Unusable
 from gpusched.host.claims import file_system_type
 
-MEASUREMENTS = ("throughput", "gap", "many_lines", "attributes", "startup", "footprint", "planner", "shard", "merge", "esd")
+MEASUREMENTS = (
+    "throughput",
+    "gap",
+    "many_lines",
+    "attributes",
+    "startup",
+    "footprint",
+    "planner",
+    "shard",
+    "merge",
+    "esd",
+    "atlas",
+)
 NOT_A_DISK = ("tmpfs", "ramfs", "overlay")
 
 

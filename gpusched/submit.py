@@ -215,9 +215,9 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
         there = {0: "none is", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
         return f"wants {want}{model}, and {there} allowed here"
     if needs.mem_bytes:
-        large = [d for d in fitting if _to_give(d) >= needs.mem_bytes]
+        large = [d for d in fitting if to_give(d) >= needs.mem_bytes]
         if needs.gpus > len(large):
-            most = max(_to_give(d) for d in fitting) // MIB
+            most = max(to_give(d) for d in fitting) // MIB
             has = (
                 f"a GPU here can give {most} at most" if needs.gpus == 1 else f"only {len(large)} here can give so much"
             )
@@ -225,7 +225,7 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
     return ""
 
 
-def _to_give(device: Device) -> int:
+def to_give(device: Device) -> int:
     """The largest budget that the device has room for; none where its memory cannot be read."""
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 

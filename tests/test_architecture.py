@@ -50,6 +50,7 @@ TABLE = (
     Row("host.metrics", ("core.*", "errors", "host.store*")),
     Row("host.reaper", ("core.*", "errors", "host.locks", "host.attemptdir", "host.processes")),
     Row("host.jobdirs", ("errors", "host.worktree", "host.treecopy")),
+    Row("host.hubheaders", ("core.*", "errors", "host.tensorheaders"), ("huggingface_hub",)),
     Row("host.treecopy", ("errors", "host.locks", "host.worktree")),
     Row("host.items", ("core.*", "errors", "host.attemptdir"), ("pyarrow",)),
     Row("host.*", ("core.*", "errors", "host.locks", "host.attemptdir")),

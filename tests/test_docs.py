@@ -148,6 +148,7 @@ def states_block() -> str:
 
 ENDS = (
     ("exit 0", Outcome(OutcomeKind.EXITED, exit_code=0)),
+    ("exit 75", Outcome(OutcomeKind.EXITED, exit_code=75)),
     ("any other exit code", Outcome(OutcomeKind.EXITED, exit_code=1)),
     ("a signal", Outcome(OutcomeKind.SIGNALLED, signal=11)),
     ("the time limit", Outcome(OutcomeKind.TIMED_OUT)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpusched.core.lifecycle import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
+    EXIT_TRY_AGAIN,
     FREE_CAUSES,
     LOSS_LIMIT,
     NO_FAULT_CAUSES,
@@ -19,6 +20,7 @@ from gpusched.core.lifecycle import (
     InvalidTransition,
     JobEvent,
     Verdict,
+    asks_again,
     judge,
     next_state,
     steer,
@@ -124,6 +126,8 @@ def test_a_failure_spends_a_try(outcome: Outcome) -> None:
         Outcome(OutcomeKind.INTERRUPTED, signal=15, cause=TERMINATED),
         *(Outcome(OutcomeKind.EXITED, exit_code=1, cause=cause) for cause in sorted(FREE_CAUSES)),
         *(Outcome(OutcomeKind.SIGNALLED, signal=6, cause=cause) for cause in sorted(FREE_CAUSES)),
+        Outcome(OutcomeKind.EXITED, exit_code=EXIT_TRY_AGAIN),
+        Outcome(OutcomeKind.EXITED, exit_code=EXIT_TRY_AGAIN, cause="host_oom"),
     ],
     ids=str,
 )
@@ -133,7 +137,8 @@ def test_what_is_not_the_jobs_fault_spends_no_try_but_has_a_limit(outcome: Outco
     assert verdict(outcome, losses=LOSS_LIMIT - 1).event is JobEvent.INTERRUPTED
     last = verdict(outcome, tries=1, retries=5, losses=LOSS_LIMIT)
     assert (last.event, last.tries, last.losses) == (JobEvent.FAILED, 1, LOSS_LIMIT + 1)
-    assert (outcome.cause or outcome.kind.value) in last.note
+    kind = "exit 75" if asks_again(outcome) else outcome.kind.value
+    assert (outcome.cause or kind) in last.note
 
 
 @pytest.mark.parametrize(
@@ -224,6 +229,11 @@ def test_a_busy_or_lost_device_is_passed_over_the_next_time(cause: str) -> None:
     assert steer(outcome, USES[:1], frozenset({"GPU-z"}), 7) == (frozenset({"GPU-z", "GPU-a"}), 7)
 
 
+def test_a_program_that_asks_for_another_try_gets_it_elsewhere() -> None:
+    outcome = Outcome(OutcomeKind.EXITED, exit_code=EXIT_TRY_AGAIN, cause="gpu_oom")
+    assert steer(outcome, USES[:1], frozenset({"GPU-z"}), 7) == (frozenset({"GPU-z", "GPU-a"}), 22_000)
+
+
 def test_after_out_of_memory_more_than_was_free_is_wanted() -> None:
     outcome = Outcome(OutcomeKind.EXITED, exit_code=1, cause="gpu_oom")
     assert steer(outcome, USES, frozenset({"GPU-z"}), 0) == (frozenset({"GPU-z"}), 23_000)
@@ -236,5 +246,5 @@ def test_after_out_of_memory_more_than_was_free_is_wanted() -> None:
 @given(OUTCOMES)
 def test_other_ends_change_no_wish(outcome: Outcome) -> None:
     before = frozenset({"GPU-z"}), 9
-    if outcome.cause != "gpu_oom" and outcome.cause not in FREE_CAUSES:
+    if outcome.cause != "gpu_oom" and outcome.cause not in FREE_CAUSES and not asks_again(outcome):
         assert steer(outcome, USES, *before) == before

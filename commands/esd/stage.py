@@ -57,6 +57,7 @@ class Stage:
             known = results.read_record(self.output, self.name)
             if is_done(known, revision=self.args.revision, options=self.asked) and not self.args.overwrite:
                 self._say(f"done already: {self._table()}; --overwrite analyses it again")
+                self._draw()
                 return DONE
             return self._analyse()
         except ModelError as error:
@@ -110,7 +111,19 @@ class Stage:
         self._measure(device, table)
         record = results.save(self.output, self.name, table, self.about)
         self._report(table, record)
+        self._draw()
         return DONE
+
+    def _draw(self) -> None:
+        """The pictures, if they are wanted. Where they cannot be drawn, that is said, and the analysis stands."""
+        if not self.args.plots:
+            return
+        try:
+            from .plots import write
+
+            write(str(self.output), file_stem(self.name))
+        except (OSError, ValueError, ImportError) as error:
+            self._say(f"no pictures: {shown(error)}", sys.stderr)
 
     def _failed(self, error: ModelError) -> int:
         if getattr(error, "transient", False):

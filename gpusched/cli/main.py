@@ -22,6 +22,7 @@ EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE end
 # verb -> (module, attribute, short help), in the order of a day's work
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("gpusched.cli.run_cmd", "run", "Run a file of commands on the GPUs that are free"),
+    "esd": ("gpusched.cli.esd_cmd", "esd", "Analyse the spectra of the weights of many models"),
     "shard": ("gpusched.cli.shard_cmd", "shard", "Run a script on many items in shards, and merge what they write"),
     "check": ("gpusched.cli.check_cmd", "check", "Check a list without running it"),
     "status": ("gpusched.cli.show_cmd", "status", "Show the queues and their jobs"),

@@ -62,7 +62,8 @@ def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobS
 
 # ---- judgement -------------------------------------------------------------------------------------
 
-LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started
+LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started, and EXIT_TRY_AGAIN
+EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the program says that it can go well another time, or elsewhere
 BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
@@ -96,16 +97,21 @@ def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_ask
     if outcome.kind is OutcomeKind.NOT_STARTED and outcome.cause in NO_FAULT_CAUSES:
         return Verdict(JobEvent.INTERRUPTED, tries, losses)
     unmarked = outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
-    if unmarked or outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED:
+    if unmarked or outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED or asks_again(outcome):
         losses += 1
         if losses <= LOSS_LIMIT:
             return Verdict(JobEvent.INTERRUPTED, tries, losses, _backoff_s(losses))
-        why = outcome.cause or outcome.kind.value
+        why = outcome.cause or (f"exit {EXIT_TRY_AGAIN}" if asks_again(outcome) else outcome.kind.value)
         return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {why}")
     tries += 1
     if tries <= retries:
         return Verdict(JobEvent.RETRIED, tries, losses, _backoff_s(tries))
     return Verdict(JobEvent.FAILED, tries, losses)
+
+
+def asks_again(outcome: Outcome) -> bool:
+    """Did the program itself say that it should be tried again?"""
+    return outcome.kind is OutcomeKind.EXITED and outcome.exit_code == EXIT_TRY_AGAIN
 
 
 def _backoff_s(repetition: int) -> float:
@@ -116,8 +122,8 @@ def steer(
     outcome: Outcome, devices: Sequence[DeviceUse], avoid: frozenset[str], above_bytes: int
 ) -> tuple[frozenset[str], int]:
     """Where the next attempt should rather go: devices to pass over, and the free memory that was too little."""
-    if outcome.cause in FREE_CAUSES:
-        return avoid | {d.uuid for d in devices}, above_bytes
+    if outcome.cause in FREE_CAUSES or asks_again(outcome):
+        avoid |= {d.uuid for d in devices}
     if outcome.cause == "gpu_oom":
-        return avoid, max([above_bytes, *(d.free_bytes or 0 for d in devices)])
+        above_bytes = max([above_bytes, *(d.free_bytes or 0 for d in devices)])
     return avoid, above_bytes

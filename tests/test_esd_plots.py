@@ -1,0 +1,86 @@
+"""The pictures of one model: drawn of what an analysis left, whole, with pages where there are many layers."""
+
+from __future__ import annotations
+
+import csv
+import struct
+from pathlib import Path
+
+import pytest
+from gpusched.commands.esd import plots
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow
+
+
+def leave(directory: Path, stem: str, blocks: int) -> None:
+    """A table and spectra as an analysis leaves them; of the first layer without a fit, of the last one nothing."""
+    source = np.random.default_rng(1)
+    for room in ("per_model_csv", "spectra"):
+        (directory / room).mkdir(parents=True, exist_ok=True)
+    rows: list[list[object]] = []
+    spectra = {}
+    for n in range(blocks):
+        for kind in ("self_attn.q_proj", "mlp.up_proj"):
+            evals = np.sort(source.pareto(2.0, 60) + 1e-7)
+            name = f"model.layers.{n}.{kind}.weight"
+            start = 30
+            alpha = 1 + 30 / np.log(evals[start:] / evals[start]).sum()
+            rows.append([name, alpha if rows else float("nan"), 0.1, evals[start], 30, 60])
+            spectra[name] = evals
+    spectra.popitem()
+    with open(directory / f"per_model_csv/{stem}.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["longname", "alpha", "D", "fit_xmin", "n_tail", "num_evals"], *rows])
+    np.savez(directory / f"spectra/{stem}.npz", **spectra)
+
+
+def size(path: Path) -> tuple[int, ...]:
+    """Width and height of a PNG."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    return struct.unpack(">II", data[16:24])
+
+
+def test_pictures_of_a_small_and_of_a_shrunken_model(tmp_path: Path) -> None:
+    leave(tmp_path, "acme--tiny", 21)  # 42 layers: two pages
+    names = [Path(path).name for path in plots.write(str(tmp_path), "acme--tiny")]
+    assert names == ["acme--tiny-alpha.png", "acme--tiny-esd.png", "acme--tiny-esd-2.png"]
+    assert all(min(size(tmp_path / "plots" / name)) > 200 for name in names)
+    leave(tmp_path, "acme--tiny", 1)
+    plots.write(str(tmp_path), "acme--tiny")
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "acme--tiny-alpha.png",
+        "acme--tiny-esd.png",
+    ]
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plots.main(["--output-dir", str(tmp_path), "acme--none"]) == 1
+    assert "acme--none: cannot be drawn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (-3.2, 1.1, ["10⁻³", "10⁻²", "10⁻¹", "10⁰", "10¹"]),
+        (-12.0, 12.0, ["10⁻¹²", "10⁻⁷", "10⁻²", "10³", "10⁸"]),
+        (-0.1, 0.5, ["1", "2"]),
+    ],
+)
+def test_ticks_are_whole_decades_or_round_numbers(low: float, high: float, labels: list[str]) -> None:
+    assert plots._decades(low, high)[1] == labels
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "block"),
+    [
+        ("model.layers.3.mlp.up_proj.weight", "mlp.up_proj", "3"),
+        ("transformer.h.0.attn.c_attn.weight", "attn.c_attn", "0"),
+        ("lm_head.weight", "lm_head", ""),
+        ("model.layers.3.experts.7.w1.weight", "w1", "3"),
+    ],
+)
+def test_kinds_and_blocks(name: str, kind: str, block: str) -> None:
+    layer = plots.Layer(name, 2.0, 0.1, 1.0, 3, 6)
+    assert (layer.kind, layer.block) == (kind, block)
