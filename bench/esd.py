@@ -1,7 +1,7 @@
 """The spectral analysis beside WeightWatcher: a whole model, single layers, the fit; and what memory it takes.
 
-One BLAS thread, each contestant in a process of its own. Without WeightWatcher (`make test-peers` installs it) only
-what needs no peer is measured.
+One BLAS thread, CPU seconds, each contestant in a process of its own. Without WeightWatcher, which `make test-peers`
+installs, only what needs no peer is measured.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def versus(
 
 
 def whole_model(place: Path, sizes: Sizes, tell: Callable[[str], None]) -> list[Row]:
-    names = ("all-MiniLM-L6-v2: WeightWatcher's time over ours", "all-MiniLM-L6-v2: peak memory of the process")
+    names = ("all-MiniLM-L6-v2: WeightWatcher's CPU time over ours", "all-MiniLM-L6-v2: peak memory of the process")
     spec = find_spec(WEIGHTS)
     if not spec or not spec.origin or not find_spec("weightwatcher") or not find_spec("transformers"):
         return [Row(name, None, "", note=PEERS) for name in names]
@@ -83,8 +83,8 @@ def whole_model(place: Path, sizes: Sizes, tell: Callable[[str], None]) -> list[
 def numbers(place: Path, sizes: Sizes, tell: Callable[[str], None]) -> list[Row]:
     given = [sizes.shapes, sizes.evals]
     keys = [f"{rows}x{columns}" for rows, columns in sizes.shapes]
-    names = {key: f"one layer {key}: SVD's time over ours" for key in keys}
-    names["fit"] = f"DKS fit of {sizes.evals} eigenvalues: WeightWatcher's time over ours"
+    names = {key: f"one layer {key}: SVD's CPU time over ours" for key in keys}
+    names["fit"] = f"DKS fit of {sizes.evals} eigenvalues: WeightWatcher's CPU time over ours"
     if not find_spec("weightwatcher"):
         ours = contest("ours_numbers", *given)
         return [Row(name.partition(":")[0], ours[key], "s", note=PEERS) for key, name in names.items()]

@@ -66,7 +66,8 @@ spectra = st.one_of(
 ).map(lambda values: np.sort(np.asarray(values)))
 
 
-@settings(max_examples=300)
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
 @given(spectra)
 @example(np.array([1.0, 1.0, 1.0]))
 @example(np.array([0.0, 0.0, 1.0, 2.0]))
@@ -83,7 +84,8 @@ def test_pruned_search_finds_what_trying_all_finds(evals: Floats) -> None:
         assert best.status == "flat" or (best.status == "no_candidate" and tails.first >= len(evals) - 1)
 
 
-@settings(max_examples=200)
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=30, unique=True).map(lambda v: np.sort(np.asarray(v))))
 def test_tails_are_as_defined(evals: Floats) -> None:
     tails = Tails(evals)

@@ -9,7 +9,7 @@ import pytest
 from gpusched.commands.esd.layers import Layer, plan
 from gpusched.commands.esd.options import Options
 from gpusched.commands.esd.tensors import TensorInfo
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -150,6 +150,8 @@ shapes = st.lists(st.sampled_from([0, 1, 2, 40, 100]), max_size=6).map(tuple)
 types = st.sampled_from(["bfloat16", "float32", "int8", "bool", "float8_e5m2", "float4_e2m1fn", "complex64"])
 
 
+@pytest.mark.slow
+@settings(deadline=None)
 @given(st.lists(st.tuples(names, shapes, types), max_size=6, unique_by=lambda tensor: tensor[0]))
 def test_every_tensor_of_two_dimensions_is_in_one_of_both(tensors: list[tuple[str, tuple[int, ...], str]]) -> None:
     layers, skips = planned(*tensors)

@@ -249,6 +249,7 @@ def test_a_device_that_is_not_there_is_said_in_the_words_of_its_maker(monkeypatc
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("No CUDA GPUs are available\nmore")
 
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch, "zeros", refuse)
     with pytest.raises(NoDevice, match=r"^No CUDA GPUs are available$"):
         choose_device("cuda:1")

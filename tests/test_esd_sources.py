@@ -104,6 +104,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes, words
     assert told.value.stage == "load"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_gives_tensors_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:
@@ -171,6 +172,8 @@ def test_pickles_are_read_with_their_ties_once(tmp_path: Path, old_format: bool)
     source = open_local(tmp_path)
     assert any("head.weight is tied to embed.weight" in note for note in source.notes)
     assert any("old format" in note for note in source.notes) == old_format
+    source_with_parts: Any = source
+    assert torch.equal(source_with_parts.read_part("embed.weight", 7), shared[7])
     first = source.read("embed.weight")
     assert torch.equal(first, shared) and torch.equal(source.read("embed.weight"), shared)
     assert same(tensors(source), {**WHOLE, "embed.weight": shared})

@@ -165,11 +165,33 @@ def test_what_is_not_the_models_fault_is_not_recorded(
     assert not files(tmp_path / "out")
 
 
-def test_no_card_is_tried_elsewhere(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a card here")
-    assert run(model, tmp_path / "out", "--device", "cuda") == 75
-    assert "nothing is recorded" in capsys.readouterr().err
+@pytest.mark.parametrize(("built", "code", "words"), [(False, 2, "built without CUDA"), (True, 75, "No CUDA GPUs")])
+def test_a_card_that_is_not_there(
+    built: bool,
+    code: int,
+    words: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch, "zeros", refuse)
+    assert run(model, tmp_path / "out", "--device", "cuda") == code
+    assert words in capsys.readouterr().err
+    assert not files(tmp_path / "out")
+
+
+def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "analyse", stop)
+    assert run(model, tmp_path / "out") == 130
+    assert not files(tmp_path / "out")
 
 
 def test_where_nothing_can_be_written(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """`python -m gpusched.commands.esd`: analyse one model, and leave its table, spectra and record. Schedules nothing.
 
 Exit codes: 0 done, or done already; 1 the model cannot be analysed, its record says why; 2 usage; 75 not now or not
-here (a dead CUDA context, no such device, no memory, a network that is down): nothing is recorded, try again elsewhere.
+here (a dead CUDA context, no such device, no memory, a network that is down): nothing is recorded, try again elsewhere;
+130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.disk_reserve = parse_size(args.disk_reserve)
     except ValueError as error:
         parser.error(str(error))
+    from .memory import return_freed_blocks
     from .stage import Stage
 
+    return_freed_blocks()
     return Stage(args, options, name).run()
 
 

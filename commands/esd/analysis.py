@@ -25,6 +25,10 @@ class NoDevice(Exception):
     """The device that was asked for is not there."""
 
 
+class NoCuda(NoDevice):
+    """This PyTorch can use no GPU, here or anywhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Types:
     """How many tensors and numbers of a type a model stores."""
@@ -34,9 +38,11 @@ class Types:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device of this name; for auto, the GPU if there is one. NoDevice, in PyTorch's words, if it is not there."""
+    """The device of this name; for auto, the GPU if there is one. NoCuda, or NoDevice in PyTorch's words."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if not torch.backends.cuda.is_built():
+        raise NoCuda("this PyTorch is built without CUDA; install one that has it, or give --device cpu")
     device = torch.device("cuda" if wanted == "auto" else wanted)
     try:
         torch.zeros(1, device=device)

@@ -18,16 +18,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gpusched.core.modelrecord import CONVENTION
+
 from .options import Options
 from .spectrum import Spectrum
 
-_FORMAT = 1  # of the entries, and of the numbers in them
+_FORMAT = 1  # of the entries
 
 
 def content_key(tensor: torch.Tensor, options: Options, *, convolution: bool) -> str:
     """A name for all that a layer's spectrum depends on: bytes, shape, type, way and device kind."""
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
-    told = f"{_FORMAT} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
+    told = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
     found = hashlib.sha256(told.encode())
     plain = tensor.contiguous()
     if plain.numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -14,6 +15,8 @@ from .spectrum import BLOCK, SMALL_BLOCK
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+
+_MMAP_THRESHOLD, _BLOCK_BYTES = -3, 1 << 20  # of mallopt
 
 _GPU_FULL = re.compile(r"CUDA out of memory|CUDA error: out of memory|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 _HOST_FULL = re.compile(r"DefaultCPUAllocator|not enough memory|[Cc]an(?:'t|not) allocate memory")
@@ -30,6 +33,17 @@ class Poisoned(Exception):
 
 class NoRoom(Exception):
     """A layer for which there is no memory, on the device or beside it."""
+
+
+def return_freed_blocks() -> None:
+    """Let what is freed go back to the system at once, for this process; nothing where the C library has no such wish.
+
+    Left alone, glibc keeps freed blocks of up to 32 MiB for each thread, twice of what the greatest layer needs.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)
+    except (AttributeError, OSError):
+        pass
 
 
 def ways(device: torch.device) -> Iterator[tuple[torch.device, int, str]]:

@@ -23,7 +23,7 @@ from .lapack import NotConverged
 from .layers import Layer
 from .memory import NoRoom, fallback
 from .options import Options
-from .spectrum import NotFinite, Spectrum, spectrum
+from .spectrum import BLOCK, NotFinite, Spectrum, spectrum
 from .tensors import TensorSource
 
 LEAST = 256 << 20  # bytes; up to here more layers at a time cost nobody anything
@@ -54,6 +54,12 @@ def need(layer: Layer, options: Options) -> tuple[int, int]:
     width = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(layer.tensor.dtype, 1)
     work = rows * columns * 16 if options.solver == "svd" else min(rows, columns) ** 2 * 8
     return layer.elements * width, work
+
+
+def gpu_need(layer: Layer, options: Options) -> int:
+    """Bytes of GPU memory: as of the host, and what the eigensolver copies and works in."""
+    tensor, work = need(layer, options)
+    return tensor + 3 * work + 2 * BLOCK * min(layer.matrix) * 8
 
 
 def solve_layer(
@@ -121,7 +127,7 @@ class Pipeline:
             self._work(threading.Semaphore(1), 0)
         else:
             total = min(threads, _GPU_THREADS) if cuda else threads
-            lanes = _GPU_LANES if cuda else min(total, 2 if self._largest > _BIG else _LANES)
+            lanes = self._gpu_lanes() if cuda else min(total, 2 if self._largest > _BIG else _LANES)
             solving = threading.Semaphore(lanes)
             workers = [
                 threading.Thread(target=self._work, args=(solving, max(1, total // lanes)), daemon=True)
@@ -140,6 +146,11 @@ class Pipeline:
         if self._failed is not None:
             raise self._failed
         return [self._found[index] for index in range(len(self._layers))]
+
+    def _gpu_lanes(self) -> int:
+        """Two layers at a time only if the card has room for any two: one would find too little beside the other."""
+        greatest = max(gpu_need(layer, self._options) for layer in self._layers)
+        return _GPU_LANES if _GPU_LANES * greatest <= torch.cuda.mem_get_info(self._device)[0] else 1
 
     def _work(self, solving: threading.Semaphore, threads: int) -> None:
         if threads:

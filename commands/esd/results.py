@@ -146,13 +146,14 @@ def save_failure(directory: Path, name: str, stage: str, reason: str, about: Map
 
 
 def read_record(directory: Path, name: str) -> dict[str, Any]:
-    """The record of that model, if it is there, whole, and its table is the one that it names; else empty."""
+    """The record of that model, if it is there whole, with its spectra and the table that it names; else empty."""
     stem = file_stem(name)
     try:
         record = json.loads((directory / RECORDS / f"{stem}.json").read_bytes())
         if record.get("success"):
             text = (directory / TABLES / f"{stem}.csv").read_bytes()
-            if hashlib.sha256(text).hexdigest() != record["csv"]["sha256"]:
+            whole = hashlib.sha256(text).hexdigest() == record["csv"]["sha256"]
+            if not (whole and (directory / SPECTRA / f"{stem}.npz").exists()):
                 return {}
         return dict(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

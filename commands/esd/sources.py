@@ -229,7 +229,12 @@ class PickleSource(StateSource):
         super().__init__(state, config, found)
 
     def read(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
+        return self._copied(name, self._tensors[name])
+
+    def read_part(self, name: str, part: int) -> torch.Tensor:
+        return self._copied(name, self._tensors[name][part])
+
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name not in self._mapped:
             return tensor
         copied = tensor.clone()

@@ -106,14 +106,15 @@ def _by_gram(
     held: Held, options: Options, dtype: torch.dtype, convolution: bool, device: torch.device, block: int
 ) -> Iterator[NDArray[np.float64]]:
     parts = _parts(held.get(), options, convolution)
-    for part in tuple(parts):
+    single = len(parts) == 1
+    while parts:
+        part = parts.pop()
         found = gram(part, dtype, device, block)
         if not bool(torch.isfinite(found.diagonal()).all()):
             _check(part)
             raise NotConverged("its entries overflow")
-        del part
-        if len(parts) == 1:
-            parts.clear()
+        del part  # nothing here holds the tensor any more
+        if single:
             held.drop()
         values: NDArray[np.float64] = eigenvalues(found).to("cpu", torch.float64).numpy()
         del found

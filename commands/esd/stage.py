@@ -17,7 +17,7 @@ import torch
 from gpusched.core.modelrecord import TABLES, file_stem, is_done
 
 from . import results
-from .analysis import NoDevice, analyse, choose_device, dtypes
+from .analysis import NoCuda, NoDevice, analyse, choose_device, dtypes
 from .cache import SpectraCache
 from .memory import Poisoned, shortage
 from .opening import open_model
@@ -27,7 +27,7 @@ from .results import Table
 from .shown import shown
 from .tensors import ModelError, TensorSource
 
-DONE, FAILED, AGAIN = 0, 1, 75
+DONE, FAILED, USAGE, AGAIN, STOPPED = 0, 1, 2, 75, 130
 CACHE = ".spectra-cache"
 _KIB = 1024
 
@@ -62,6 +62,12 @@ class Stage:
             return self._analyse()
         except ModelError as error:
             return self._failed(error)
+        except NoCuda as error:
+            self._say(str(error), sys.stderr)
+            return USAGE
+        except KeyboardInterrupt:
+            self._say("stopped; nothing is recorded", sys.stderr)
+            return STOPPED
         except (Poisoned, NoDevice) as error:
             self._say(f"{shown(error)}; nothing is recorded, try again in a new process", sys.stderr)
             return AGAIN
@@ -162,12 +168,12 @@ class Stage:
             self._report_types(table, record)
 
     def _report_types(self, table: Table, record: Mapping[str, Any]) -> None:
-        self._say("stored in        tensors        numbers")
+        self._say(f"  {'stored in':<16} {'tensors':>7} {'numbers':>14}")
         for dtype, found in record["dtypes"].items():
-            self._say(f"{dtype:<16} {found['tensors']:>7} {found['elements']:>14}")
+            self._say(f"  {dtype:<16} {found['tensors']:>7} {found['elements']:>14}")
         for (dtype, solver), count in Counter((row.dtype, row.solver) for row in table.rows).most_common():
             precision = "float32" if solver == "fast" else "float64"
-            self._say(f"{count} layers stored in {dtype}: converted without loss, solved by {solver} in {precision}")
+            self._say(f"  {count} layers stored in {dtype}: converted without loss, solved by {solver} in {precision}")
 
     def _table(self) -> Path:
         return self.output / TABLES / f"{file_stem(self.name)}.csv"
