@@ -12,37 +12,36 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpusched import config as configuration
 from gpusched.config import Loaded, Settings
 from gpusched.core import selection
-from gpusched.core.gpuneed import Shapes
 from gpusched.core.jobfile import JobFile
-from gpusched.core.masking import last_line, mask_secrets
-from gpusched.core.model import Device, JobRow, JobState, Reading
-from gpusched.core.outcome import describe
-from gpusched.core.reconcile import Change, Held
+from gpusched.core.masking import mask_secrets
+from gpusched.core.model import Device, Reading
+from gpusched.core.reconcile import Change
 from gpusched.core.split import shard_range as shard_range
 from gpusched.core.split import split_range as split_range
 from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed
 from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
-from gpusched.experiments import esd
-from gpusched.experiments.esdconfig import EsdConfig as EsdConfig
-from gpusched.host import attemptdir, board, hubheaders, queuedir, tensorheaders
+from gpusched.host import board, queuedir
 from gpusched.host.claims import Claims, find_directory
 from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
 from gpusched.host.jobdirs import JobDirs
 from gpusched.host.queuedir import QueueDir
 from gpusched.host.store import Store
-from gpusched.submit import Rules, Typed, refuse_impossible, submit, to_give
+from gpusched.submit import Rules, Typed, refuse_impossible, submit
+
+if TYPE_CHECKING:
+    from gpusched.esd import EsdConfig as EsdConfig
+    from gpusched.esd import EsdExperiment as EsdExperiment
 
 STREAM = "-"
 Source = str | Typed  # a file of jobs, STREAM, or what was typed in the place of one
 ACK_STEP_S = 0.05
-_TAIL_BYTES = 4096  # of a log, in which its last line is looked for
 SLOW_ACK_S = 5.0  # after this long without an answer, say what is waited for
 
 _JOB_VARIABLES = ("GPUSCHED_JOB_ID", "GPUSCHED_DEVICES")
@@ -313,150 +312,10 @@ def set_up_log(place: QueueDir, level: str) -> None:
     logger.addHandler(handler)
 
 
-# ---- spectral analysis -----------------------------------------------------------------------------
+def __getattr__(name: str) -> object:
+    """What few who import this want, loaded when it is asked for."""
+    if name in ("EsdConfig", "EsdExperiment"):
+        from gpusched import esd
 
-
-@dataclass(frozen=True, slots=True)
-class EsdSource:
-    """The models of an experiment in the place of a file of jobs. Their queue belongs to the output directory."""
-
-    config: EsdConfig
-
-    @property
-    def output(self) -> str:
-        return os.path.abspath(os.path.expanduser(self.config.output_dir))
-
-    @property
-    def stem(self) -> str:
-        return os.path.basename(self.output) or "esd"
-
-    @property
-    def owner(self) -> bytes:
-        return b"esd " + os.fsencode(self.output)
-
-    @property
-    def words(self) -> list[str]:
-        return self.config.words
-
-
-class EsdWorkshop:
-    """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
-
-    def __init__(self, config: EsdConfig, loaded: Loaded, observer: Observer | None = None) -> None:
-        self.source = EsdSource(config)
-        self.place = place_for(self.source, loaded.settings)
-        self.rules = Rules(settings_for(self.place, loaded), os.fsencode(os.getcwd()), retry_failed=config.retry_failed)
-        self.devices: Devices | None = None  # opened, not yet handed on
-        self.observer = observer
-
-    def close(self) -> None:
-        """Let go of the devices, if they were opened and not handed on."""
-        devices = self.take_devices()
-        if devices is not None:
-            devices.close()
-
-    def take_devices(self) -> Devices | None:
-        devices, self.devices = self.devices, None
-        return devices
-
-    def tell(self, text: str) -> None:
-        logging.getLogger("gpusched").info("%s", text)
-
-    def held(self) -> Sequence[Held]:
-        if not self.place.exists():
-            return []
-        store = Store(self.place.database, read_only=True)
-        try:
-            return store.held()
-        finally:
-            store.close()
-
-    def budgets(self) -> Sequence[int]:
-        settings = self.rules.settings
-        if not settings.gpus_per_job:
-            return []
-        if self.place.exists() and self.place.dispatcher() is not None:
-            known = known_devices(self.place)
-        else:
-            self.devices = self.devices or open_devices(settings)
-            known = self.devices.first.devices
-        if not known:
-            return []
-        chosen = check_devices(settings, known).uuids
-        return [to_give(device) for device in known if device.uuid in chosen]
-
-    def at_once(self) -> int:
-        settings = self.rules.settings
-        if not settings.gpus_per_job:
-            return settings.cpu_jobs
-        gpus = len(self.budgets()) or settings.gpus_at_once
-        return max(1, min(gpus, settings.gpus_at_once) // settings.gpus_per_job) * settings.max_jobs_per_gpu
-
-    def shapes(self, models: Collection[esd.Model]) -> Mapping[esd.Model, Shapes]:
-        found = {model: tensorheaders.read(*model) for model in models}
-        absent = [model for model, shapes in found.items() if shapes is None]
-        asked: Mapping[esd.Model, Shapes] = {}
-        if absent:
-            if not hubheaders.why_not():
-                self.tell(f"asking the hub for the shapes of {len(absent)} models, {hubheaders.DEADLINE_S:g} s at most")
-            asked = hubheaders.ask(absent)
-        return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
-
-    def run(self, jobs: JobFile, *, complete: bool) -> int:
-        rules = replace(self.rules, dirs=job_dirs(self.place, self.rules))
-        try:
-            queue = Queue.for_file(self.source, rules.settings)
-            try:
-                queue.submit(jobs, rules, complete=complete)
-                return queue.dispatch(
-                    rules, lambda: self.take_devices() or open_devices(rules.settings), observer=self.observer
-                )
-            finally:
-                queue.close()
-        finally:
-            self.close()
-
-    def outcomes(self) -> Mapping[str, str]:
-        if not self.place.exists():
-            return {}
-        store = Store(self.place.database, read_only=True)
-        try:
-            found: dict[str, str] = {}
-            for job in store.jobs():
-                found[job.name] = job.state.value
-                if job.state is JobState.FAILED:
-                    found[job.name] = f"failed: {self._story(store, job)}"
-                elif job.state is JobState.QUEUED:
-                    found[job.name] = "waits for its turn"
-        finally:
-            store.close()
-        return {name: text for name, text in found.items() if text != JobState.SUCCEEDED.value}
-
-    def _story(self, store: Store, job: JobRow) -> str:
-        """How a job that failed ended, and the last line that it said."""
-        attempts = store.attempts(job.id)
-        if not attempts:
-            return job.cause
-        last = attempts[-1]
-        ended = describe(last.outcome) if last.outcome is not None else job.cause
-        try:
-            with open(f"{self.place.path}/{last.error_log or last.log}", "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-                said = last_line(log.read(_TAIL_BYTES))
-        except OSError:
-            said = ""
-        return f"{ended}; it said: {said}" if said else ended
-
-    def write(self, path: str, text: str) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        attemptdir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
-
-
-class EsdExperiment(esd.EsdExperiment):
-    """The spectral analysis of many models, on the GPUs of this box: `EsdExperiment(EsdConfig(…)).run()`.
-
-    Override `build_command` or `summarise`. `run` returns an exit code, and `summary` is what it came to.
-    """
-
-    def __init__(self, config: EsdConfig, *, observer: Observer | None = None) -> None:
-        super().__init__(config, EsdWorkshop(config, configuration.load(config.flags), observer))
+        return getattr(esd, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

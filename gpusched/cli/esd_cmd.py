@@ -19,8 +19,8 @@ from gpusched.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, Gpusche
 from gpusched.experiments.esdconfig import CHOICES, EsdConfig, flag
 
 if TYPE_CHECKING:
-    from gpusched.api import EsdWorkshop
     from gpusched.core.jobfile import JobFile
+    from gpusched.esd import EsdWorkshop
     from gpusched.experiments.esd import EsdExperiment, Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -140,8 +140,9 @@ def _refuse_missing(config: EsdConfig) -> None:
 def _workshop(config: EsdConfig, asked: Asked) -> EsdWorkshop:
     """The library's, that works as a verb does: before the eyes of a person."""
     from gpusched import api
+    from gpusched.esd import EsdWorkshop
 
-    class Workshop(api.EsdWorkshop):
+    class Workshop(EsdWorkshop):
         def tell(self, text: str) -> None:
             if not asked.quiet:
                 say(text)

@@ -14,7 +14,7 @@ from gpusched.core.modelrecord import DEFAULTS, TABLES, file_stem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpusched.api import EsdWorkshop
+    from gpusched.esd import EsdWorkshop
     from gpusched.experiments.esd import EsdExperiment
     from gpusched.experiments.esdrecords import Result
     from gpusched.views.tables import Line, Row

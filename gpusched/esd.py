@@ -1,0 +1,177 @@
+"""The spectral analysis of many models as a library: an experiment, and what it has done by others. Prints nothing.
+
+from gpusched.api import EsdConfig, EsdExperiment
+exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_results")).run()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpusched import api
+from gpusched.config import Loaded, load
+from gpusched.core.gpuneed import Shapes
+from gpusched.core.jobfile import JobFile
+from gpusched.core.masking import last_line
+from gpusched.core.model import JobRow, JobState
+from gpusched.core.outcome import describe
+from gpusched.core.reconcile import Held
+from gpusched.dispatcher import Observer
+from gpusched.experiments import esd as experiment
+from gpusched.experiments.esdconfig import EsdConfig as EsdConfig
+from gpusched.host import attemptdir, hubheaders, tensorheaders
+from gpusched.host.store import Store
+from gpusched.submit import Rules, to_give
+
+_TAIL_BYTES = 4096  # of a log, in which its last line is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class EsdSource:
+    """The models of an experiment in the place of a file of jobs. Their queue belongs to the output directory."""
+
+    config: EsdConfig
+
+    @property
+    def output(self) -> str:
+        return os.path.abspath(os.path.expanduser(self.config.output_dir))
+
+    @property
+    def stem(self) -> str:
+        return os.path.basename(self.output) or "esd"
+
+    @property
+    def owner(self) -> bytes:
+        return b"esd " + os.fsencode(self.output)
+
+    @property
+    def words(self) -> list[str]:
+        return self.config.words
+
+
+class EsdWorkshop:
+    """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
+
+    def __init__(self, config: EsdConfig, loaded: Loaded, observer: Observer | None = None) -> None:
+        self.source = EsdSource(config)
+        self.place = api.place_for(self.source, loaded.settings)
+        self.rules = Rules(
+            api.settings_for(self.place, loaded), os.fsencode(os.getcwd()), retry_failed=config.retry_failed
+        )
+        self.devices: api.Devices | None = None  # opened, not yet handed on
+        self.observer = observer
+
+    def close(self) -> None:
+        """Let go of the devices, if they were opened and not handed on."""
+        devices = self.take_devices()
+        if devices is not None:
+            devices.close()
+
+    def take_devices(self) -> api.Devices | None:
+        devices, self.devices = self.devices, None
+        return devices
+
+    def tell(self, text: str) -> None:
+        logging.getLogger("gpusched").info("%s", text)
+
+    def held(self) -> Sequence[Held]:
+        if not self.place.exists():
+            return []
+        store = Store(self.place.database, read_only=True)
+        try:
+            return store.held()
+        finally:
+            store.close()
+
+    def budgets(self) -> Sequence[int]:
+        settings = self.rules.settings
+        if not settings.gpus_per_job:
+            return []
+        if self.place.exists() and self.place.dispatcher() is not None:
+            known = api.known_devices(self.place)
+        else:
+            self.devices = self.devices or api.open_devices(settings)
+            known = self.devices.first.devices
+        if not known:
+            return []
+        chosen = api.check_devices(settings, known).uuids
+        return [to_give(device) for device in known if device.uuid in chosen]
+
+    def at_once(self) -> int:
+        settings = self.rules.settings
+        if not settings.gpus_per_job:
+            return settings.cpu_jobs
+        gpus = len(self.budgets()) or settings.gpus_at_once
+        return max(1, min(gpus, settings.gpus_at_once) // settings.gpus_per_job) * settings.max_jobs_per_gpu
+
+    def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
+        found = {model: tensorheaders.read(*model) for model in models}
+        absent = [model for model, shapes in found.items() if shapes is None]
+        asked: Mapping[experiment.Model, Shapes] = {}
+        if absent:
+            if not hubheaders.why_not():
+                self.tell(f"asking the hub for the shapes of {len(absent)} models, {hubheaders.DEADLINE_S:g} s at most")
+            asked = hubheaders.ask(absent)
+        return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
+
+    def run(self, jobs: JobFile, *, complete: bool) -> int:
+        rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
+        try:
+            queue = api.Queue.for_file(self.source, rules.settings)
+            try:
+                queue.submit(jobs, rules, complete=complete)
+                return queue.dispatch(
+                    rules, lambda: self.take_devices() or api.open_devices(rules.settings), observer=self.observer
+                )
+            finally:
+                queue.close()
+        finally:
+            self.close()
+
+    def outcomes(self) -> Mapping[str, str]:
+        if not self.place.exists():
+            return {}
+        store = Store(self.place.database, read_only=True)
+        try:
+            found: dict[str, str] = {}
+            for job in store.jobs():
+                found[job.name] = job.state.value
+                if job.state is JobState.FAILED:
+                    found[job.name] = f"failed: {self._story(store, job)}"
+                elif job.state is JobState.QUEUED:
+                    found[job.name] = "waits for its turn"
+        finally:
+            store.close()
+        return {name: text for name, text in found.items() if text != JobState.SUCCEEDED.value}
+
+    def _story(self, store: Store, job: JobRow) -> str:
+        """How a job that failed ended, and the last line that it said."""
+        attempts = store.attempts(job.id)
+        if not attempts:
+            return job.cause
+        last = attempts[-1]
+        ended = describe(last.outcome) if last.outcome is not None else job.cause
+        try:
+            with open(f"{self.place.path}/{last.error_log or last.log}", "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                said = last_line(log.read(_TAIL_BYTES))
+        except OSError:
+            said = ""
+        return f"{ended}; it said: {said}" if said else ended
+
+    def write(self, path: str, text: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        attemptdir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+
+
+class EsdExperiment(experiment.EsdExperiment):
+    """The spectral analysis of many models, on the GPUs of this box: `EsdExperiment(EsdConfig(…)).run()`.
+
+    Override `build_command` or `summarise`. `run` returns an exit code, and `summary` is what it came to.
+    """
+
+    def __init__(self, config: EsdConfig, *, observer: Observer | None = None) -> None:
+        super().__init__(config, EsdWorkshop(config, load(config.flags), observer))
