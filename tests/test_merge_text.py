@@ -72,6 +72,7 @@ def test_case_46_json(tmp_path: Path, capsys: Capture) -> None:
     text = (tmp_path / "m.json").read_text()
     assert json.loads(text) == [{"alpha": None, "n": 3}, {"alpha": 2.5, "n": 4, "inf": None}]
     assert "NaN" not in text and "Infinity" not in text
+    assert json.loads((tmp_path / "m_merged_metadata.json").read_text())["totals"] == {"n": 7}
 
 
 # ---- JSON Lines ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import argparse
 import errno
 import glob
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -140,4 +141,6 @@ if __name__ == "__main__":
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminated)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # parts that are taken in turn are open together
     sys.exit(main())

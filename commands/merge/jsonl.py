@@ -16,8 +16,6 @@ from .parts import Options, Part
 from .records import Record, field_identity
 from .trouble import Told, clean
 
-CHUNK = 1 << 18
-
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
 _lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
@@ -33,8 +31,9 @@ class JsonLines:
     separator = b""
     suffix = b""
 
-    def __init__(self, options: Options, told: Told) -> None:
+    def __init__(self, options: Options, told: Told, chunk: int) -> None:
         self.told = told
+        self.chunk = chunk
         self.nan = options.nan
         self.key = None if options.key is None else _field_decoder(options.key)
 
@@ -62,7 +61,7 @@ class JsonLines:
         """(line, record with its newline, identity of its key or None), one by one."""
         line = 1
         with open(part.path, "rb", buffering=0) as file:
-            for chunk in whole_lines(file):
+            for chunk in whole_lines(file, self.chunk):
                 plain = plain_records(bytearray(chunk), memoryview(chunk), 0, len(chunk)) is not None
                 for number, text in enumerate(_split(chunk), line):
                     for record in (text,) if plain else self.check(part, number, text):
@@ -167,11 +166,14 @@ def nulled(text: bytes) -> bytes:
     return _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
 
 
-def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The file in pieces that end with a line, without a byte order mark; the last may lack its newline."""
+def whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The file in pieces of about `size` bytes that end with a line; only the last one may lack its newline.
+
+    A byte order mark is dropped.
+    """
     rest: list[bytes] = []
     first = True
-    while data := file.read(CHUNK):
+    while data := file.read(size):
         if first:
             data, first = data[check_beginning(data[:3]) :], False
         end = data.rfind(b"\n") + 1

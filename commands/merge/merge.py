@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import metadata
+from .blocks import share
 from .hashing import hash_file
 from .output import Output, check_place, is_ours, read_document, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
@@ -178,19 +179,19 @@ def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
     if form == "jsonl":
         from .jsonl import JsonLines
 
-        lines = JsonLines(options, told)
+        lines = JsonLines(options, told, share(len(parts)))
         return Merged(merge_records(lines, parts, out, order, options, told, lambda part: lines.copy(part, out)))
     if form == "txt":
         from .text import Lines
 
-        text = Lines()
+        text = Lines(share(len(parts)))
         return Merged(merge_records(text, parts, out, order, options, told, lambda part: text.copy(part, out)))
     if form == "json":
         from .jsonarray import JsonDocuments, merge_objects
 
         if options.sums:
             return merge_objects(parts, out, order, options, told)
-        documents = JsonDocuments(options, told)
+        documents = JsonDocuments(options, told, share(len(parts)))
         written = merge_records(documents, parts, out, order, options, told)
         documents.check_kinds()
         return Merged(written, per_item=not documents.objects)
