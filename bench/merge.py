@@ -19,20 +19,24 @@ WORDS = ("the", "model", "answers", "a", "question", "about", "its", "“own”"
 
 
 def write_parts(place: Path, size: int) -> list[Path]:
-    """Parts of records of 200 B to 2 kB, as a script writes what a model said: text, numbers, lists, a few escapes."""
+    """Parts of records of 200 B to 2 kB, as a script writes what a model said: text, numbers, lists, a few escapes.
+
+    As json.dumps writes them; the last part with characters beyond ASCII, as it does with ensure_ascii=False.
+    """
     place.mkdir(parents=True)
     source = random.Random(1)
-    records = []
+    records: dict[bool, list[bytes]] = {True: [], False: []}
     for number in range(2000):
         text = " ".join(source.choices(WORDS, k=source.randint(10, 300)))
         record = {"id": number, "prompt": text[:400], "response": text, "score": source.random(), "ok": True}
         record["tokens"] = [source.randrange(50_000) for _ in range(source.randint(2, 12))]
-        records.append(json.dumps(record, ensure_ascii=number % 4 != 0).encode() + b"\n")
+        for ascii_ in records:
+            records[ascii_].append(json.dumps(record, ensure_ascii=ascii_).encode() + b"\n")
     paths = [place / f"part_{number}.jsonl" for number in range(PARTS)]
     for path in paths:
         with open(path, "wb") as file:
             while file.tell() < size // PARTS:
-                file.write(b"".join(source.sample(records, 500)))
+                file.write(b"".join(source.sample(records[path is not paths[-1]], 500)))
     return paths
 
 

@@ -163,6 +163,28 @@ def test_every_record_that_python_writes_comes_back(
     assert said.code == 0 and found == [json.loads(json.dumps(record)) for records in parts for record in records]
 
 
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=40),
+    times=st.sampled_from([1, 3000]),
+    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=1),
+)
+def test_what_is_utf8(text: str, times: int, flips: list[tuple[float, int]]) -> None:
+    from gpusched.commands.merge.jsonl import is_utf8
+
+    data = bytearray(text.encode("utf-8", "surrogatepass") * times)
+    for place, byte in flips:
+        if data:
+            data[int(place * (len(data) - 1))] = byte
+    try:
+        data.decode()
+        right = True
+    except UnicodeDecodeError:
+        right = False
+    assert is_utf8(memoryview(data)) is right
+
+
 def test_a_line_longer_than_a_block(tmp_path: Path, capsys: Capture) -> None:
     long = json.dumps({"a": "x" * 3_000_000})
     parts = written(tmp_path, p__jsonl=f'{{"b": 1}}\n{long}\n{{"c": 1}}\n{long}', q__jsonl=f"\ufeff{long}")

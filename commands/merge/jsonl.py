@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from .records import Record, field_identity
 from .trouble import Told, clean
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
+_PIECE = 1 << 15
 _lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
@@ -109,12 +111,20 @@ def plain_records(buffer: bytearray, view: memoryview, begin: int, end: int) -> 
     joined = b"\n".join([*records, b""])
     if len(joined) != end - begin or not buffer.startswith(joined, begin):
         return None
-    if not joined.isascii():  # which encoding it is, msgspec does not look at
-        try:
-            str(joined, "utf-8")
-        except UnicodeDecodeError:
-            return None
-    return count
+    # Which encoding it is, msgspec does not look at.
+    return count if joined.isascii() or is_utf8(view[begin:end]) else None
+
+
+def is_utf8(data: memoryview) -> bool:
+    """Whether this is UTF-8 to its end. Decoded in small pieces: large ones cost fresh memory each time."""
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            piece = data[at : at + _PIECE]
+            at += codecs.utf_8_decode(piece, "strict", at + len(piece) >= end)[1]
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_line(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes], str]:

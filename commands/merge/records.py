@@ -1,6 +1,6 @@
 """Records of text, one by one: put part after part, or back into the order of the items; repeated ones found.
 
-Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (16 bytes
+Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (30 bytes
 a record).
 """
 
