@@ -463,7 +463,7 @@ def test_a_sweep_reads_its_table(tmp_path: Path) -> None:
     sweep = Sweep("esd {model_id} {n}", ("n=1..2",), str(path))
     assert commands(parse_sweep(sweep, RULES))[::3] == ["esd 'meta/llama 3' 1", "esd opt 2"]
     assert sweep.stem == Sweep("esd {model_id} {n}").stem != Sweep("esd").stem
-    assert sweep.words == ["-c", "esd {model_id} {n}", "-p", "n=1..2", "--each", str(path)]
+    assert sweep.words == ["run", "-c", "esd {model_id} {n}", "-p", "n=1..2", "--each", str(path)]
     for wrong in (Sweep("a", ("n",)), Sweep("a", (), str(tmp_path / "none.csv")), Sweep("a", (), str(tmp_path))):
         with pytest.raises(GpuschedError):
             parse_sweep(wrong, RULES)
