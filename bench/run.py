@@ -24,7 +24,7 @@ from rich.text import Text
 from bench.common import ROOT, Row, Unusable
 from gpusched.host.claims import file_system_type
 
-MEASUREMENTS = ("throughput", "gap", "many_lines", "attributes", "startup", "footprint", "planner", "shard")
+MEASUREMENTS = ("throughput", "gap", "many_lines", "attributes", "startup", "footprint", "planner", "shard", "merge")
 NOT_A_DISK = ("tmpfs", "ramfs", "overlay")
 
 

@@ -31,6 +31,7 @@ ROWS = {
     "footprint": 4,
     "planner": 3,
     "shard": 2,
+    "merge": 2,
 }
 
 

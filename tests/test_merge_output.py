@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -255,14 +254,20 @@ def test_text_formats_load_no_heavy_library(tmp_path: Path) -> None:
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-def peak_kib(words: list[object]) -> int:
+# What the kernel says to a parent counts the memory that the parent had when it forked.
+PEAK = """
+import sys
+from gpusched.commands.merge.__main__ import main
+code = main(sys.argv[1:])
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
+sys.exit(code)
+"""
+
+
+def peak_kib(*words: object) -> int:
     """The largest resident set of one merge."""
-    process = subprocess.Popen([sys.executable, "-m", "gpusched.commands.merge", *map(str, words)])
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    found: resource.struct_rusage = used
-    return found.ru_maxrss
+    done = subprocess.run([sys.executable, "-c", PEAK, *map(str, words)], capture_output=True, text=True, check=True)
+    return int(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -290,7 +295,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
                 ]
                 whole = ",\n".join(lines) if form == "json" else "\n".join(lines)
                 path.write_text(f"[{whole}]" if form == "json" else f"id,t\n{whole}" if form == "csv" else whole)
-    before, after = (peak_kib(["-o", place / f"all.{form}", *place.glob("p*")]) for place in (small, large))
+    before, after = (peak_kib("-o", place / f"all.{form}", *place.glob("p*")) for place in (small, large))
     assert after - before < (60_000 if form == "parquet" else 8_000), f"{before} and {after} KiB"
 
 
@@ -330,3 +335,28 @@ def test_the_verb_runs_the_stage(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and done.stdout == "all.jsonl: 28 records of 4 parts\n", done
     assert (tmp_path / "all.jsonl").read_text().startswith("{}\n")
+
+
+# ---- what is told ----------------------------------------------------------------------------------
+
+
+def test_like_things_are_told_once_with_their_number(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": NaN}\n' * 1000 + "bad\n" * 300)
+    (tmp_path / "b.jsonl").write_text("")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert said.code == 1 and len(said.err.splitlines()) == 8
+    assert "a.jsonl, line 1: NaN is written as null (--nan), and on 999 lines more" in said.err
+    assert "a.jsonl, line 1005: is no JSON" in said.err and "a.jsonl: 295 more of them" in said.err
+    assert "b.jsonl is empty: it is skipped" in said.err
+
+
+def test_progress_is_said_in_the_file_that_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "progress"))
+    (tmp_path / "a.txt").write_text("x" * 999 + "\n" + ("y" * 999 + "\n") * 3000)
+    assert merge(capsys, "-o", tmp_path / "all.txt", tmp_path / "a.txt").code == 0
+    told = json.loads((tmp_path / "progress").read_text())
+    assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
+    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
+    assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0

@@ -72,6 +72,7 @@ def test_case_46_json(tmp_path: Path, capsys: Capture) -> None:
     text = (tmp_path / "m.json").read_text()
     assert json.loads(text) == [{"alpha": None, "n": 3}, {"alpha": 2.5, "n": 4, "inf": None}]
     assert "NaN" not in text and "Infinity" not in text
+    assert json.loads((tmp_path / "m_merged_metadata.json").read_text())["totals"] == {"n": 7}
 
 
 # ---- JSON Lines ------------------------------------------------------------------------------------
@@ -160,6 +161,28 @@ def test_every_record_that_python_writes_comes_back(
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *paths, "--overwrite")
     found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
     assert said.code == 0 and found == [json.loads(json.dumps(record)) for records in parts for record in records]
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=40),
+    times=st.sampled_from([1, 3000]),
+    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=1),
+)
+def test_what_is_utf8(text: str, times: int, flips: list[tuple[float, int]]) -> None:
+    from gpusched.commands.merge.jsonl import is_utf8
+
+    data = bytearray(text.encode("utf-8", "surrogatepass") * times)
+    for place, byte in flips:
+        if data:
+            data[int(place * (len(data) - 1))] = byte
+    try:
+        data.decode()
+        right = True
+    except UnicodeDecodeError:
+        right = False
+    assert is_utf8(memoryview(data)) is right
 
 
 def test_a_line_longer_than_a_block(tmp_path: Path, capsys: Capture) -> None:
@@ -332,3 +355,28 @@ def test_tsv_and_blank_lines(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path, a__tsv='id\tv\n\n1\t"x\ty"\n', b__tsv="v\tid\nz,w\t2")
     assert merge(capsys, "-o", tmp_path / "all.tsv", *parts).code == 0
     assert (tmp_path / "all.tsv").read_text() == 'id\tv\n1\t"x\ty"\n2\tz,w\n'
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6) | st.sampled_from(
+    ['"', ",", "\n", "\r\n", "\r", ' "', "\ufeff", ""]
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(st.lists(st.tuples(CELLS, CELLS), max_size=5), min_size=1, max_size=3), turned=st.booleans())
+def test_every_cell_that_python_writes_comes_back(
+    tmp_path: Path, capsys: Capture, parts: list[list[tuple[str, str]]], turned: bool
+) -> None:
+    paths = []
+    for number, rows in enumerate(parts):
+        paths.append(tmp_path / f"p{number}.csv")
+        names = ["a", "b"] if not (turned and number) else ["b", "a"]
+        with open(paths[-1], "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(
+                [names, *([dict(zip("ab", row, strict=True))[n] for n in names] for row in rows)]
+            )
+    said = merge(capsys, "-o", tmp_path / "all.csv", *paths, "--overwrite")
+    with open(tmp_path / "all.csv", newline="", encoding="utf-8") as file:
+        found = [(row["a"], row["b"]) for row in csv.DictReader(file)]
+    assert said.code == 0 and found == [row for rows in parts for row in rows], said

@@ -6,6 +6,7 @@ import argparse
 import errno
 import glob
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -119,15 +120,15 @@ def _one(job: Job) -> int:
             raise
         return _fail(str(error), error.exit_code)  # of several outputs, the others are made
     for text in result.warnings:
-        print(f"gpusched merge: warning: {text}", file=sys.stderr)
+        print(f"gpusched: warning: {text}", file=sys.stderr)
     for text in result.errors:
-        print(f"gpusched merge: error: {text}", file=sys.stderr)
+        print(f"gpusched: error: {text}", file=sys.stderr)
     print(result.said, flush=True)
     return result.exit_code
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpusched merge: error: {text}", file=sys.stderr)
+    print(f"gpusched: error: {text}", file=sys.stderr)
     return code
 
 
@@ -140,4 +141,6 @@ if __name__ == "__main__":
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminated)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # parts that are taken in turn are open together
     sys.exit(main())

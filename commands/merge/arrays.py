@@ -79,7 +79,7 @@ def merge_npy(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
             )
     rows_ = [rows for rows, _, _ in filled]
     if order and not order.fits([rows.part for rows in rows_], [rows.count for rows in rows_]):
-        told.note("not each part has one row an item: the parts stand one after the other, in their shards' order")
+        told.not_in_order()
         order = None
     out.write(_npy_header(dtype, (sum(rows.count for rows in rows_), *shape[1:])))
     write_rows(rows_, out, order)

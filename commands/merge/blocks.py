@@ -17,6 +17,11 @@ BUFFERS = 4
 BOM = b"\xef\xbb\xbf"
 
 
+def share(parts: int) -> int:
+    """How many bytes to read at once of each of so many files that are open together."""
+    return max(1 << 14, min(1 << 18, (1 << 25) // max(parts, 1)))
+
+
 @dataclass(slots=True)
 class Block:
     """Whole lines: `buffer[begin:end]`. Only the last one of a file may lack its newline. Good until the next few."""

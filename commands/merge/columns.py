@@ -15,8 +15,9 @@ from .records import KeyFilter, field_identity
 from .trouble import PartUnreadable, Refused, Told, clean
 from .widening import widened
 
-BATCH_BYTES = 1 << 23
-GROUP_BYTES = 1 << 25
+BATCH_BYTES = 1 << 20
+TOGETHER_BYTES = 1 << 26  # of the batches of all parts, where rows are taken from all in turn
+GROUP_BYTES = 1 << 24
 BATCH_ROWS = 1 << 16
 GROUP_ROWS = 1 << 20
 
@@ -24,18 +25,18 @@ GROUP_ROWS = 1 << 20
 class Opened:
     """One part, read batch by batch, under the columns of all."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, batch_bytes: int) -> None:
         self.part = part
         try:
             # Not mapped and not read ahead: memory stays that of a batch.
-            self.file = pq.ParquetFile(part.path, memory_map=False, pre_buffer=False, buffer_size=1 << 20)
+            self.file = pq.ParquetFile(part.path, memory_map=False, pre_buffer=False, buffer_size=batch_bytes)
         except (pa.ArrowException, OSError, ValueError) as error:
             why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {clean(error, 120)}"
             raise PartUnreadable(why) from None
         told = self.file.metadata
         self.rows: int = told.num_rows
         size = sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
-        self.batch_rows = max(1, min(BATCH_ROWS, BATCH_BYTES * self.rows // max(size, 1)))
+        self.batch_rows = max(1, min(BATCH_ROWS, batch_bytes * self.rows // max(size, 1)))
         self.codec: str = told.row_group(0).column(0).compression if told.num_row_groups and told.num_columns else ""
 
     def tables(self, schema: Any) -> Iterator[Any]:
@@ -54,9 +55,10 @@ class Opened:
 
 def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
     opened: list[Opened] = []
+    batch_bytes = max(1 << 16, min(BATCH_BYTES, TOGETHER_BYTES // len(parts)))
     for part in parts:
         try:
-            opened.append(Opened(part))
+            opened.append(Opened(part, batch_bytes))
         except PartUnreadable as error:
             part.skipped = error.why
             told.leave_out(part.name, None, error.why)
@@ -69,7 +71,7 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
             hint=f"the columns are {clean(', '.join(schema.names))}",
         )
     if order is not None and not order.fits([one.part for one in opened], [one.rows for one in opened]):
-        told.note("not each part has one row an item: the parts stand one after the other, in their shards' order")
+        told.not_in_order()
         order = None
 
     def stream() -> Iterator[Any]:

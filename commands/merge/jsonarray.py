@@ -13,10 +13,8 @@ from .objects import merge_whole
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .records import Record, field_identity
-from .rules import NoArrays
+from .rules import NoArrays, plain_values
 from .trouble import PartUnreadable, Refused, Told, clean
-
-CHUNK = 1 << 18
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 
@@ -28,8 +26,9 @@ class JsonDocuments:
     separator = b","
     suffix = b"\n]\n"
 
-    def __init__(self, options: Options, told: Told) -> None:
+    def __init__(self, options: Options, told: Told, chunk: int) -> None:
         self.told = told
+        self.chunk = chunk
         self.nan = options.nan
         self.key = options.key
         self._kinds: dict[str, str] = {}  # array or object -> the first part that is one
@@ -37,7 +36,7 @@ class JsonDocuments:
     def records(self, part: Part) -> Iterator[Record]:
         words: list[str] = []
         decode = json.JSONDecoder(parse_constant=words.append).raw_decode
-        window = _Window(part, decode)
+        window = _Window(part, decode, self.chunk)
         first = window.peek()
         if first == "":
             self.told.note(f"{clean(part.name)} is empty: it is skipped")
@@ -65,6 +64,8 @@ class JsonDocuments:
     def _record(self, part: Part, window: _Window, words: list[str]) -> Record:
         line = window.line
         value, text = window.take()
+        if self.objects:
+            part.values = plain_values(value)
         data = text.encode("utf-8", "surrogatepass")
         if words:
             if self.nan == "refuse":
@@ -72,7 +73,7 @@ class JsonDocuments:
             if self.nan == "null":
                 data = nulled(data)
             what = "null" if self.nan == "null" else "it is, which is not JSON"
-            self.told.note(f"{clean(part.name)}, line {line}: {words[0]} is written as {what} (--nan)")
+            self.told.note_at(part.name, line, f"{words[0]} is written as {what} (--nan)")
             words.clear()
         key = None
         if self.key is not None:
@@ -96,9 +97,9 @@ class JsonDocuments:
 class _Window:
     """A part's text, of which only what is being read is held."""
 
-    def __init__(self, part: Part, decode: object) -> None:
+    def __init__(self, part: Part, decode: object, chunk: int) -> None:
         self._decode = decode
-        self._pieces = _pieces(part)
+        self._pieces = _pieces(part, chunk)
         self._text = ""
         self._at = 0
         self._ended = False
@@ -166,12 +167,12 @@ class _Window:
         return "is cut: the file ends inside the array" if not self.peek() else f"is no JSON {where}"
 
 
-def _pieces(part: Part) -> Iterator[str]:
+def _pieces(part: Part, chunk: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1
     with open(part.path, "rb", buffering=0) as file:
         first = True
-        while data := file.read(CHUNK):
+        while data := file.read(chunk):
             if first:
                 data, first = data.removeprefix(codecs.BOM_UTF8), False
                 if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

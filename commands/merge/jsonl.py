@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -16,9 +17,8 @@ from .parts import Options, Part
 from .records import Record, field_identity
 from .trouble import Told, clean
 
-CHUNK = 1 << 18
-
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
+_PIECE = 1 << 15
 _lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
@@ -33,8 +33,9 @@ class JsonLines:
     separator = b""
     suffix = b""
 
-    def __init__(self, options: Options, told: Told) -> None:
+    def __init__(self, options: Options, told: Told, chunk: int) -> None:
         self.told = told
+        self.chunk = chunk
         self.nan = options.nan
         self.key = None if options.key is None else _field_decoder(options.key)
 
@@ -62,7 +63,7 @@ class JsonLines:
         """(line, record with its newline, identity of its key or None), one by one."""
         line = 1
         with open(part.path, "rb", buffering=0) as file:
-            for chunk in whole_lines(file):
+            for chunk in whole_lines(file, self.chunk):
                 plain = plain_records(bytearray(chunk), memoryview(chunk), 0, len(chunk)) is not None
                 for number, text in enumerate(_split(chunk), line):
                     for record in (text,) if plain else self.check(part, number, text):
@@ -85,10 +86,10 @@ class JsonLines:
             self.told.leave_out(part.name, number, str(error))
             return []
         if len(found) > 1:
-            self.told.note(f"{clean(part.name)}, line {number}: {len(found)} records on one line; each gets its own")
+            self.told.note_at(part.name, number, f"{len(found)} records on one line; each gets its own")
         if swapped:
             what = "is written as null" if self.nan == "null" else "is written as it is, which is not JSON"
-            self.told.note(f"{clean(part.name)}, line {number}: {swapped} {what} (--nan)")
+            self.told.note_at(part.name, number, f"{swapped} {what} (--nan)")
         if len(found) == 1 and not swapped:
             return [text if text.endswith(b"\n") else text + b"\n"]
         return [record + b"\n" for record in found]
@@ -110,12 +111,20 @@ def plain_records(buffer: bytearray, view: memoryview, begin: int, end: int) -> 
     joined = b"\n".join([*records, b""])
     if len(joined) != end - begin or not buffer.startswith(joined, begin):
         return None
-    if not joined.isascii():  # which encoding it is, msgspec does not look at
-        try:
-            str(joined, "utf-8")
-        except UnicodeDecodeError:
-            return None
-    return count
+    # Which encoding it is, msgspec does not look at.
+    return count if joined.isascii() or is_utf8(view[begin:end]) else None
+
+
+def is_utf8(data: memoryview) -> bool:
+    """Whether this is UTF-8 to its end. Decoded in small pieces: large ones cost fresh memory each time."""
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            piece = data[at : at + _PIECE]
+            at += codecs.utf_8_decode(piece, "strict", at + len(piece) >= end)[1]
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_line(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes], str]:
@@ -167,11 +176,14 @@ def nulled(text: bytes) -> bytes:
     return _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
 
 
-def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The file in pieces that end with a line, without a byte order mark; the last may lack its newline."""
+def whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The file in pieces of about `size` bytes that end with a line; only the last one may lack its newline.
+
+    A byte order mark is dropped.
+    """
     rest: list[bytes] = []
     first = True
-    while data := file.read(CHUNK):
+    while data := file.read(size):
         if first:
             data, first = data[check_beginning(data[:3]) :], False
         end = data.rfind(b"\n") + 1

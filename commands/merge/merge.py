@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import metadata
+from .blocks import share
 from .hashing import hash_file
 from .output import Output, check_place, is_ours, read_document, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
+from .progress import reporter
 from .records import merge_records
 from .removal import finish_removal, remove_parts
 from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
 RECORD_FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npy")
+WITH_SUMS = ("json", "npz", "safetensors", "pt")
 WITH_KEYS = ("jsonl", "json", "csv", "tsv", "parquet")
 _NEEDS = {
     "parquet": ("columns", "pyarrow", "pip install 'gpusched-lab[merge]'"),
@@ -67,8 +70,13 @@ def merge(job: Job) -> Result:
     told = Told()
     for note in job.notes:
         told.note(note)
+    if job.options.sums and form not in WITH_SUMS:
+        told.note(f"--sum adds nothing up in .{form}")
+    for part in job.parts:
+        if form in ("jsonl", "txt") and os.path.getsize(part.path) == 0:
+            told.note(f"{clean(part.name)} is empty: it is skipped")
     before = {part.path: _stamp(part) for part in job.parts}
-    with Output(job.output) as out:
+    with Output(job.output, reporter(sum(part.size for part in job.parts))) as out:
         merged = _run(form, job, out, told)
         _look_at_parts(job.parts, before)
         if all(part.skipped for part in job.parts):
@@ -144,7 +152,10 @@ def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int]]) ->
         if _stamp(part) != before[part.path]:
             raise Refused("has changed while it was read", where=part.name, hint="wait until what writes it has ended")
         if not part.sha256:
-            part.sha256 = hash_file(part.path)[1].hexdigest()
+            try:
+                part.sha256 = hash_file(part.path)[1].hexdigest()
+            except OSError:  # it could not be read before either, which was told
+                pass
 
 
 # ---- the work --------------------------------------------------------------------------------------
@@ -168,19 +179,19 @@ def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
     if form == "jsonl":
         from .jsonl import JsonLines
 
-        lines = JsonLines(options, told)
+        lines = JsonLines(options, told, share(len(parts)))
         return Merged(merge_records(lines, parts, out, order, options, told, lambda part: lines.copy(part, out)))
     if form == "txt":
         from .text import Lines
 
-        text = Lines()
+        text = Lines(share(len(parts)))
         return Merged(merge_records(text, parts, out, order, options, told, lambda part: text.copy(part, out)))
     if form == "json":
         from .jsonarray import JsonDocuments, merge_objects
 
         if options.sums:
             return merge_objects(parts, out, order, options, told)
-        documents = JsonDocuments(options, told)
+        documents = JsonDocuments(options, told, share(len(parts)))
         written = merge_records(documents, parts, out, order, options, told)
         documents.check_kinds()
         return Merged(written, per_item=not documents.objects)
@@ -231,7 +242,7 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         told=told,
         records=merged.records,
         expected=job.options.expect,
-        order=job.described,
+        order="the parts one after the other, in their shards' order" if told.unordered else job.described,
         complete=complete,
         removed=removes,
     )
@@ -245,7 +256,7 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         os.unlink(marker)
         sync_directory(out.directory)
     sweep(out.directory, os.path.basename(marker))
-    warnings = [*told.notes, *missing]
+    warnings = [*told.warnings(), *missing]
     if job.options.remove_parts and not complete:
         warnings.append("the parts are kept, since the output is incomplete")
     count = "" if merged.records is None else f"{number(merged.records, 'record')} of "
@@ -266,6 +277,10 @@ def _check_replaces(path: str, document: dict[str, Any], digest: str, *, complet
         return
     if not is_ours(path, document):
         raise Refused("exists, and is not as a merge has made it", where=path, hint="--overwrite replaces it")
+    if document.get("remove_parts"):
+        raise Refused(
+            "was made of parts that were removed then; it is kept", where=path, hint="--overwrite replaces it"
+        )
     if document.get("complete") and not complete:
         raise Refused(
             "is complete, and what these parts would make is not; it is kept",

@@ -77,7 +77,7 @@ def document(
     complete: bool,
     removed: bool,
 ) -> dict[str, Any]:
-    """The metadata document. Names are relative to the output; no command and no absolute path is in it."""
+    """The metadata document. Parts in or below the output's directory are named from there; no command is in it."""
     beside = [left_by_script(part) for part in parts]
     own = [_plain(found[1]) if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
     totals, overall = _summed(own, [part.records for part in parts])
@@ -108,7 +108,7 @@ def document(
         "left_out": [{"part": x.part, "line": x.line, "why": x.why} for x in told.left_out[:WRITTEN_MOST]],
         "left_out_records": sum(told.lost.values()),
         "wrong": told.wrong,
-        "notes": told.notes,
+        "notes": told.warnings(),
         "totals": totals,
         "overall": overall,
         "remove_parts": removed,

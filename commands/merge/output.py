@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -23,10 +24,14 @@ _PREFIX = ".gpusched-merge-"
 
 
 class Output:
-    """Use as a context: what is not committed at its end is gone. Never follows a link under its temporary name."""
+    """Use as a context: what is not committed at its end is gone. Never follows a link under its temporary name.
 
-    def __init__(self, path: str) -> None:
+    `tick` is called with the size after each piece.
+    """
+
+    def __init__(self, path: str, tick: Callable[[int], None] | None = None) -> None:
         self.path = path
+        self._tick = tick
         self.directory, self.name = os.path.split(os.path.abspath(path))
         self.hasher = Hasher()
         self.blocks = Blocks(self.hasher)
@@ -38,6 +43,7 @@ class Output:
         self.size = 0
         self._synced = 0
         self._syncer: threading.Thread | None = None
+        self._unsynced: OSError | None = None
         try:
             sweep(self.directory, self.name)
             self.temporary = os.path.join(self.directory, temporary_name(self.name))
@@ -84,11 +90,19 @@ class Output:
         self.size += len(data)
         while data:
             data = data[os.write(self.fd, data) :]
+        if self._tick is not None:
+            self._tick(self.size)
         if self.size - self._synced >= _SYNC_EVERY and (self._syncer is None or not self._syncer.is_alive()):
             self._synced = self.size
-            self._syncer = threading.Thread(target=os.fdatasync, args=(self.fd,), daemon=True)
+            self._syncer = threading.Thread(target=self._sync, daemon=True)
             self._syncer.start()
         return ticket
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:  # told once only: the fsync at the end would not see it
+            self._unsynced = error
 
     def _wait_for_sync(self) -> None:
         if self._syncer is not None:
@@ -131,6 +145,8 @@ class Output:
             self._flush()
             self.hasher.settle()
         self._wait_for_sync()
+        if self._unsynced is not None:
+            raise self._unsynced
         os.fsync(self.fd)
         return str(self._digest.hexdigest())
 

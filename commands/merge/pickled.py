@@ -46,7 +46,6 @@ class Tensors:
 
 
 def merge_pt(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
-    torch.set_num_threads(1)
     if options.allow_pickle:
         told.note("--allow-pickle: the code that these files name was run to read them")
     with torch.no_grad(), warnings.catch_warnings():
@@ -66,7 +65,10 @@ def merge_pt(parts: Sequence[Part], out: Output, order: ItemOrder | None, option
 def _detached(value: Any) -> Any:
     """The same without gradients, views of larger tensors and parameters."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.layout is torch.strided else value.detach()
+        plain = value.detach()
+        if plain.layout is torch.strided and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size():
+            return plain.clone()
+        return plain
     if type(value) is dict:
         return {key: _detached(held) for key, held in value.items()}
     if type(value) in (list, tuple):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .merge import FORMATS, Job, format_of
+from .merge import FORMATS, WITH_KEYS, Job, format_of
 from .metadata import names_beside
 from .parts import ItemOrder, Missing, Options, Part, natural_key, shown_name
 from .trouble import EXIT_USAGE, Refused, clean
@@ -137,6 +137,9 @@ def jobs_of_plan(path: str, output: str | None, options: Options) -> list[Job]:
         here = os.path.dirname(os.path.abspath(job.output))
         for part in job.parts:
             part.name = shown_name(part.path, here)
+        if job.options.key is not None and (form := format_of(job.output)) not in WITH_KEYS:
+            job.options = dataclasses.replace(job.options, key=None)
+            job.notes.append(f"--key finds no repeated records in .{clean(form)}")
     found[0].notes += notes
     return found
 

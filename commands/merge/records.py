@@ -1,6 +1,6 @@
 """Records of text, one by one: put part after part, or back into the order of the items; repeated ones found.
 
-Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (16 bytes
+Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (30 bytes
 a record).
 """
 
@@ -63,9 +63,7 @@ def merge_records(
         else:
             written = _write(source, out, lambda: _one_after_the_other(source, parts, told), options, told)
         if order is not None:
-            told.note(
-                "not each part has one record an item: the parts stand one after the other, in their shards' order"
-            )
+            told.not_in_order()
     out.write(source.suffix)
     return written
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 
+from .blocks import check_beginning
 from .parts import Options, Part
 from .records import Record
 from .trouble import PartUnreadable, Refused, Told, clean, number
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
-BOM = "\ufeff"
 DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
 
 
@@ -29,7 +30,7 @@ class Tables:
         headers: dict[str, list[str]] = {}
         for part in parts:
             try:
-                header = next(self._rows(part), (1, []))[1]
+                header = next(self._rows(part), (1, [], True))[1]
                 self._check_header(header)
             except PartUnreadable as error:
                 told.leave_out(part.name, error.line, error.why)
@@ -45,7 +46,7 @@ class Tables:
                 told.note(f"{clean(part.name)} is empty: it is skipped")
         self.columns = self._union(headers)
         self._row = io.StringIO()
-        self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\n")
+        self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\r\n")
         self.prefix = self._text(self.columns) if self.columns else b""
         if self.key is not None and self.columns and self.key not in self.columns:
             raise Refused(
@@ -57,37 +58,45 @@ class Tables:
         if part.skipped:
             return
         rows = self._rows(part)
-        header = next(rows, (1, []))[1]
+        header = next(rows, (1, [], True))[1]
         place = {name: k for k, name in enumerate(header)}
         same = header == self.columns
         takes = [place.get(name) for name in self.columns]
         key = None if self.key is None else place.get(self.key)
-        for line, row in rows:
-            if not row:
-                continue
+        for line, row, plain in rows:
             if len(row) != len(header):
                 why = f"has {number(len(row), 'field')} under a header of {len(header)}"
                 self.told.leave_out(part.name, line, why)
                 continue
             values = row if same else ["" if k is None else row[k] for k in takes]
-            identity = None if self.key is None else b"" if key is None else row[key].encode("utf-8", "surrogatepass")
-            yield line, self._text(values), identity
+            text = f"{self.delimiter.join(values)}\n".encode() if plain else self._text(values)
+            identity = None if self.key is None else b"" if key is None else row[key].encode()
+            yield line, text, identity
 
     def _text(self, row: Sequence[str]) -> bytes:
         self._row.seek(0)
         self._row.truncate()
         self._writer.writerow(row)
-        return self._row.getvalue().encode("utf-8")
+        # Written with both, since only what is in the line's end is surely quoted in a field.
+        return self._row.getvalue().removesuffix("\r\n").encode() + b"\n"
 
-    def _rows(self, part: Part) -> Iterator[tuple[int, list[str]]]:
-        """(line where it begins, fields), the header first. A row that is wrong is left out and told."""
-        reader = csv.reader(_decoded(part), delimiter=self.delimiter, strict=True)
-        begins, header = 1, True
-        while True:
+    def _rows(self, part: Part) -> Iterator[tuple[int, list[str], bool]]:
+        """(line where it begins, fields, whether none of them needs quotes), the header first; no blank lines.
+
+        A row that is wrong is left out and told; a wrong header is PartUnreadable.
+        """
+        lines = _Lines(part)
+        header = True
+        for text in lines:
+            begins = lines.number
+            bare = text.removesuffix("\n").removesuffix("\r")
+            if '"' not in bare and "\r" not in bare:
+                if bare:
+                    yield begins, bare.split(self.delimiter), True
+                    header = False
+                continue
             try:
-                row = next(reader)
-            except StopIteration:
-                return
+                row = next(csv.reader(itertools.chain((text,), lines), delimiter=self.delimiter, strict=True))
             except csv.Error as error:
                 if "unexpected end" in str(error):
                     why = "opens a quote that is never closed: all from here on is left out, or the file is cut"
@@ -95,12 +104,9 @@ class Tables:
                 if header or "field larger" in str(error):
                     raise PartUnreadable(f"is no CSV from here on: {clean(error)}", begins) from None
                 self.told.leave_out(part.name, begins, f"is no CSV: {clean(error)}")
-                begins = reader.line_num + 1
                 continue
-            if row or not header:
-                yield begins, row
-                header = False
-            begins = reader.line_num + 1
+            yield begins, row, False
+            header = False
 
     def _check_header(self, header: Sequence[str]) -> None:
         twice = {name for name in header if header.count(name) > 1}
@@ -131,17 +137,30 @@ class Tables:
         return list(union)
 
 
-def _decoded(part: Part) -> Iterator[str]:
-    """The lines of a part as text, without a byte order mark."""
-    with open(part.path, "rb") as file:
-        for number_, line in enumerate(file, 1):
-            if number_ == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                why = f"is not UTF-8 (byte {error.start + 1} of the line); all from here on is left out"
-                raise PartUnreadable(why, number_) from None
-            if "\0" in text:
-                raise PartUnreadable("holds NUL bytes; all from here on is left out", number_)
-            yield text.removeprefix(BOM) if number_ == 1 else text
+class _Lines:
+    """The lines of a part as text, without a byte order mark; `number` is that of the last one given."""
+
+    def __init__(self, part: Part) -> None:
+        self.number = 0
+        self._texts = self._read(part)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._texts)
+
+    def _read(self, part: Part) -> Iterator[str]:
+        with open(part.path, "rb") as file:
+            for line in file:
+                self.number += 1
+                if self.number == 1:
+                    line = line[check_beginning(line[:3]) :]
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    why = f"is not UTF-8 (byte {error.start + 1} of the line); all from here on is left out"
+                    raise PartUnreadable(why, self.number) from None
+                if "\0" in text:
+                    raise PartUnreadable("holds NUL bytes; all from here on is left out", self.number)
+                yield text

@@ -80,6 +80,9 @@ def merge_safetensors(
         having = [tensors[name] for _, tensors, _ in held if name in tensors]
         _check_holders(name, having, held, told)
         made.append(_join(name, having, order, options.sums, len(held) > 1, told))
+    for key in options.sums:
+        if not any(name == key or name.rpartition(".")[2] == key for _, tensors, _ in held for name in tensors):
+            told.note(f"--sum {clean(key)}: no part has such a tensor")
     made.sort(key=lambda one: (-_BITS.get(one.dtype, 8), one.name))  # wide ones first: each is then aligned
     _write(made, _texts(held, told), out)
     return Merged(total(parts), per_item=False)

@@ -18,6 +18,9 @@ class Lines:
     separator = b""
     suffix = b""
 
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+
     def copy(self, part: Part, out: Output) -> None:
         """Add one part to the output; its last line gets the newline that it lacks."""
         digest = hashlib.sha256()
@@ -35,7 +38,7 @@ class Lines:
     def records(self, part: Part) -> Iterator[Record]:
         line = 0
         with open(part.path, "rb", buffering=0) as file:
-            for chunk in whole_lines(file):
+            for chunk in whole_lines(file, self.chunk):
                 for text in chunk.removesuffix(b"\n").split(b"\n"):
                     line += 1
                     yield line, text + b"\n", None

@@ -60,10 +60,30 @@ class Told:
     left_out: list[LeftOut] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
     wrong: list[str] = field(default_factory=list)  # counts that are not what they should be
+    placed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
+
+    unordered: bool = False
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_at(self, part: str, line: int, text: str) -> None:
+        first, count = self.placed.get((part, text), (line, 0))
+        self.placed[part, text] = first, count + 1
+
+    def warnings(self) -> list[str]:
+        """All notes, one line each; of those that many lines of a part have, the first."""
+        found = list(self.notes)
+        for (part, text), (line, count) in self.placed.items():
+            more = f", and on {number(count - 1, 'line')} more" if count > 1 else ""
+            found.append(f"{clean(part)}, line {line}: {text}{more}")
+        return found
+
+    def not_in_order(self) -> None:
+        """The parts do not have what it takes to put items back into their order."""
+        self.unordered = True
+        self.note("not each part has one record an item: the parts stand one after the other, in their shards' order")
 
     def leave_out(self, part: str, line: int | None, why: str) -> None:
         count = self.lost[part] = self.lost.get(part, 0) + 1
@@ -76,11 +96,12 @@ class Told:
         return [*map(str, self.left_out), *more, *self.wrong]
 
     def copy(self) -> Told:
-        return Told(list(self.notes), list(self.left_out), dict(self.lost), list(self.wrong))
+        return Told(list(self.notes), list(self.left_out), dict(self.lost), list(self.wrong), dict(self.placed))
 
     def become(self, other: Told) -> None:
         """Forget what was told since `other` was copied."""
-        self.notes, self.left_out, self.lost, self.wrong = other.notes, other.left_out, other.lost, other.wrong
+        self.notes, self.left_out, self.lost = list(other.notes), list(other.left_out), dict(other.lost)
+        self.wrong, self.placed = list(other.wrong), dict(other.placed)
 
 
 def number(count: int, noun: str) -> str:

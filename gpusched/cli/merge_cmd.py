@@ -54,7 +54,7 @@ def merge(
     remove_parts: bool,
     overwrite: bool,
 ) -> int:
-    """Make one file of many parts of one kind.
+    """Make one file of many parts.
 
     Formats, by suffix: .jsonl .json .csv .tsv .txt .parquet .npz .npy .safetensors .pt. What is wrong in a part is
     named and left out, and the exit code is then 1; parts that do not go together are refused. Parts are kept.
