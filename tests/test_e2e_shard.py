@@ -278,32 +278,29 @@ def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
 
 
 def test_the_command_that_status_tells_to_go_on_with_goes_on(box: Box) -> None:
-    (box.work / "bad_gpu_1").touch()
-    words = (
-        "shard",
-        "--total",
-        "20",
-        "--num-shards",
-        "2",
-        *MERGE,
-        "--max-gpus",
-        "1",
-        "--suffix=gpu",
-        "--retries",
-        "3",
-        "--",
-        *WORDS,
-    )
+    (box.work / "wait").touch()
+    words = ("shard", "--total", "20", "--num-shards", "2", *MERGE, "--max-gpus", "1", "--suffix=gpu", "--", *WORDS)
     running = box.start(*words, "--hub_token", "s3cretS3cret99")
-    wait_for(lambda: any(row.attempts and row.state == "queued" for row in box.jobs(next(iter_queues(box), "none"))))
+    wait_for(lambda: any(box.running(name) for name in iter_queues(box)))
     running.signal(signal.SIGKILL)
     running.process.wait()
     name = next(iter_queues(box))
     said = box.gpusched("status", "-q", name).out
-    line = next(line for line in said.splitlines() if "gpusched shard" in line).partition("gpusched shard")[2]
+    line = next(line for line in said.splitlines() if "gpusched shard" in line).partition("gpusched shard ")[2]
     assert "s3cret" not in said
-    assert shlex.split(line)[:4] == ["--total", "20", "--num-shards", "2"]
-    assert "--max-gpus 1" in line.partition(" -- ")[0]
+    assert line.startswith(
+        "--total 20 --num-shards 2 --suffix gpu --merge 'out/{suffix}.jsonl' --merge-output all.jsonl"
+    )
+    assert line.partition(" -- ")[0].endswith(" --max-gpus 1")
+    (box.work / "wait").unlink()
+    assert (
+        box.gpusched(
+            "shard", *shlex.split(line.replace("'***'", "s3cretS3cret99").replace("***", "s3cretS3cret99"))
+        ).code
+        == 0
+    )
+    assert merged(box) == list(range(20))
+    assert [len(row.attempts) for row in box.jobs(name)] == [1, 1, 1]
 
 
 def iter_queues(box: Box) -> Iterator[str]:
