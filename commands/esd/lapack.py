@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-PANEL = 512  # rows of the Gram matrix that one product makes
+PANEL = 128  # rows of the Gram matrix that one product makes
+GPU_PANEL = 1024
 
 _SOLVERS = {torch.float64: "dsyevd_", torch.float32: "ssyevd_"}
 
@@ -28,8 +29,9 @@ def add_gram(gram: torch.Tensor, block: torch.Tensor) -> None:
 
     gram: n×n, block: k×n, of one type and on one device. Panel by panel up to the diagonal: half of the products.
     """
-    for low in range(0, gram.shape[0], PANEL):
-        high = low + PANEL
+    panel = PANEL if gram.device.type == "cpu" else GPU_PANEL
+    for low in range(0, gram.shape[0], panel):
+        high = low + panel
         gram[low:high, :high].addmm_(block[:, low:high].T, block[:, :high])
 
 
