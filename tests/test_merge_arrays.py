@@ -158,6 +158,34 @@ def test_safetensors_of_any_dtype_with_metadata(tmp_path: Path, capsys: Capture)
         assert file.metadata() == {"format": "pt", "shard": '["0", "1"]'}
 
 
+def safetensors(path: Path, dtype: str, shape: list[int], data: bytes) -> Path:
+    header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_safetensors_whose_rows_are_no_whole_bytes_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [4, 1], b"ab") for n in range(2)]
+    said = merge(capsys, "-o", tmp_path / "all.safetensors", *paths)
+    assert said.code == 1 and "'x' is F4 (4, 1): its rows are no whole bytes" in said.err, said
+    assert not (tmp_path / "all.safetensors").exists()
+    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [2, 2], bytes([n, n + 2])) for n in range(2)]
+    assert merge(capsys, "-o", tmp_path / "all.safetensors", *paths).code == 0
+    assert (tmp_path / "all.safetensors").read_bytes().endswith(bytes([0, 2, 1, 3]))
+
+
+def test_negative_sizes_are_no_array(tmp_path: Path, capsys: Capture) -> None:
+    good = [safetensors(tmp_path / "q.safetensors", "F32", [1, 1], b"abcd"), tmp_path / "q.npy"]
+    np.save(good[1], np.zeros(3))
+    bad = [safetensors(tmp_path / "p.safetensors", "F32", [-1, -1], b"abcd"), tmp_path / "p.npy"]
+    with open(bad[1], "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (-3,)})
+        file.write(bytes(24))
+    for one, other in zip(bad, good, strict=True):
+        said = merge(capsys, "-o", tmp_path / f"all{one.suffix}", one, other)
+        assert said.code == 1 and "negative size" in said.err and "INCOMPLETE" in said.out, said
+
+
 def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
     values = [{"w": torch.zeros(2, 3)}, {"w": torch.zeros(2, 3).half()}]
     said = merge(capsys, "-o", tmp_path / "a.safetensors", *parts(tmp_path, "safetensors", *values))

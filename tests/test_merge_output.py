@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 from gpusched.commands.merge.__main__ import parser
-from gpusched.commands.merge.output import temporary_name
+from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
 from tests.merging import FORMATS, merge
@@ -230,6 +230,76 @@ def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Pat
     parts[2].write_text("{}\n")
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
     assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+
+
+def test_parts_that_an_earlier_merge_was_to_remove_are_kept_by_one_that_is_not(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    kept = parts[1].read_bytes()
+    out = tmp_path / "all.jsonl"
+    assert merge(capsys, "-o", out, *parts, "--remove-parts").code == 0
+    whole = out.read_bytes()
+    parts[1].write_bytes(kept)  # as if it had been killed before it came to this one
+    said = merge(capsys, "-o", out, parts[1])
+    assert said.code == 1 and "was made of parts that were removed then" in said.err and out.read_bytes() == whole
+    assert parts[1].read_bytes() == kept
+    said = merge(capsys, "-o", out, parts[1], "--remove-parts")
+    assert said.code == 0 and "is removed" in said.out and not parts[1].exists() and out.read_bytes() == whole
+
+
+FULL = """
+import errno, os, sys
+from gpusched.commands.merge import __main__
+left, write = int(sys.argv[1]), os.write
+def full(fd, data):
+    global left
+    left -= len(data)
+    if left < 0 and not sys.argv[1] == "0":
+        sys.argv[1] = "0"  # there is room again, as somebody has removed something
+        write(fd, bytes(data)[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(fd, data)
+os.write = full
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "txt", "csv", "npy"])
+def test_a_disk_that_is_full_for_a_moment_leaves_no_output(tmp_path: Path, form: str) -> None:
+    parts = written(tmp_path, form)
+    before, out = names(tmp_path), tmp_path / f"all.{form}"
+    words = [sys.executable, "-c", FULL, "30", "-o", str(out), *map(str, parts)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 3 and f"all.{form}: cannot be written: No space left" in done.stderr, done
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("form", ["pt", "npz", "parquet"])
+def test_a_full_disk_is_named_whatever_the_library_makes_of_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    parts = written(tmp_path, form)
+    monkeypatch.setattr(Output, "file", lambda self: Path("/dev/full").open("wb"))
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts)
+    assert said.code == 3 and f"all.{form}: No space left on device" in said.err, said
+    assert names(tmp_path) == [path.name for path in parts]
+
+
+def test_metadata_of_scripts_that_cannot_be_added_up_or_read_do_no_harm(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    for path, text in zip(
+        parts,
+        [
+            '{"a":' * 900 + "1" + "}" * 900,
+            '{"count": 1e308, "accuracy": 1e308, "n_items": 2}',
+            '{"count": 1e308, "accuracy": 0.5, "n_items": ' + "9" * 4000 + "}",
+        ],
+        strict=True,
+    ):
+        path.with_name(f"{path.stem}_metadata.json").write_text(text)
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
+    told = json.loads((tmp_path / "all_merged_metadata.json").read_text())
+    assert told["totals"] == {"n_items": 2} and [bool(part.get("metadata")) for part in told["parts"]] == [0, 1, 1]
 
 
 def test_a_missing_library_is_named(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def _npy_rows(part: Part) -> tuple[Rows, Any, tuple[int, ...]]:
             raise PartUnreadable("holds Python objects, which are not merged: save a list as .pt or .jsonl")
         if not shape:
             raise PartUnreadable("is a scalar: it has no axis 0")
-        each = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        each = dtype.itemsize * math.prod(shape[1:])
         if part.size < offset + shape[0] * each:
             raise PartUnreadable(f"is cut: {part.size:,} of {offset + shape[0] * each:,} bytes")
         part.records = shape[0]
@@ -114,6 +115,8 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any, int]:
         raise ValueError(f"version {version[0]}.{version[1]} of the format")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(file)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"a negative size in its shape {shape}")
     return tuple(shape), bool(fortran), dtype, file.tell()
 
 

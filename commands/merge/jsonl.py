@@ -148,7 +148,9 @@ def _as_python_reads(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes]
     words: list[str] = []
     try:
         json.loads(body, parse_constant=words.append)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadRecord("is nested too deeply to be read") from None
+    except ValueError as error:
         if not ended and _is_cut(body):
             raise BadRecord("is cut: the file ends inside this record") from None
         raise BadRecord(f"is no JSON: {clean(error)}") from None
@@ -205,18 +207,25 @@ def _split(chunk: bytes) -> list[bytes]:
 
 def _field_decoder(name: str) -> Any:
     """A function of a record that gives the identity of one field's value, or None."""
-    only = msgspec.defstruct("Only", [("value", msgspec.Raw, msgspec.Raw(b""))], rename={"value": name})
+
+    def slowly(record: bytes) -> bytes | None:
+        try:
+            found = json.loads(record)
+        except (ValueError, RecursionError):
+            return None
+        return field_identity(found[name]) if isinstance(found, dict) and name in found else None
+
+    try:
+        only = msgspec.defstruct("Only", [("value", msgspec.Raw, msgspec.Raw(b""))], rename={"value": name})
+    except ValueError:  # it knows no names with quotes, backslashes or control characters
+        return slowly
     decode: Any = msgspec.json.Decoder(only).decode
 
     def identity(record: bytes) -> bytes | None:
         try:
             raw = bytes(decode(record).value)
         except msgspec.MsgspecError:  # no object, or one that only Python's json reads
-            try:
-                found = json.loads(record)
-            except (ValueError, RecursionError):
-                return None
-            return field_identity(found[name]) if isinstance(found, dict) and name in found else None
+            return slowly(record)
         if not raw:
             return None
         return raw if b"\\" not in raw and raw[:1] not in (b"{", b"[") else field_identity(json.loads(raw))

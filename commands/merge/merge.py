@@ -61,8 +61,10 @@ def format_of(path: str) -> str:
 def merge(job: Job) -> Result:
     """Merge one output. Refused where nothing is written."""
     form = _check(job)
-    if not job.options.overwrite and (done := finish_removal(job.output, job.parts)) is not None:
-        return Result(done, (), (), EXIT_OK)
+    if not job.options.overwrite:
+        done = finish_removal(job.output, job.parts, asked=job.options.remove_parts)
+        if done is not None:
+            return Result(done, (), (), EXIT_OK)
     if job.missing and not job.options.allow_partial:
         _refuse_missing(job)
     if not job.parts:
@@ -141,13 +143,13 @@ def _refuse_missing(job: Job) -> None:
     )
 
 
-def _stamp(part: Part) -> tuple[int, int]:
+def _stamp(part: Part) -> tuple[int, int, int]:
     found = os.stat(part.path)
     part.size = found.st_size
-    return found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int]]) -> None:
+def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int, int]]) -> None:
     for part in parts:
         if _stamp(part) != before[part.path]:
             raise Refused("has changed while it was read", where=part.name, hint="wait until what writes it has ended")
@@ -246,12 +248,13 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         complete=complete,
         removed=removes,
     )
+    described = metadata.text(document)
     errors = told.lines()
     missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
     if not complete:
         write_small(marker, "\n".join([f"{out.name} is incomplete:", *errors, *missing]) + "\n")
     out.commit()
-    write_small(beside, metadata.text(document))
+    write_small(beside, described)
     if complete and os.path.lexists(marker):
         os.unlink(marker)
         sync_directory(out.directory)

@@ -21,6 +21,7 @@ TOOL = "gpusched merge"
 WRITTEN_MOST = 1000  # of what was left out
 
 _LARGEST = 1 << 24  # bytes of a script's own metadata
+_HUGE = 1e100  # a number beyond this counts nothing, and the product of two might be no number
 _COUNTS = ("count", "total", "n", "num_samples", "num_examples", "num_items", "samples", "examples")
 _COUNT_WORDS = re.compile(
     r"(?:num|n|total|correct)_\w+|\w+_(?:count|total|correct)|correct|tokens|\w+_tokens", re.ASCII
@@ -47,7 +48,7 @@ def left_by_script(part: Part) -> tuple[str, Any] | None:
             continue
         try:
             if os.path.getsize(path) <= _LARGEST:
-                return os.path.basename(path), json.loads(Path(path).read_text("utf-8"))
+                return os.path.basename(path), _plain(json.loads(Path(path).read_text("utf-8")))
         except (OSError, ValueError, RecursionError):
             continue
     return None
@@ -79,7 +80,7 @@ def document(
 ) -> dict[str, Any]:
     """The metadata document. Parts in or below the output's directory are named from there; no command is in it."""
     beside = [left_by_script(part) for part in parts]
-    own = [_plain(found[1]) if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
+    own = [found[1] if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
     totals, overall = _summed(own, [part.records for part in parts])
     rows = []
     for part, found, values in zip(parts, beside, own, strict=True):
@@ -141,14 +142,14 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, str, float]]:
-    """(dotted path, last name, value) of all numbers in nested objects."""
+    """(dotted path, last name, value) of all numbers in nested objects; of numbers that can be added up."""
     if not isinstance(value, Mapping):
         return
     for name, found in value.items():
         here = f"{path}.{name}" if path else str(name)
         if isinstance(found, Mapping):
             yield from _numbers(found, here)
-        elif isinstance(found, int | float) and not isinstance(found, bool):
+        elif isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < _HUGE:
             yield here, str(name), found
 
 

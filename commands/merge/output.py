@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from .blocks import Blocks
 from .hashing import Hasher, hash_file
-from .trouble import EXIT_USAGE, Refused, clean
+from .trouble import EXIT_CANNOT_WORK, EXIT_USAGE, Refused, clean
 
 BUFFER = 1 << 19
 _SYNC_EVERY = 1 << 26  # bytes after which what is written is sent to the disk while work goes on
@@ -48,9 +48,9 @@ class Output:
             sweep(self.directory, self.name)
             self.temporary = os.path.join(self.directory, temporary_name(self.name))
             self.fd = _create(self.temporary)
-        except BaseException:
+        except BaseException as error:
             self.hasher.close()
-            raise
+            raise self._refusal(error) if isinstance(error, OSError) else error from None
 
     def __enter__(self) -> Output:
         return self
@@ -88,8 +88,11 @@ class Output:
     def _put(self, data: memoryview) -> int:
         ticket = self.hasher.update(self._digest, data)
         self.size += len(data)
-        while data:
-            data = data[os.write(self.fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self.fd, data) :]
+        except OSError as error:  # what follows would stand at another place: nothing may go on from here
+            raise self._refusal(error) from None
         if self._tick is not None:
             self._tick(self.size)
         if self.size - self._synced >= _SYNC_EVERY and (self._syncer is None or not self._syncer.is_alive()):
@@ -97,6 +100,9 @@ class Output:
             self._syncer = threading.Thread(target=self._sync, daemon=True)
             self._syncer.start()
         return ticket
+
+    def _refusal(self, error: OSError) -> Refused:
+        return Refused(f"cannot be written: {error.strerror}", where=self.path, exit_code=EXIT_CANNOT_WORK)
 
     def _sync(self) -> None:
         try:
@@ -145,9 +151,12 @@ class Output:
             self._flush()
             self.hasher.settle()
         self._wait_for_sync()
-        if self._unsynced is not None:
-            raise self._unsynced
-        os.fsync(self.fd)
+        try:
+            if self._unsynced is not None:
+                raise self._unsynced
+            os.fsync(self.fd)
+        except OSError as error:
+            raise self._refusal(error) from None
         return str(self._digest.hexdigest())
 
     def commit(self) -> None:

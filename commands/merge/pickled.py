@@ -58,6 +58,8 @@ def merge_pt(parts: Sequence[Part], out: Output, order: ItemOrder | None, option
                 try:
                     torch.save(_detached(value), file)
                 except (RuntimeError, TypeError, AttributeError) as error:
+                    if isinstance(error.__context__, OSError):  # torch says only that less was written
+                        raise error.__context__ from None
                     raise Refused(f"cannot be written: {clean(error)}", where=out.path) from None
     return merged
 

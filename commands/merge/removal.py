@@ -26,13 +26,15 @@ def remove_parts(output: str, document: Mapping[str, Any], parts: Sequence[Part]
     return len(parts)
 
 
-def finish_removal(output: str, parts: Sequence[Part]) -> str | None:
+def finish_removal(output: str, parts: Sequence[Part], *, asked: bool) -> str | None:
     """What to say, where this output was made whole before and its parts were being removed; None to merge."""
     document = read_document(path_beside(output))
     if not (document.get("remove_parts") and document.get("complete") and isinstance(document.get("parts"), list)):
         return None
     names = {row.get("name") for row in document["parts"] if isinstance(row, dict)}
     gone = len(names) - len(parts)
+    if parts and not asked:
+        return None  # what they would make now is compared with what stands there
     if gone <= 0 or not {part.name for part in parts} <= names or not is_ours(output, document):
         return None
     removed = remove_parts(output, document, parts) if parts else 0

@@ -239,12 +239,12 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
-def plain_values(value: Any) -> dict[str, Any]:
+def plain_values(value: Any, depth: int = 20) -> dict[str, Any]:
     """The plain values of nested dicts, as a nested dict: what a part says of itself beside its data."""
     found: dict[str, Any] = {}
     for name, held in _named(value):
         if isinstance(held, Mapping):
-            if inner := plain_values(held):
+            if depth and (inner := plain_values(held, depth - 1)):
                 found[name] = inner
         elif held is None or isinstance(held, bool | int | float | str):
             found[name] = held
