@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import time
@@ -155,7 +156,8 @@ def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: 
 def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box, by_hand: bool) -> None:
     (box.work / "bad_gpu_0").touch()
     options = ("--total", "20", "--num-shards", "2", *MERGE, "--allow-partial")
-    assert shard(box, *options).code == 1
+    said = shard(box, *options)
+    assert said.code == 1 and re.search(r"merged +\S+: 10 records of 1 part, INCOMPLETE", said.out), said
     assert merged(box) == list(range(10, 20))
     before = attempts(box)
     assert shard(box, *options).code == 1

@@ -92,6 +92,16 @@ def test_the_records_of_the_shards_are_those_of_the_table(
     assert found == [row for shard in range(n) for row in rows[shard::n]]
 
 
+def test_the_directory_that_a_pattern_starts_from_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run [1] *" / "in").mkdir(parents=True)
+    (tmp_path / "run [1] *" / "in" / "a.wav").touch()
+    monkeypatch.chdir(tmp_path / "run [1] *")
+    items = open_items("./in/*.wav")
+    assert shard_of(items, tmp_path, range(1)).decode() == f"{tmp_path}/run [1] */in/a.wav\n"
+    monkeypatch.chdir(tmp_path / "run [1] *" / "in")
+    assert open_items("../in/*.wav").count == 1
+
+
 def test_files_are_items_in_natural_order(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     for n, name in enumerate(("x10.wav", "x9.wav", "deep/a.wav", "é 1.wav")):

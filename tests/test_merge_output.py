@@ -279,7 +279,7 @@ def test_a_full_disk_is_named_whatever_the_library_makes_of_it(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     parts = written(tmp_path, form)
-    monkeypatch.setattr(Output, "file", lambda self: Path("/dev/full").open("wb"))
+    monkeypatch.setattr(Output, "file", lambda self: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
     said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts)
     assert said.code == 3 and f"all.{form}: No space left on device" in said.err, said
     assert names(tmp_path) == [path.name for path in parts]

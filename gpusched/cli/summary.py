@@ -175,15 +175,18 @@ def _in_lines(texts: list[str], each: int) -> list[str]:
 
 def _merged(queue: Queue) -> list[tables.Row]:
     """What the merge of the shards said at its end, if it has succeeded."""
-    from gpusched.cli.facts import last_log_line
+    from gpusched.core.masking import last_line
     from gpusched.core.model import JobState
     from gpusched.experiments.shardplan import MERGE
+    from gpusched.host.reaper import log_tail
 
     job_id = queue.store.find_name(MERGE)
     if job_id is None or queue.store.job(job_id).state is not JobState.SUCCEEDED:
         return []
-    said = last_log_line(queue.place, queue.store.attempts(job_id)[-1])
-    return [["merged", said.replace(f"{os.getcwd()}/", "", 1)]] if said else []
+    said = log_tail(f"{queue.place.path}/{queue.store.attempts(job_id)[-1].log}").split(b"\n")[-SHOWN_MISSING:]
+    # A line for each output; with one log for both streams its warnings stand there too.
+    lines = [last_line(line) for line in said if line.strip() and not line.startswith((b"gpusched: ", b" "))]
+    return [["merged", [line.replace(f"{os.getcwd()}/", "", 1) for line in lines]]] if lines else []
 
 
 def failed_lines(queue: Queue, job: JobRow) -> list[Line]:

@@ -46,9 +46,10 @@ class Items(Protocol):
 
 def open_items(given: str) -> Items:
     """What --items names. Raises GpuschedError for what cannot be read, or is of no format that is known."""
-    path = os.path.abspath(os.path.expanduser(given))
+    words = os.path.expanduser(given)
+    path = os.path.abspath(words)
     if not os.path.exists(path) and _WILD.search(given):
-        return FileItems(path)
+        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), words)))
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
         raise _no(path, "is a directory", f"its files: --items '{given.rstrip('/')}/*'")
