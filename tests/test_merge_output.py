@@ -102,9 +102,9 @@ def test_killed_while_parts_are_removed_it_goes_on_with_that(tmp_path: Path) -> 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     os.mkfifo(tmp_path / "stall")
     code_ = (
-        "import sys, signal\nfrom gpusched.commands.merge import text, __main__ as m\n"
+        "import sys, signal\nfrom gpusched.commands.merge import lines, __main__ as m\n"
         "signal.signal(signal.SIGTERM, m._terminated)\n"
-        f"text.Lines.copy = lambda self, part, out: open({str(tmp_path / 'stall')!r}).read()\n"
+        f"lines.TextLines.copy = lambda self, part, out: open({str(tmp_path / 'stall')!r}).read()\n"
         "sys.exit(m.main(sys.argv[1:]))"
     )
     (tmp_path / "a.txt").write_text("a\n")
@@ -206,17 +206,17 @@ def test_what_is_refused(
 
 
 def test_a_part_that_changes_is_refused(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.commands.merge import jsonl
+    from gpusched.commands.merge import lines
 
     parts = written(tmp_path)
-    copy = jsonl.JsonLines.copy
+    copy = lines.JsonLines.copy
 
-    def grow(self: jsonl.JsonLines, part: Any, out: Any) -> None:
+    def grow(self: lines.JsonLines, part: Any, out: Any) -> None:
         copy(self, part, out)
         with open(parts[0], "a") as file:
             file.write("{}\n")
 
-    monkeypatch.setattr(jsonl.JsonLines, "copy", grow)
+    monkeypatch.setattr(lines.JsonLines, "copy", grow)
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
     assert said.code == 1 and "p0.jsonl: has changed while it was read" in said.err
     assert not (tmp_path / "all.jsonl").exists()

@@ -171,7 +171,7 @@ def test_every_record_that_python_writes_comes_back(
     flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=1),
 )
 def test_what_is_utf8(text: str, times: int, flips: list[tuple[float, int]]) -> None:
-    from gpusched.commands.merge.jsonl import is_utf8
+    from gpusched.commands.merge.lines import is_utf8
 
     data = bytearray(text.encode("utf-8", "surrogatepass") * times)
     for place, byte in flips:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge
 from .parts import Missing, Options, Part, natural_key, shown_name
-from .plan import jobs_of_plan
 from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean
 
 EXIT_INTERRUPTED = 130

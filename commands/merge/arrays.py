@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
-from .rules import Rules, total
+from .rules import Rules
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .jsonl import nulled
-from .objects import merge_whole
+from .lines import nulled
+from .objects import merge_whole, plain_values
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .records import Record, field_identity
-from .rules import NoArrays, plain_values
+from .rules import NoArrays
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _BLANK = re.compile(r"[ \t\n\r]*")

@@ -13,11 +13,10 @@ from typing import Any
 
 from gpusched import __version__
 
-from .output import read_document
+from .existing import TOOL
 from .parts import Missing, Part
 from .trouble import Told
 
-TOOL = "gpusched merge"
 WRITTEN_MOST = 1000  # of what was left out
 
 _LARGEST = 1 << 24  # bytes of a script's own metadata
@@ -28,17 +27,6 @@ _COUNT_WORDS = re.compile(
 )
 _RATES = re.compile(r"(?:\w+_)?(?:accuracy|acc)", re.ASCII)
 _SECRET = re.compile(r"token$|secret|passw|api_?key|credential", re.IGNORECASE)
-
-
-def path_beside(output: str) -> str:
-    """`x_merged.pt`, `x.pt` -> `x_merged_metadata.json`; where another output has that, `x_pt_merged_metadata.json`."""
-    stem, dot = os.path.splitext(output)
-    stem = stem.removesuffix("merged").removesuffix("_") if os.path.basename(stem) != "merged" else stem
-    made = f"{stem}_merged_metadata.json" if os.path.basename(stem) != "merged" else f"{stem}_metadata.json"
-    told = read_document(made).get("output")
-    if isinstance(told, dict) and told.get("name") != os.path.basename(output):
-        return f"{stem}_{dot[1:]}_merged_metadata.json"
-    return made
 
 
 def left_by_script(part: Part) -> tuple[str, Any] | None:

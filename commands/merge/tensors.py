@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
-from .rules import total
 from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
 
 LARGEST_HEADER = 100_000_000
