@@ -129,6 +129,10 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     for own, rows in ((range(1, 3), ["b", "c"]), ([2, 0], ["c", "a"]), (range(0, 3, 2), ["a", "c"])):
         shard_of(items, tmp_path, own)
         assert parquet.read_table(tmp_path / "shard").column("t").to_pylist() == rows
+    write_items(items, str(tmp_path / "items"), [(str(tmp_path / "items" / "0"), [2])], missing=False)
+    assert items._table is None, "the table is held while the jobs run"  # type: ignore[attr-defined]
+    assert parquet.read_table(tmp_path / "items" / "0").column("t").to_pylist() == ["c"]
+    assert items.weights("w") == [1.0, 2.5, 0.0]
     with pytest.raises(GpuschedError, match="no column"):
         items.weights("x")
     with pytest.raises(GpuschedError, match="is no parquet file"):

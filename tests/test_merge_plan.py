@@ -117,8 +117,8 @@ def test_patterns_name_what_glob_says(tmp_path: Path) -> None:
         "[ab]_[0-9].pt",
     )
     files = _Files()
-    for place in (glob.escape(str(tmp_path / "run [1] *")), f"{tmp_path}/run ?1*", f"{tmp_path}/none"):
-        for pattern in [f"{place}/{name}" for name in (*names, "**", "**/a*", "*/*_1.pt")]:
+    for below in (glob.escape(str(tmp_path / "run [1] *")), f"{tmp_path}/run ?1*", f"{tmp_path}/none"):
+        for pattern in [f"{below}/{name}" for name in (*names, "**", "**/a*", "*/*_1.pt")]:
             right = {os.path.normpath(one) for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)}
             assert set(files.matching(pattern)) == right, pattern
 
