@@ -334,6 +334,17 @@ def test_pt_that_do_not_go_together(tmp_path: Path, capsys: Capture, one: object
     assert not (tmp_path / "a.pt").exists()
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, about the odd tensors that are made here
+def test_pt_that_torch_cannot_join_or_would_round_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    nested = [torch.nested.nested_tensor([torch.zeros(n)]) for n in (2, 3)]
+    said = merge(capsys, "-o", tmp_path / "all.pt", *parts(tmp_path, "pt", *({"x": one} for one in nested)))
+    assert said.code == 1 and "torch cannot join these" in said.err, said
+    rounded = [torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8) for scale in (0.01, 0.5)]
+    said = merge(capsys, "-o", tmp_path / "all.pt", *parts(tmp_path, "pt", *({"x": one} for one in rounded)))
+    assert said.code == 1 and "qint8 (scale 0.5, zero 0), and qint8 (scale 0.01, zero 0)" in said.err, said
+    assert not (tmp_path / "all.pt").exists()
+
+
 def test_pt_tensors_lists_and_items_by_key(tmp_path: Path, capsys: Capture) -> None:
     for name, one, two, whole in [
         ("t", torch.zeros(1), torch.ones(2), [0.0, 1.0, 1.0]),
