@@ -153,7 +153,17 @@ def test_a_complete_output_is_not_replaced_by_an_incomplete_one(tmp_path: Path, 
     parts[1].write_text('{"id": 9}\n{"id"')
     said = merge(capsys, "-o", out, *parts)
     assert said.code == 1 and "is complete, and what these parts would make is not" in said.err
+    assert "p1.jsonl, line 2: is cut" in said.err, "which part it is, and why"
     assert out.read_bytes() == whole and not (tmp_path / "all.jsonl.incomplete").exists()
+
+
+def test_a_pipe_that_somebody_has_put_where_metadata_lie_is_not_read(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    for name in ("all_merged_metadata.json", "p0_metadata.json"):
+        os.mkfifo(tmp_path / name)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
+    assert said.code == 1 and "all_merged_metadata.json: exists, and is no merge's metadata" in said.err
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--overwrite").code == 0
 
 
 def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture) -> None:
@@ -176,6 +186,7 @@ def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture)
         (["-o", "no/all.jsonl", "p0.jsonl"], 2, "no directory to write to"),
         (["-o", "all.xml", "p0.jsonl"], 2, ".xml says no format that can be merged"),
         (["-o", "all", "p0.jsonl"], 2, "a name without suffix"),
+        (["-o", f"{'x' * 249}.jsonl", "p0.jsonl"], 2, "cannot be written: File name too long"),
         (["-o", "all.csv", "p0.jsonl"], 1, "p0.jsonl: is .jsonl, and the output .csv"),
         (["-o", "all.npy", "p.npy", "--key", "id"], 2, "--key finds repeated records in"),
         (["-o", "all.jsonl", "p0.jsonl", "--on-duplicate", "keep-first"], 2, "--on-duplicate needs --key"),

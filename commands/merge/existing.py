@@ -9,7 +9,6 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .hashing import hash_file
@@ -21,21 +20,31 @@ TOOL = "gpusched merge"
 
 def check_place(path: str) -> None:
     """Refuse what can never be an output."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
+    check_name(path)
+    if not os.path.lexists(path):
         return
-    except OSError as error:
-        raise Refused(f"cannot be written: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
+    mode = os.lstat(path).st_mode
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
         raise Refused(f"is {kind}", where=path, hint="-o names the file that is to be made", exit_code=EXIT_USAGE)
 
 
+def check_name(path: str) -> None:
+    """Refuse a name that no file can have."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise Refused(f"cannot be written: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
+
+
 def read_document(path: str) -> dict[str, Any]:
     """The metadata that a merge left; empty where there is none, or what it says is not ours."""
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, encoding="utf-8") as file:
+            found = json.load(file) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     except (OSError, ValueError, RecursionError):
         return {}
     ours = isinstance(found, dict) and isinstance(found.get("tool"), dict)
@@ -66,8 +75,8 @@ def path_beside(output: str) -> str:
     return made
 
 
-def check_replaces(path: str, document: dict[str, Any], digest: str, *, complete: bool, overwrite: bool) -> None:
-    """Refuse to replace a file that no merge has made, or a complete one by one that is not."""
+def check_replaces(path: str, document: dict[str, Any], digest: str, wrong: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse to replace a file that no merge has made, or a complete one by one that is not, for what is `wrong`."""
     if overwrite or not os.path.lexists(path):
         return
     if hash_file(path)[1].hexdigest() == digest:
@@ -78,9 +87,9 @@ def check_replaces(path: str, document: dict[str, Any], digest: str, *, complete
         raise Refused(
             "was made of parts that were removed then; it is kept", where=path, hint="--overwrite replaces it"
         )
-    if document.get("complete") and not complete:
+    if document.get("complete") and wrong:
         raise Refused(
-            "is complete, and what these parts would make is not; it is kept",
+            "is complete, and what these parts would make is not; it is kept:\n  " + "\n  ".join(wrong),
             where=path,
             hint="--overwrite replaces it",
         )

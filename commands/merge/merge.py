@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from . import metadata
 from .blocks import share
-from .existing import check_place, check_replaces, finish_removal, path_beside, read_document, remove_parts
+from .existing import check_name, check_place, check_replaces, finish_removal, path_beside, read_document, remove_parts
 from .hashing import hash_file
 from .output import Output, reporter, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
@@ -103,7 +103,9 @@ def _check(job: Job) -> str:
             f"--key finds repeated records in .{', .'.join(WITH_KEYS)}; .{form} has none", exit_code=EXIT_USAGE
         )
     check_place(job.output)
+    check_name(f"{job.output}.incomplete")
     document = path_beside(job.output)
+    check_name(document)
     if os.path.lexists(document) and not (read_document(document) or job.options.overwrite):
         raise Refused("exists, and is no merge's metadata", where=document, hint="--overwrite replaces it")
     own = {os.path.realpath(job.output): "the output itself", os.path.realpath(document): "the output's metadata"}
@@ -231,7 +233,10 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
     marker = f"{job.output}.incomplete"
     failed = bool(told.lost or told.wrong)
     complete = not (failed or job.missing)
-    check_replaces(job.output, read_document(beside), digest, complete=complete, overwrite=job.options.overwrite)
+    errors = told.lines()
+    missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
+    wrong = [] if complete else [*errors, *missing]
+    check_replaces(job.output, read_document(beside), digest, wrong, overwrite=job.options.overwrite)
     removes = job.options.remove_parts and complete
     shown = {"name": out.name, "bytes": out.size, "sha256": digest}
     document = metadata.document(
@@ -247,10 +252,8 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         removed=removes,
     )
     described = metadata.text(document)
-    errors = told.lines()
-    missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
     if not complete:
-        write_small(marker, "\n".join([f"{out.name} is incomplete:", *errors, *missing]) + "\n")
+        write_small(marker, "\n".join([f"{out.name} is incomplete:", *wrong]) + "\n")
     out.commit()
     write_small(beside, described)
     if complete and os.path.lexists(marker):

@@ -35,7 +35,7 @@ def left_by_script(part: Part) -> tuple[str, Any] | None:
         if path == part.path:
             continue
         try:
-            if os.path.getsize(path) <= _LARGEST:
+            if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
                 return os.path.basename(path), _plain(json.loads(Path(path).read_text("utf-8")))
         except (OSError, ValueError, RecursionError):
             continue
