@@ -44,7 +44,7 @@ def read_document(path: str) -> dict[str, Any]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, encoding="utf-8") as file:
-            found = json.load(file) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+            found: Any = json.load(file) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     except (OSError, ValueError, RecursionError):
         return {}
     ours = isinstance(found, dict) and isinstance(found.get("tool"), dict)
