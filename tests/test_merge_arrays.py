@@ -123,6 +123,20 @@ def test_npz_by_name(tmp_path: Path, capsys: Capture) -> None:
     assert told["totals"] == {"n": 5} and told["overall"]["acc"]["value"] == pytest.approx(0.7)
 
 
+def test_npz_text_of_any_width_is_joined(tmp_path: Path, capsys: Capture) -> None:
+    values = ({"t": np.array(["a", "bb"]), "s": np.array([b"x"])}, {"t": np.array(["cccc"]), "s": np.array([b"yyy"])})
+    assert merge(capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *values)).code == 0
+    with np.load(tmp_path / "all.npz") as found:
+        assert found["t"].tolist() == ["a", "bb", "cccc"] and found["s"].tolist() == [b"x", b"yyy"]
+
+
+def test_parquet_repeated_nanoseconds_are_found(tmp_path: Path, capsys: Capture) -> None:
+    values = [{"t": pa.array(stamps, pa.timestamp("ns"))} for stamps in ([1, 2], [2, 3, None])]
+    words = ("--key", "t", "--on-duplicate", "keep-first")
+    assert merge(capsys, "-o", tmp_path / "all.parquet", *parts(tmp_path, "parquet", *values), *words).code == 0
+    assert pq.read_table(tmp_path / "all.parquet")["t"].cast(pa.int64()).to_pylist() == [1, 2, 3, None]
+
+
 def test_npz_with_an_array_that_some_lack_is_refused(tmp_path: Path, capsys: Capture) -> None:
     values = [{"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(2)}]
     said = merge(capsys, "-o", tmp_path / "a.npz", *parts(tmp_path, "npz", *values))

@@ -33,7 +33,8 @@ class Numpy:
         return tuple(value.shape)
 
     def dtype(self, value: Any) -> str:
-        return str(value.dtype)
+        """Of text without its width: the widest holds all, and every part has another one."""
+        return {"U": "text", "S": "bytes"}.get(value.dtype.kind) or str(value.dtype)
 
     def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
         joined = np.concatenate(list(values))

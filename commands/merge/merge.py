@@ -17,7 +17,6 @@ from .records import merge_records
 from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
-RECORD_FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npy")
 WITH_SUMS = ("json", "npz", "safetensors", "pt")
 WITH_KEYS = ("jsonl", "json", "csv", "tsv", "parquet")
 _NEEDS = {
