@@ -13,9 +13,12 @@ from typing import Any
 import click
 import pytest
 from gpusched.commands.merge.__main__ import parser
+from gpusched.commands.merge.merge import _NEEDS as NEEDS
+from gpusched.commands.merge.merge import FORMATS as MERGED
 from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
+from gpusched.experiments import shard
 from tests.merging import FORMATS, merge
 
 Capture = pytest.CaptureFixture[str]
@@ -381,6 +384,12 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
 
 
 # ---- the command line ------------------------------------------------------------------------------
+
+
+def test_shard_knows_the_formats_and_what_they_need() -> None:
+    assert set(shard.FORMATS) == set(MERGED)
+    for form, library in shard.FORMATS.items():
+        assert NEEDS.get(form, ("", "", ""))[1] == library
 
 
 def test_the_verb_declares_the_options_of_the_stage() -> None:
