@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import time
@@ -155,7 +156,8 @@ def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: 
 def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box, by_hand: bool) -> None:
     (box.work / "bad_gpu_0").touch()
     options = ("--total", "20", "--num-shards", "2", *MERGE, "--allow-partial")
-    assert shard(box, *options).code == 1
+    said = shard(box, *options)
+    assert said.code == 1 and re.search(r"merged +\S+: 10 records of 1 part, INCOMPLETE", said.out), said
     assert merged(box) == list(range(10, 20))
     before = attempts(box)
     assert shard(box, *options).code == 1
@@ -169,6 +171,11 @@ def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: B
     assert merged(box) == list(range(20))
     assert shard(box, *options).code == 0
     assert attempts(box)["gpu_0"] == 2
+
+
+def test_why_a_merge_has_failed_is_told_at_the_end(box: Box) -> None:
+    said = shard(box, "--total", "8", "--num-shards", "2", "--merge", "none/{suffix}.jsonl")
+    assert said.code == 1 and re.search(r"wrong +.*no shard has left a file", said.out), said
 
 
 def test_shards_that_were_held_for_failures_go_on_when_the_failed_ones_are_tried_again(box: Box) -> None:
@@ -216,7 +223,7 @@ def test_other_ways_to_merge_merge_again_and_do_no_shard_again(box: Box) -> None
 
 
 def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
-    options = ("--total", "10", "--num-shards", "2", "--strided", "--dry-run", "--merge", "out/{suffix}.x")
+    options = ("--total", "10", "--num-shards", "2", "--strided", "--dry-run", "--merge", "out/{suffix}.txt")
     words = ("python", "x.py", "{start}", "{end}", "{num_shards}", "it's {suffix}")
     found = shard(box, *options, words=words)
     assert found.code == 0, found.err
@@ -241,6 +248,13 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
         (("--total", "9", "a.txt"), WORDS, "A glob for --items goes in quotes"),
         (("--total", "9", "--shard-size", "2", "--num-shards", "2"), WORDS, "not both"),
         (("--total", "9", "--merge-output", "x"), WORDS, "Without --merge PATTERN"),
+        (("--total", "9", "--merge", "x/{suffix}.bin"), WORDS, ".bin cannot be merged"),
+        (
+            ("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a.npz"),
+            WORDS,
+            "is .pt, and --merge-output .npz",
+        ),
+        (("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a"), WORDS, "says no format that can be merged"),
         (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this lies in the copy"),
     ],
 )

@@ -92,6 +92,16 @@ def test_the_records_of_the_shards_are_those_of_the_table(
     assert found == [row for shard in range(n) for row in rows[shard::n]]
 
 
+def test_the_directory_that_a_pattern_starts_from_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run [1] *" / "in").mkdir(parents=True)
+    (tmp_path / "run [1] *" / "in" / "a.wav").touch()
+    monkeypatch.chdir(tmp_path / "run [1] *")
+    items = open_items("./in/*.wav")
+    assert shard_of(items, tmp_path, range(1)).decode() == f"{tmp_path}/run [1] */in/a.wav\n"
+    monkeypatch.chdir(tmp_path / "run [1] *" / "in")
+    assert open_items("../in/*.wav").count == 1
+
+
 def test_files_are_items_in_natural_order(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     for n, name in enumerate(("x10.wav", "x9.wav", "deep/a.wav", "é 1.wav")):
@@ -119,6 +129,10 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     for own, rows in ((range(1, 3), ["b", "c"]), ([2, 0], ["c", "a"]), (range(0, 3, 2), ["a", "c"])):
         shard_of(items, tmp_path, own)
         assert parquet.read_table(tmp_path / "shard").column("t").to_pylist() == rows
+    write_items(items, str(tmp_path / "items"), [(str(tmp_path / "items" / "0"), [2])], missing=False)
+    assert items._table is None, "the table is held while the jobs run"  # type: ignore[attr-defined]
+    assert parquet.read_table(tmp_path / "items" / "0").column("t").to_pylist() == ["c"]
+    assert items.weights("w") == [1.0, 2.5, 0.0]
     with pytest.raises(GpuschedError, match="no column"):
         items.weights("x")
     with pytest.raises(GpuschedError, match="is no parquet file"):

@@ -123,6 +123,20 @@ def test_npz_by_name(tmp_path: Path, capsys: Capture) -> None:
     assert told["totals"] == {"n": 5} and told["overall"]["acc"]["value"] == pytest.approx(0.7)
 
 
+def test_npz_text_of_any_width_is_joined(tmp_path: Path, capsys: Capture) -> None:
+    values = ({"t": np.array(["a", "bb"]), "s": np.array([b"x"])}, {"t": np.array(["cccc"]), "s": np.array([b"yyy"])})
+    assert merge(capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *values)).code == 0
+    with np.load(tmp_path / "all.npz") as found:
+        assert found["t"].tolist() == ["a", "bb", "cccc"] and found["s"].tolist() == [b"x", b"yyy"]
+
+
+def test_parquet_repeated_nanoseconds_are_found(tmp_path: Path, capsys: Capture) -> None:
+    values = [{"t": pa.array(stamps, pa.timestamp("ns"))} for stamps in ([1, 2], [2, 3, None])]
+    words = ("--key", "t", "--on-duplicate", "keep-first")
+    assert merge(capsys, "-o", tmp_path / "all.parquet", *parts(tmp_path, "parquet", *values), *words).code == 0
+    assert pq.read_table(tmp_path / "all.parquet")["t"].cast(pa.int64()).to_pylist() == [1, 2, 3, None]
+
+
 def test_npz_with_an_array_that_some_lack_is_refused(tmp_path: Path, capsys: Capture) -> None:
     values = [{"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(2)}]
     said = merge(capsys, "-o", tmp_path / "a.npz", *parts(tmp_path, "npz", *values))
@@ -156,6 +170,34 @@ def test_safetensors_of_any_dtype_with_metadata(tmp_path: Path, capsys: Capture)
 
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "shard": '["0", "1"]'}
+
+
+def safetensors(path: Path, dtype: str, shape: list[int], data: bytes) -> Path:
+    header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_safetensors_whose_rows_are_no_whole_bytes_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [4, 1], b"ab") for n in range(2)]
+    said = merge(capsys, "-o", tmp_path / "all.safetensors", *paths)
+    assert said.code == 1 and "'x' is F4 (4, 1): its rows are no whole bytes" in said.err, said
+    assert not (tmp_path / "all.safetensors").exists()
+    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [2, 2], bytes([n, n + 2])) for n in range(2)]
+    assert merge(capsys, "-o", tmp_path / "all.safetensors", *paths).code == 0
+    assert (tmp_path / "all.safetensors").read_bytes().endswith(bytes([0, 2, 1, 3]))
+
+
+def test_negative_sizes_are_no_array(tmp_path: Path, capsys: Capture) -> None:
+    good = [safetensors(tmp_path / "q.safetensors", "F32", [1, 1], b"abcd"), tmp_path / "q.npy"]
+    np.save(good[1], np.zeros(3))
+    bad = [safetensors(tmp_path / "p.safetensors", "F32", [-1, -1], b"abcd"), tmp_path / "p.npy"]
+    with open(bad[1], "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (-3,)})
+        file.write(bytes(24))
+    for one, other in zip(bad, good, strict=True):
+        said = merge(capsys, "-o", tmp_path / f"all{one.suffix}", one, other)
+        assert said.code == 1 and "negative size" in said.err and "INCOMPLETE" in said.out, said
 
 
 def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
@@ -304,6 +346,17 @@ def test_pt_that_do_not_go_together(tmp_path: Path, capsys: Capture, one: object
     said = merge(capsys, "-o", tmp_path / "a.pt", *parts(tmp_path, "pt", one, two), "--sum", "n")
     assert said.code == 1 and why in said.err, said
     assert not (tmp_path / "a.pt").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about the odd tensors that are made here
+def test_pt_that_torch_cannot_join_or_would_round_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    nested = [torch.nested.nested_tensor([torch.zeros(n)]) for n in (2, 3)]
+    said = merge(capsys, "-o", tmp_path / "all.pt", *parts(tmp_path, "pt", *({"x": one} for one in nested)))
+    assert said.code == 1 and "torch cannot join these" in said.err, said
+    rounded = [torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8) for scale in (0.01, 0.5)]
+    said = merge(capsys, "-o", tmp_path / "all.pt", *parts(tmp_path, "pt", *({"x": one} for one in rounded)))
+    assert said.code == 1 and "qint8 (scale 0.5, zero 0), and qint8 (scale 0.01, zero 0)" in said.err, said
+    assert not (tmp_path / "all.pt").exists()
 
 
 def test_pt_tensors_lists_and_items_by_key(tmp_path: Path, capsys: Capture) -> None:

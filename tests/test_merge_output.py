@@ -13,9 +13,12 @@ from typing import Any
 import click
 import pytest
 from gpusched.commands.merge.__main__ import parser
-from gpusched.commands.merge.output import temporary_name
+from gpusched.commands.merge.merge import _NEEDS as NEEDS
+from gpusched.commands.merge.merge import FORMATS as MERGED
+from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
+from gpusched.experiments import shard
 from tests.merging import FORMATS, merge
 
 Capture = pytest.CaptureFixture[str]
@@ -102,9 +105,9 @@ def test_killed_while_parts_are_removed_it_goes_on_with_that(tmp_path: Path) -> 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     os.mkfifo(tmp_path / "stall")
     code_ = (
-        "import sys, signal\nfrom gpusched.commands.merge import text, __main__ as m\n"
+        "import sys, signal\nfrom gpusched.commands.merge import lines, __main__ as m\n"
         "signal.signal(signal.SIGTERM, m._terminated)\n"
-        f"text.Lines.copy = lambda self, part, out: open({str(tmp_path / 'stall')!r}).read()\n"
+        f"lines.TextLines.copy = lambda self, part, out: open({str(tmp_path / 'stall')!r}).read()\n"
         "sys.exit(m.main(sys.argv[1:]))"
     )
     (tmp_path / "a.txt").write_text("a\n")
@@ -153,7 +156,17 @@ def test_a_complete_output_is_not_replaced_by_an_incomplete_one(tmp_path: Path, 
     parts[1].write_text('{"id": 9}\n{"id"')
     said = merge(capsys, "-o", out, *parts)
     assert said.code == 1 and "is complete, and what these parts would make is not" in said.err
+    assert "p1.jsonl, line 2: is cut" in said.err, "which part it is, and why"
     assert out.read_bytes() == whole and not (tmp_path / "all.jsonl.incomplete").exists()
+
+
+def test_a_pipe_that_somebody_has_put_where_metadata_lie_is_not_read(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    for name in ("all_merged_metadata.json", "p0_metadata.json"):
+        os.mkfifo(tmp_path / name)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
+    assert said.code == 1 and "all_merged_metadata.json: exists, and is no merge's metadata" in said.err
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--overwrite").code == 0
 
 
 def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture) -> None:
@@ -176,6 +189,7 @@ def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture)
         (["-o", "no/all.jsonl", "p0.jsonl"], 2, "no directory to write to"),
         (["-o", "all.xml", "p0.jsonl"], 2, ".xml says no format that can be merged"),
         (["-o", "all", "p0.jsonl"], 2, "a name without suffix"),
+        (["-o", f"{'x' * 249}.jsonl", "p0.jsonl"], 2, "cannot be written: File name too long"),
         (["-o", "all.csv", "p0.jsonl"], 1, "p0.jsonl: is .jsonl, and the output .csv"),
         (["-o", "all.npy", "p.npy", "--key", "id"], 2, "--key finds repeated records in"),
         (["-o", "all.jsonl", "p0.jsonl", "--on-duplicate", "keep-first"], 2, "--on-duplicate needs --key"),
@@ -206,17 +220,17 @@ def test_what_is_refused(
 
 
 def test_a_part_that_changes_is_refused(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.commands.merge import jsonl
+    from gpusched.commands.merge import lines
 
     parts = written(tmp_path)
-    copy = jsonl.JsonLines.copy
+    copy = lines.JsonLines.copy
 
-    def grow(self: jsonl.JsonLines, part: Any, out: Any) -> None:
+    def grow(self: lines.JsonLines, part: Any, out: Any) -> None:
         copy(self, part, out)
         with open(parts[0], "a") as file:
             file.write("{}\n")
 
-    monkeypatch.setattr(jsonl.JsonLines, "copy", grow)
+    monkeypatch.setattr(lines.JsonLines, "copy", grow)
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
     assert said.code == 1 and "p0.jsonl: has changed while it was read" in said.err
     assert not (tmp_path / "all.jsonl").exists()
@@ -230,6 +244,76 @@ def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Pat
     parts[2].write_text("{}\n")
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
     assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+
+
+def test_parts_that_an_earlier_merge_was_to_remove_are_kept_by_one_that_is_not(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    kept = parts[1].read_bytes()
+    out = tmp_path / "all.jsonl"
+    assert merge(capsys, "-o", out, *parts, "--remove-parts").code == 0
+    whole = out.read_bytes()
+    parts[1].write_bytes(kept)  # as if it had been killed before it came to this one
+    said = merge(capsys, "-o", out, parts[1])
+    assert said.code == 1 and "was made of parts that were removed then" in said.err and out.read_bytes() == whole
+    assert parts[1].read_bytes() == kept
+    said = merge(capsys, "-o", out, parts[1], "--remove-parts")
+    assert said.code == 0 and "is removed" in said.out and not parts[1].exists() and out.read_bytes() == whole
+
+
+FULL = """
+import errno, os, sys
+from gpusched.commands.merge import __main__
+left, write = int(sys.argv[1]), os.write
+def full(fd, data):
+    global left
+    left -= len(data)
+    if left < 0 and not sys.argv[1] == "0":
+        sys.argv[1] = "0"  # there is room again, as somebody has removed something
+        write(fd, bytes(data)[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(fd, data)
+os.write = full
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "txt", "csv", "npy"])
+def test_a_disk_that_is_full_for_a_moment_leaves_no_output(tmp_path: Path, form: str) -> None:
+    parts = written(tmp_path, form)
+    before, out = names(tmp_path), tmp_path / f"all.{form}"
+    words = [sys.executable, "-c", FULL, "30", "-o", str(out), *map(str, parts)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 3 and f"all.{form}: cannot be written: No space left" in done.stderr, done
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("form", ["pt", "npz", "parquet"])
+def test_a_full_disk_is_named_whatever_the_library_makes_of_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    parts = written(tmp_path, form)
+    monkeypatch.setattr(Output, "file", lambda self: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts)
+    assert said.code == 3 and f"all.{form}: No space left on device" in said.err, said
+    assert names(tmp_path) == [path.name for path in parts]
+
+
+def test_metadata_of_scripts_that_cannot_be_added_up_or_read_do_no_harm(tmp_path: Path, capsys: Capture) -> None:
+    parts = written(tmp_path)
+    for path, text in zip(
+        parts,
+        [
+            '{"a":' * 900 + "1" + "}" * 900,
+            '{"count": 1e308, "accuracy": 1e308, "n_items": 2}',
+            '{"count": 1e308, "accuracy": 0.5, "n_items": ' + "9" * 4000 + "}",
+        ],
+        strict=True,
+    ):
+        path.with_name(f"{path.stem}_metadata.json").write_text(text)
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
+    told = json.loads((tmp_path / "all_merged_metadata.json").read_text())
+    assert told["totals"] == {"n_items": 2} and [bool(part.get("metadata")) for part in told["parts"]] == [0, 1, 1]
 
 
 def test_a_missing_library_is_named(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +384,12 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
 
 
 # ---- the command line ------------------------------------------------------------------------------
+
+
+def test_shard_knows_the_formats_and_what_they_need() -> None:
+    assert set(shard.FORMATS) == set(MERGED)
+    for form, library in shard.FORMATS.items():
+        assert NEEDS.get(form, ("", "", ""))[1] == library
 
 
 def test_the_verb_declares_the_options_of_the_stage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import tempfile
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gpusched.commands.merge.groups import _Files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +95,32 @@ def test_several_names_make_several_outputs(tmp_path: Path, capsys: Capture) -> 
     (tmp_path / "into").mkdir()
     assert merge(capsys, "--plan", plan, "-o", tmp_path / "into").code == 0
     assert ids(tmp_path / "into" / "b_merged.jsonl") == [10, 11]
+
+
+def test_patterns_name_what_glob_says(tmp_path: Path) -> None:
+    for place in (tmp_path / "run [1] *", tmp_path / "run 1 x", tmp_path / "run [1] *" / "deep"):
+        place.mkdir()
+        for name in ("a_1.pt", "b_1.pt", ".a_1.pt", "a]1.pt", "[a]_1.pt", "a*_1.pt", "é_1.pt", "a_1.pt.tmp", "gone"):
+            (place / name).touch()
+        (place / "link_1.pt").symlink_to("nowhere")
+    names = (
+        "*_1.pt",
+        "a_1.pt",
+        "none",
+        "*",
+        ".*",
+        "?_1.*",
+        "[]a]*",
+        "[!a]_1.pt",
+        "[[]a]*",
+        "a[*]_1.pt",
+        "[ab]_[0-9].pt",
+    )
+    files = _Files()
+    for below in (glob.escape(str(tmp_path / "run [1] *")), f"{tmp_path}/run ?1*", f"{tmp_path}/none"):
+        for pattern in [f"{below}/{name}" for name in (*names, "**", "**/a*", "*/*_1.pt")]:
+            right = {os.path.normpath(one) for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)}
+            assert set(files.matching(pattern)) == right, pattern
 
 
 def test_a_suffix_in_the_directory(tmp_path: Path, capsys: Capture) -> None:

@@ -89,7 +89,7 @@ def test_case_46_json(tmp_path: Path, capsys: Capture) -> None:
         ("1 2", "holds 2 values"),
         ("\0\0\0", "holds only NUL bytes"),
         (b'{"a": "\xff"}', "is not UTF-8 (byte 8 of the line)"),
-        ("[" * 5000, "is no JSON"),
+        ("[" * 5000, "is nested too deeply"),
     ],
 )
 def test_a_line_that_is_no_record_is_left_out_by_name(
@@ -171,7 +171,7 @@ def test_every_record_that_python_writes_comes_back(
     flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=1),
 )
 def test_what_is_utf8(text: str, times: int, flips: list[tuple[float, int]]) -> None:
-    from gpusched.commands.merge.jsonl import is_utf8
+    from gpusched.commands.merge.lines import is_utf8
 
     data = bytearray(text.encode("utf-8", "surrogatepass") * times)
     for place, byte in flips:
@@ -240,6 +240,24 @@ def test_a_record_without_the_key_is_named(tmp_path: Path, capsys: Capture) -> N
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--key", "id")
     assert said.code == 1 and "line 2: has no field" in said.err and "line 4: has no field" in said.err
     assert (tmp_path / "all.jsonl").read_text() == '{"id": "1"}\n{"id": 1}\n'
+
+
+@pytest.mark.parametrize("key", ['say "id"', "a\\b", "two\nlines", "é", " "])
+def test_a_key_of_any_name_is_found(tmp_path: Path, capsys: Capture, key: str) -> None:
+    lines = "".join(json.dumps({key: n % 2}) + "\n" for n in range(4))
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *written(tmp_path, p__jsonl=lines), "--key", key)
+    assert said.code == 1 and "2 repeated records" in said.err, said
+
+
+@pytest.mark.parametrize("words", [("--key", "id"), ("--nan", "refuse")])
+def test_one_element_that_is_left_out_takes_no_other_with_it(
+    tmp_path: Path, capsys: Capture, words: tuple[str, str]
+) -> None:
+    wrong = '{"x": 1}' if "--key" in words else '{"id": NaN}'
+    parts = written(tmp_path, p__json=f'[{{"id": 1}},\n{wrong},\n{{"id": 3}}]')
+    said = merge(capsys, "-o", tmp_path / "all.json", *parts, *words)
+    assert said.code == 1 and "p.json, line 2: h" in said.err and "1 part, INCOMPLETE" in said.out, said
+    assert json.loads((tmp_path / "all.json").read_text()) == [{"id": 1}, {"id": 3}]
 
 
 def test_expect(tmp_path: Path, capsys: Capture) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.core.split import heaviest, seeds, shard_range, shuffled, split_range, split_weighted, strided_positions
+from gpusched.core.split import seeds, shard_range, shuffled, split_range, split_weighted, strided_positions
 
 TOTALS = st.integers(0, 500)
 COUNTS = st.integers(1, 60)
@@ -36,6 +38,16 @@ def test_a_weighted_split_covers_each_item_once_and_leaves_no_shard_empty(weight
     assert [item for start, end in shards for item in range(start, end)] == list(range(len(weights)))
     assert len(shards) == n
     assert sum(end > start for start, end in shards) == min(n, len(weights))
+
+
+def heaviest(weights: Sequence[float], shards: Sequence[tuple[int, int]]) -> float:
+    return max(sum(weights[start:end]) for start, end in shards)
+
+
+def test_weights_that_no_float_adds_up_exactly_lose_no_item() -> None:
+    source = random.Random(1)
+    for _ in range(200):
+        assert split_weighted([source.random() * 10 for _ in range(5)], 1) == [(0, 5)]
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=9), st.integers(2, 4))

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge
 from .parts import Missing, Options, Part, natural_key, shown_name
-from .plan import jobs_of_plan
 from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean
 
 EXIT_INTERRUPTED = 130
@@ -104,11 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:
-        name = f" ({clean(error.filename)})" if error.filename else ""
-        code = EXIT_CANNOT_WORK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES) else 1
-        return _fail(f"{error.strerror or clean(error)}{name}", code)
-    except MemoryError:
-        return _fail("not enough memory for these parts", EXIT_CANNOT_WORK)
+        return _fail(_told(error), _code(error))
     return code
 
 
@@ -119,12 +115,27 @@ def _one(job: Job) -> int:
         if error.exit_code != 1:
             raise
         return _fail(str(error), error.exit_code)  # of several outputs, the others are made
+    except OSError as error:
+        return _fail(f"{clean(job.output)}: {_told(error)}", _code(error))
+    except MemoryError:
+        return _fail(f"{clean(job.output)}: not enough memory for these parts", EXIT_CANNOT_WORK)
+    except RecursionError:
+        return _fail(f"{clean(job.output)}: the parts hold something that is nested too deeply", 1)
     for text in result.warnings:
         print(f"gpusched: warning: {text}", file=sys.stderr)
     for text in result.errors:
         print(f"gpusched: error: {text}", file=sys.stderr)
     print(result.said, flush=True)
     return result.exit_code
+
+
+def _told(error: OSError) -> str:
+    name = f" ({clean(error.filename)})" if error.filename else ""
+    return f"{error.strerror or clean(error)}{name}"
+
+
+def _code(error: OSError) -> int:
+    return EXIT_CANNOT_WORK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES) else 1
 
 
 def _fail(text: str, code: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
-from .rules import Rules, total
+from .rules import Rules
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
@@ -31,7 +33,8 @@ class Numpy:
         return tuple(value.shape)
 
     def dtype(self, value: Any) -> str:
-        return str(value.dtype)
+        """Of text without its width: the widest holds all, and every part has another one."""
+        return {"U": "text", "S": "bytes"}.get(value.dtype.kind) or str(value.dtype)
 
     def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
         joined = np.concatenate(list(values))
@@ -96,7 +99,7 @@ def _npy_rows(part: Part) -> tuple[Rows, Any, tuple[int, ...]]:
             raise PartUnreadable("holds Python objects, which are not merged: save a list as .pt or .jsonl")
         if not shape:
             raise PartUnreadable("is a scalar: it has no axis 0")
-        each = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        each = dtype.itemsize * math.prod(shape[1:])
         if part.size < offset + shape[0] * each:
             raise PartUnreadable(f"is cut: {part.size:,} of {offset + shape[0] * each:,} bytes")
         part.records = shape[0]
@@ -114,6 +117,8 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any, int]:
         raise ValueError(f"version {version[0]}.{version[1]} of the format")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(file)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"a negative size in its shape {shape}")
     return tuple(shape), bool(fortran), dtype, file.tell()
 
 

@@ -87,6 +87,26 @@ class Blocks:
         return block, len(rest) + got if got else 0
 
 
+def whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The file in pieces of about `size` bytes that end with a line; only the last one may lack its newline.
+
+    A byte order mark is dropped.
+    """
+    rest: list[bytes] = []
+    first = True
+    while data := file.read(size):
+        if first:
+            data, first = data[check_beginning(data[:3]) :], False
+        end = data.rfind(b"\n") + 1
+        if not end:
+            rest.append(data)
+            continue
+        yield b"".join([*rest, data[:end]]) if rest else data[:end]
+        rest = [data[end:]] if end < len(data) else []
+    if rest and (last := b"".join(rest)):
+        yield last
+
+
 def check_beginning(data: bytes) -> int:
     """How many bytes to skip at the beginning of a text. PartUnreadable for another encoding than UTF-8."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):

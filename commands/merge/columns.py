@@ -210,17 +210,24 @@ def _without_duplicates(stream: Callable[[], Iterator[Any]], options: Options, t
 
     def keys() -> Iterator[bytes]:
         for table in stream():
-            yield from (_identity(value) for value in table.column(column).to_pylist())
+            yield from (_identity(value) for value in _values(table.column(column)))
 
     known = KeyFilter(options, told, keys)
     place = 0
     for table in stream():
         keep = []
-        for value in table.column(column).to_pylist():
+        for value in _values(table.column(column)):
             place += 1
             keep.append(known.takes(_identity(value), f"row {place} of the output"))
         yield table.filter(pa.array(keep, pa.bool_()))
     known.close()
+
+
+def _values(column: Any) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except ValueError:  # nanoseconds, for which Python has no type
+        return list(column.cast(pa.int64()).to_pylist())
 
 
 def _identity(value: Any) -> bytes:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .jsonl import nulled
-from .objects import merge_whole
+from .lines import nulled
+from .objects import merge_whole, plain_values
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .records import Record, field_identity
-from .rules import NoArrays, plain_values
+from .rules import NoArrays
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -45,11 +45,11 @@ class JsonDocuments:
             raise PartUnreadable("is neither a JSON array nor an object", window.line)
         self._kinds.setdefault("an array" if first == "[" else "an object", part.name)
         if first == "{":
-            yield self._record(part, window, words)
+            yield from self._record(part, window, words)
         else:
             window.skip("[")
             while window.peek() != "]":
-                yield self._record(part, window, words)
+                yield from self._record(part, window, words)
                 if window.peek() == ",":
                     window.skip(",")
                     if window.peek() == "]":
@@ -61,7 +61,8 @@ class JsonDocuments:
             hint = "; is it JSON Lines? then its name should end in .jsonl" if first == "{" else ""
             raise PartUnreadable(f"goes on after its {'array' if first == '[' else 'object'}{hint}", window.line)
 
-    def _record(self, part: Part, window: _Window, words: list[str]) -> Record:
+    def _record(self, part: Part, window: _Window, words: list[str]) -> Iterator[Record]:
+        """The next element, if it is not one to leave out."""
         line = window.line
         value, text = window.take()
         if self.objects:
@@ -69,7 +70,10 @@ class JsonDocuments:
         data = text.encode("utf-8", "surrogatepass")
         if words:
             if self.nan == "refuse":
-                raise PartUnreadable(f"holds {words[0]}, which is not JSON (--nan null or --nan keep takes it)", line)
+                why = f"holds {words[0]}, which is not JSON (--nan null or --nan keep takes it)"
+                self.told.leave_out(part.name, line, why)
+                words.clear()
+                return
             if self.nan == "null":
                 data = nulled(data)
             what = "null" if self.nan == "null" else "it is, which is not JSON"
@@ -78,9 +82,10 @@ class JsonDocuments:
         key = None
         if self.key is not None:
             if not isinstance(value, dict) or self.key not in value:
-                raise PartUnreadable(f"has no field {clean(self.key)!r} in an element", line)
+                self.told.leave_out(part.name, line, "has no field of the name that --key gives")
+                return
             key = field_identity(value[self.key])
-        return line, b"\n" + data, key
+        yield line, b"\n" + data, key
 
     @property
     def objects(self) -> bool:
@@ -155,7 +160,9 @@ class _Window:
                 if not (near_end and not self._ended and self._more()):
                     self._advance(min(error.pos, len(self._text)))
                     raise PartUnreadable(self._wrong(error, near_end), self.line) from None
-            except (RecursionError, ValueError) as error:
+            except RecursionError:
+                raise PartUnreadable("is nested too deeply to be read", self.line) from None
+            except ValueError as error:
                 raise PartUnreadable(f"is no JSON: {clean(error)}", self.line) from None
 
     def _wrong(self, error: json.JSONDecodeError, near_end: bool) -> str:

@@ -6,20 +6,17 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from . import metadata
 from .blocks import share
+from .existing import check_name, check_place, check_replaces, finish_removal, path_beside, read_document, remove_parts
 from .hashing import hash_file
-from .output import Output, check_place, is_ours, read_document, sweep, sync_directory, write_small
+from .output import Output, reporter, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
-from .progress import reporter
 from .records import merge_records
-from .removal import finish_removal, remove_parts
 from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
-RECORD_FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npy")
 WITH_SUMS = ("json", "npz", "safetensors", "pt")
 WITH_KEYS = ("jsonl", "json", "csv", "tsv", "parquet")
 _NEEDS = {
@@ -61,8 +58,10 @@ def format_of(path: str) -> str:
 def merge(job: Job) -> Result:
     """Merge one output. Refused where nothing is written."""
     form = _check(job)
-    if not job.options.overwrite and (done := finish_removal(job.output, job.parts)) is not None:
-        return Result(done, (), (), EXIT_OK)
+    if not job.options.overwrite:
+        done = finish_removal(job.output, job.parts, asked=job.options.remove_parts)
+        if done is not None:
+            return Result(done, (), (), EXIT_OK)
     if job.missing and not job.options.allow_partial:
         _refuse_missing(job)
     if not job.parts:
@@ -103,7 +102,9 @@ def _check(job: Job) -> str:
             f"--key finds repeated records in .{', .'.join(WITH_KEYS)}; .{form} has none", exit_code=EXIT_USAGE
         )
     check_place(job.output)
-    document = metadata.path_beside(job.output)
+    check_name(f"{job.output}.incomplete")
+    document = path_beside(job.output)
+    check_name(document)
     if os.path.lexists(document) and not (read_document(document) or job.options.overwrite):
         raise Refused("exists, and is no merge's metadata", where=document, hint="--overwrite replaces it")
     own = {os.path.realpath(job.output): "the output itself", os.path.realpath(document): "the output's metadata"}
@@ -141,13 +142,13 @@ def _refuse_missing(job: Job) -> None:
     )
 
 
-def _stamp(part: Part) -> tuple[int, int]:
+def _stamp(part: Part) -> tuple[int, int, int]:
     found = os.stat(part.path)
     part.size = found.st_size
-    return found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int]]) -> None:
+def _look_at_parts(parts: Sequence[Part], before: dict[str, tuple[int, int, int]]) -> None:
     for part in parts:
         if _stamp(part) != before[part.path]:
             raise Refused("has changed while it was read", where=part.name, hint="wait until what writes it has ended")
@@ -177,14 +178,14 @@ def _run(form: str, job: Job, out: Output, told: Told) -> Merged:
 def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
     parts, order, options = job.parts, job.order, job.options
     if form == "jsonl":
-        from .jsonl import JsonLines
+        from .lines import JsonLines
 
         lines = JsonLines(options, told, share(len(parts)))
         return Merged(merge_records(lines, parts, out, order, options, told, lambda part: lines.copy(part, out)))
     if form == "txt":
-        from .text import Lines
+        from .lines import TextLines
 
-        text = Lines(share(len(parts)))
+        text = TextLines(share(len(parts)))
         return Merged(merge_records(text, parts, out, order, options, told, lambda part: text.copy(part, out)))
     if form == "json":
         from .jsonarray import JsonDocuments, merge_objects
@@ -227,11 +228,14 @@ def judge_counts(job: Job, merged: Merged, told: Told) -> None:
 
 def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, digest: str) -> Result:
     """Give the output its name, and say beside it what it is. Until then nothing has changed."""
-    beside = metadata.path_beside(job.output)
+    beside = path_beside(job.output)
     marker = f"{job.output}.incomplete"
     failed = bool(told.lost or told.wrong)
     complete = not (failed or job.missing)
-    _check_replaces(job.output, read_document(beside), digest, complete=complete, overwrite=job.options.overwrite)
+    errors = told.lines()
+    missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
+    wrong = [] if complete else [*errors, *missing]
+    check_replaces(job.output, read_document(beside), digest, wrong, overwrite=job.options.overwrite)
     removes = job.options.remove_parts and complete
     shown = {"name": out.name, "bytes": out.size, "sha256": digest}
     document = metadata.document(
@@ -246,12 +250,11 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         complete=complete,
         removed=removes,
     )
-    errors = told.lines()
-    missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
+    described = metadata.text(document)
     if not complete:
-        write_small(marker, "\n".join([f"{out.name} is incomplete:", *errors, *missing]) + "\n")
+        write_small(marker, "\n".join([f"{out.name} is incomplete:", *wrong]) + "\n")
     out.commit()
-    write_small(beside, metadata.text(document))
+    write_small(beside, described)
     if complete and os.path.lexists(marker):
         os.unlink(marker)
         sync_directory(out.directory)
@@ -267,23 +270,3 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
     if not complete:
         said = f"{said}, INCOMPLETE: see {clean(os.path.basename(marker))}"
     return Result(said, warnings, errors, EXIT_INCOMPLETE if failed else EXIT_OK)
-
-
-def _check_replaces(path: str, document: dict[str, Any], digest: str, *, complete: bool, overwrite: bool) -> None:
-    """Refuse to replace a file that no merge has made, or a complete one by one that is not."""
-    if overwrite or not os.path.lexists(path):
-        return
-    if hash_file(path)[1].hexdigest() == digest:
-        return
-    if not is_ours(path, document):
-        raise Refused("exists, and is not as a merge has made it", where=path, hint="--overwrite replaces it")
-    if document.get("remove_parts"):
-        raise Refused(
-            "was made of parts that were removed then; it is kept", where=path, hint="--overwrite replaces it"
-        )
-    if document.get("complete") and not complete:
-        raise Refused(
-            "is complete, and what these parts would make is not; it is kept",
-            where=path,
-            hint="--overwrite replaces it",
-        )

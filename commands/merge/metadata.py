@@ -13,14 +13,14 @@ from typing import Any
 
 from gpusched import __version__
 
-from .output import read_document
+from .existing import TOOL
 from .parts import Missing, Part
 from .trouble import Told
 
-TOOL = "gpusched merge"
 WRITTEN_MOST = 1000  # of what was left out
 
 _LARGEST = 1 << 24  # bytes of a script's own metadata
+_HUGE = 1e100  # a number beyond this counts nothing, and the product of two might be no number
 _COUNTS = ("count", "total", "n", "num_samples", "num_examples", "num_items", "samples", "examples")
 _COUNT_WORDS = re.compile(
     r"(?:num|n|total|correct)_\w+|\w+_(?:count|total|correct)|correct|tokens|\w+_tokens", re.ASCII
@@ -29,25 +29,14 @@ _RATES = re.compile(r"(?:\w+_)?(?:accuracy|acc)", re.ASCII)
 _SECRET = re.compile(r"token$|secret|passw|api_?key|credential", re.IGNORECASE)
 
 
-def path_beside(output: str) -> str:
-    """`x_merged.pt`, `x.pt` -> `x_merged_metadata.json`; where another output has that, `x_pt_merged_metadata.json`."""
-    stem, dot = os.path.splitext(output)
-    stem = stem.removesuffix("merged").removesuffix("_") if os.path.basename(stem) != "merged" else stem
-    made = f"{stem}_merged_metadata.json" if os.path.basename(stem) != "merged" else f"{stem}_metadata.json"
-    told = read_document(made).get("output")
-    if isinstance(told, dict) and told.get("name") != os.path.basename(output):
-        return f"{stem}_{dot[1:]}_merged_metadata.json"
-    return made
-
-
 def left_by_script(part: Part) -> tuple[str, Any] | None:
     """Name and content of the JSON document that a script left beside a part; None where there is none."""
     for path in names_beside(part.path, part.suffix):
         if path == part.path:
             continue
         try:
-            if os.path.getsize(path) <= _LARGEST:
-                return os.path.basename(path), json.loads(Path(path).read_text("utf-8"))
+            if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
+                return os.path.basename(path), _plain(json.loads(Path(path).read_text("utf-8")))
         except (OSError, ValueError, RecursionError):
             continue
     return None
@@ -79,7 +68,7 @@ def document(
 ) -> dict[str, Any]:
     """The metadata document. Parts in or below the output's directory are named from there; no command is in it."""
     beside = [left_by_script(part) for part in parts]
-    own = [_plain(found[1]) if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
+    own = [found[1] if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
     totals, overall = _summed(own, [part.records for part in parts])
     rows = []
     for part, found, values in zip(parts, beside, own, strict=True):
@@ -141,14 +130,14 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, str, float]]:
-    """(dotted path, last name, value) of all numbers in nested objects."""
+    """(dotted path, last name, value) of all numbers in nested objects; of numbers that can be added up."""
     if not isinstance(value, Mapping):
         return
     for name, found in value.items():
         here = f"{path}.{name}" if path else str(name)
         if isinstance(found, Mapping):
             yield from _numbers(found, here)
-        elif isinstance(found, int | float) and not isinstance(found, bool):
+        elif isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < _HUGE:
             yield here, str(name), found
 
 

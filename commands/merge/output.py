@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +14,13 @@ from typing import Any, BinaryIO
 
 from .blocks import Blocks
 from .hashing import Hasher, hash_file
-from .trouble import EXIT_USAGE, Refused, clean
+from .trouble import EXIT_CANNOT_WORK, EXIT_USAGE, Refused, clean
 
 BUFFER = 1 << 19
 _SYNC_EVERY = 1 << 26  # bytes after which what is written is sent to the disk while work goes on
 _STALE_S = 86_400.0
+_TOLD_EVERY_S = 1.0
+_MB = 1_000_000
 _PREFIX = ".gpusched-merge-"
 
 
@@ -48,9 +49,9 @@ class Output:
             sweep(self.directory, self.name)
             self.temporary = os.path.join(self.directory, temporary_name(self.name))
             self.fd = _create(self.temporary)
-        except BaseException:
+        except BaseException as error:
             self.hasher.close()
-            raise
+            raise self._refusal(error) if isinstance(error, OSError) else error from None
 
     def __enter__(self) -> Output:
         return self
@@ -88,8 +89,11 @@ class Output:
     def _put(self, data: memoryview) -> int:
         ticket = self.hasher.update(self._digest, data)
         self.size += len(data)
-        while data:
-            data = data[os.write(self.fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self.fd, data) :]
+        except OSError as error:  # what follows would stand at another place: nothing may go on from here
+            raise self._refusal(error) from None
         if self._tick is not None:
             self._tick(self.size)
         if self.size - self._synced >= _SYNC_EVERY and (self._syncer is None or not self._syncer.is_alive()):
@@ -97,6 +101,9 @@ class Output:
             self._syncer = threading.Thread(target=self._sync, daemon=True)
             self._syncer.start()
         return ticket
+
+    def _refusal(self, error: OSError) -> Refused:
+        return Refused(f"cannot be written: {error.strerror}", where=self.path, exit_code=EXIT_CANNOT_WORK)
 
     def _sync(self) -> None:
         try:
@@ -145,9 +152,12 @@ class Output:
             self._flush()
             self.hasher.settle()
         self._wait_for_sync()
-        if self._unsynced is not None:
-            raise self._unsynced
-        os.fsync(self.fd)
+        try:
+            if self._unsynced is not None:
+                raise self._unsynced
+            os.fsync(self.fd)
+        except OSError as error:
+            raise self._refusal(error) from None
         return str(self._digest.hexdigest())
 
     def commit(self) -> None:
@@ -234,40 +244,26 @@ def _started(pid: int) -> str:
         return ""
 
 
-# ---- what is there already -------------------------------------------------------------------------
+# ---- how far it is ---------------------------------------------------------------------------------
 
 
-def check_place(path: str) -> None:
-    """Refuse what can never be an output."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise Refused(f"cannot be written: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
-    if not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
-        raise Refused(f"is {kind}", where=path, hint="-o names the file that is to be made", exit_code=EXIT_USAGE)
+def reporter(total: int) -> Callable[[int], None] | None:
+    """A function of the bytes done so far, for the file that GPUSCHED_PROGRESS names; None where nobody asks."""
+    path = os.environ.get("GPUSCHED_PROGRESS")
+    if not path:
+        return None
+    last = [time.monotonic() - _TOLD_EVERY_S]
 
+    def tick(done: int) -> None:
+        now = time.monotonic()
+        if now - last[0] < _TOLD_EVERY_S:
+            return
+        last[0] = now
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump({"done": min(done, total) // _MB, "total": max(total // _MB, 1), "unit": "MB"}, file)
+            os.replace(f"{path}.new", path)
+        except OSError:
+            pass
 
-def read_document(path: str) -> dict[str, Any]:
-    """The metadata that a merge left; empty where there is none, or what it says is not ours."""
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    ours = isinstance(found, dict) and isinstance(found.get("tool"), dict)
-    return found if ours and found["tool"].get("name") == "gpusched merge" else {}
-
-
-def is_ours(path: str, document: dict[str, Any]) -> bool:
-    """Whether this file is as the merge that the document tells of has made it."""
-    told = document.get("output")
-    if not isinstance(told, dict) or told.get("name") != os.path.basename(path):
-        return False
-    try:
-        if os.stat(path).st_size != told.get("bytes"):
-            return False
-        return bool(hash_file(path)[1].hexdigest() == told.get("sha256"))
-    except OSError:
-        return False
+    return tick

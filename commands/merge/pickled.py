@@ -28,8 +28,12 @@ class Tensors:
         return tuple(value.shape)
 
     def dtype(self, value: Any) -> str:
-        sparse = "" if value.layout is torch.strided else f" ({str(value.layout).removeprefix('torch.')})"
-        return str(value.dtype).removeprefix("torch.") + sparse
+        kind = "" if value.layout is torch.strided else f" ({str(value.layout).removeprefix('torch.')})"
+        if value.is_quantized:  # joined, those of another scale would be rounded to that of the first
+            per_tensor = value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+            scale = f"scale {value.q_scale()}, zero {value.q_zero_point()}" if per_tensor else "scales by channel"
+            kind = f"{kind} ({scale})"
+        return str(value.dtype).removeprefix("torch.") + kind
 
     def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
         joined = torch.cat(list(values))
@@ -50,14 +54,19 @@ def merge_pt(parts: Sequence[Part], out: Output, order: ItemOrder | None, option
         told.note("--allow-pickle: the code that these files name was run to read them")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about what the parts are
-        value, merged = merge_whole(
-            parts, lambda part: _load(part, options.allow_pickle), Tensors(), order, options.sums, told
-        )
+        try:
+            value, merged = merge_whole(
+                parts, lambda part: _load(part, options.allow_pickle), Tensors(), order, options.sums, told
+            )
+        except RuntimeError as error:  # nested tensors, no memory, what torch cannot join
+            raise Refused(f"torch cannot join these: {clean(str(error), 200)}", where=out.path) from None
         if merged is not None and value is not None:
             with out.file() as file:
                 try:
                     torch.save(_detached(value), file)
                 except (RuntimeError, TypeError, AttributeError) as error:
+                    if isinstance(error.__context__, OSError):  # torch says only that less was written
+                        raise error.__context__ from None
                     raise Refused(f"cannot be written: {clean(error)}", where=out.path) from None
     return merged
 

@@ -1,27 +1,16 @@
-"""The plan of a sharded script -> what is merged into which output. Looks at no file that no pattern of it names."""
+"""The plan of a sharded script as `gpusched shard` leaves it, read and compared with itself. Looks at no part."""
 
 from __future__ import annotations
 
-import dataclasses
-import glob
-import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from .merge import FORMATS, WITH_KEYS, Job, format_of
-from .metadata import names_beside
-from .parts import ItemOrder, Missing, Options, Part, natural_key, shown_name
+from .parts import ItemOrder
 from .trouble import EXIT_USAGE, Refused, clean
 
 VERSION = 1
-CLOCKS_DIFFER_S = 2.0  # between this host and the one that keeps the files
-
-_MARK = "\0"  # stands where a name had its shard's suffix
 
 
 class Asked(msgspec.Struct):
@@ -59,15 +48,6 @@ class Plan(msgspec.Struct):
     shuffle_seed: int | None = None
     strategy: Literal["contiguous", "strided", "weighted"] = "contiguous"
     merge: Asked | None = None
-
-
-@dataclass
-class Group:
-    """What the shards have written under one name."""
-
-    name: str  # of its output
-    files: dict[int, str] = field(default_factory=dict)  # shard -> path
-    stale: dict[int, str] = field(default_factory=dict)
 
 
 def read_plan(path: str) -> Plan:
@@ -110,191 +90,3 @@ def item_order(plan: Plan) -> ItemOrder | None:
         return None
     ranges = [(shard.start, shard.end) for shard in plan.shards]
     return ItemOrder(plan.total, plan.num_shards, strided, seed, ranges)
-
-
-def jobs_of_plan(path: str, output: str | None, options: Options) -> list[Job]:
-    """One job for each output that the plan's patterns make. `output` and `options` go before what the plan says."""
-    plan = read_plan(path)
-    asked = plan.merge or Asked()
-    options = dataclasses.replace(
-        options,
-        key=options.key or asked.key,
-        on_duplicate=options.on_duplicate or asked.on_duplicate,
-        sums=(*options.sums, *asked.sum),
-        allow_partial=options.allow_partial or asked.allow_partial,
-    )
-    groups, notes = find_groups(plan)
-    if not groups:
-        patterns = sorted({pattern for shard in plan.shards for pattern in shard.outputs})
-        raise Refused(
-            "no shard has left a file" if patterns else "it names no outputs of its shards",
-            where=path,
-            hint=f"looked for {clean(', '.join(patterns[:3]))}" if patterns else "gpusched shard --merge PATTERN",
-        )
-    found = [_job(plan, group, options) for group in groups]
-    _name_outputs(found, output or asked.output)
-    for job in found:
-        here = os.path.dirname(os.path.abspath(job.output))
-        for part in job.parts:
-            part.name = shown_name(part.path, here)
-        if job.options.key is not None and (form := format_of(job.output)) not in WITH_KEYS:
-            job.options = dataclasses.replace(job.options, key=None)
-            job.notes.append(f"--key finds no repeated records in .{clean(form)}")
-    found[0].notes += notes
-    return found
-
-
-def _job(plan: Plan, group: Group, options: Options) -> Job:
-    parts, missing = [], []
-    for shard in plan.shards:
-        given: dict[str, Any] = {"start": shard.start, "end": shard.end, "items": shard.count}
-        if shard.shard in group.files:
-            where = group.files[shard.shard]
-            parts.append(Part(where, where, shard.shard, shard.suffix, seed=shard.seed, **given))
-        elif shard.shard in group.stale:
-            why = f"{os.path.basename(group.stale[shard.shard])} is older than the plan; it is not merged"
-            missing.append(Missing(shard.shard, shard.suffix, clean(why), **given))
-        elif shard.count:
-            missing.append(Missing(shard.shard, shard.suffix, "it has left no file", **given))
-    order = item_order(plan)
-    described = "the items' own order" if order or plan.strategy != "strided" else ""
-    return Job(group.name, parts, options, order, missing, described=described)
-
-
-def _name_outputs(jobs: Sequence[Job], output: str | None) -> None:
-    if output is None:
-        return
-    if output.endswith("/") or os.path.isdir(output):
-        for job in jobs:
-            job.output = os.path.join(output, os.path.basename(job.output))
-    elif len(jobs) == 1:
-        jobs[0].output = output
-    else:
-        names = ", ".join(os.path.basename(job.output) for job in jobs)
-        raise Refused(
-            f"the shards make {len(jobs)} outputs ({clean(names)}), and one is named",
-            where=output,
-            hint="name a directory, or a narrower pattern",
-            exit_code=EXIT_USAGE,
-        )
-
-
-# ---- patterns -> groups ----------------------------------------------------------------------------
-
-
-def find_groups(plan: Plan) -> tuple[list[Group], list[str]]:
-    """The files that the patterns name, those that belong together in a group, in natural order; and what to tell."""
-    notes: list[str] = []
-    groups: dict[tuple[str, int], Group] = {}
-    plain: dict[int, dict[int, str]] = {}  # pattern -> shard -> path, where no suffix is in the name
-    root = _root(plan)
-    claimed = _claimed(plan, root)
-    for (shard, path), pattern in _without_metadata(claimed).items():
-        suffix = plan.shards[shard].suffix
-        name = path.removeprefix(root)
-        if (template := _bearing(suffix).sub(_MARK, name)) != name:
-            group = groups.setdefault((template, 0), Group(root + _output_name(template)))
-            if shard in group.files:
-                raise Refused("is one of two files of one shard that would be one part", where=path)
-            group.files[shard] = path
-        else:
-            if shard in plain.setdefault(pattern, {}):
-                raise Refused(
-                    f"its pattern matches several files of {suffix}, and no name bears the suffix",
-                    where=path,
-                    hint="put {suffix} into the pattern: it tells which files belong together",
-                )
-            plain[pattern][shard] = path
-    for pattern, files in plain.items():
-        groups["", pattern] = Group(_common_name(list(files.values())), files)
-    kept = []
-    for group in sorted(groups.values(), key=lambda group: natural_key(group.name)):
-        for shard, path in list(group.files.items()):
-            if os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
-                group.stale[shard] = group.files.pop(shard)
-        if format_of(group.name) not in FORMATS and len(groups) > 1:
-            notes.append(f"{clean(os.path.basename(group.name))} is not made: its suffix says no format of ours")
-        elif group.files or len(groups) == 1:
-            kept.append(group)
-        else:
-            name = clean(os.path.basename(group.name))
-            notes.append(f"{name} is not made: all files that would be its parts are older than the plan")
-    return kept, notes
-
-
-def _root(plan: Plan) -> str:
-    """The directory below which the names of all outputs differ; what stands above it bears no suffix."""
-    found = []
-    for pattern in (pattern for shard in plan.shards for pattern in shard.outputs):
-        directory = os.path.dirname(pattern)
-        while glob.has_magic(directory):
-            directory = os.path.dirname(directory)
-        found.append(os.path.normpath(directory or "."))
-    if not found:
-        return ""
-    try:
-        root = os.path.commonpath(found)
-    except ValueError:  # absolute and relative ones
-        return ""
-    return "" if root in ("", ".") else f"{root.rstrip('/')}/"
-
-
-def _claimed(plan: Plan, root: str) -> dict[tuple[int, str], int]:
-    """(shard, path) -> the first of its patterns that names it. Each file belongs to one shard."""
-    found: dict[str, dict[int, int]] = {}
-    for shard in plan.shards:
-        bears = _bearing(shard.suffix)
-        for number, pattern in enumerate(shard.outputs):
-            for path in sorted(_matches(pattern), key=natural_key):
-                if bears.search(pattern.removeprefix(root)) and not bears.search(path.removeprefix(root)):
-                    continue  # gpu_1* names gpu_10 too
-                found.setdefault(path, {}).setdefault(shard.shard, number)
-    owned: dict[tuple[int, str], int] = {}
-    for path, shards in found.items():
-        name = path.removeprefix(root)
-        own = [shard for shard in shards if _bearing(plan.shards[shard].suffix).search(name)]
-        owners = own if len(shards) > 1 else list(shards)
-        if len(owners) != 1:
-            names = ", ".join(plan.shards[shard].suffix for shard in shards)
-            raise Refused(
-                f"belongs to several shards ({clean(names, 80)})", where=path, hint="put {suffix} into the pattern"
-            )
-        owned[owners[0], path] = shards[owners[0]]
-    return owned
-
-
-def _matches(pattern: str) -> Iterator[str]:
-    names: Iterable[str] = glob.iglob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]
-    return (os.path.normpath(name) for name in names if os.path.isfile(name))
-
-
-def _without_metadata(claimed: dict[tuple[int, str], int]) -> dict[tuple[int, str], int]:
-    """Without the JSON that lies beside a part of another format: it goes into the metadata."""
-    beside = {name for _, path in claimed if format_of(path) not in ("", "json") for name in names_beside(path, "")}
-    return {key: pattern for key, pattern in claimed.items() if key[1] not in beside}
-
-
-def _bearing(suffix: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(suffix)}(?![A-Za-z0-9])")
-
-
-def _output_name(template: str) -> str:
-    """`dir/x_\\0.pt` -> `dir/x_merged.pt`; a directory that is only the suffix falls away."""
-    *above, name = template.split("/")
-    above = [part.replace(_MARK, "merged") for part in above if part != _MARK]
-    stem, dot = os.path.splitext(name)
-    return "/".join([*above, name.replace(_MARK, "merged") if _MARK in name else f"{stem}_merged{dot}"])
-
-
-def _common_name(paths: Sequence[str]) -> str:
-    """What the names begin with, without a number, and `merged`."""
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    begin = _common_prefix(stems).rstrip("0123456789")
-    joint = "" if not begin or begin[-1] in "_-." else "_"
-    return os.path.join(directory, f"{begin}{joint}merged{os.path.splitext(paths[0])[1]}")
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    low, high = min(names), max(names)
-    return next((low[:k] for k, letter in enumerate(low) if letter != high[k : k + 1]), low)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
-from .rules import total
 from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
 
 LARGEST_HEADER = 100_000_000
@@ -113,6 +113,8 @@ def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
         elements = 1
         for size in one.shape:
             elements *= size
+        if any(size < 0 for size in one.shape):
+            raise PartUnreadable(f"is no safetensors file: the tensor {clean(name)!r} has a negative size")
         if one.begin < 8 + length or one.size < 0 or one.begin + one.size > part.size:
             raise PartUnreadable(f"is cut: the tensor {clean(name)!r} goes beyond its end")
         if one.dtype in _BITS and elements * _BITS[one.dtype] != one.size * 8:
@@ -161,6 +163,13 @@ def _join(
             return Made(name, first.dtype, (), (), None, datas[0])
         told.note(f"{clean(name)!r} differs from part to part: one value a part, in one dimension")
         return Made(name, first.dtype, (len(datas),), (), None, b"".join(datas))
+    for one in filled:
+        if one.shape[0] and one.size % one.shape[0]:
+            raise Refused(
+                f"{clean(name)!r} is {clean(one.dtype)} {one.shape}: its rows are no whole bytes, and cannot be joined",
+                where=one.part.name,
+                hint="store it in a wider dtype, or leave that part out",
+            )
     rows = [one.rows() for one in filled]
     if order is not None and not order.fits([one.part for one in rows], [one.count for one in rows]):
         if not (len(having) == 1 and several):

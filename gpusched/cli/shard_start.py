@@ -138,6 +138,7 @@ class Start:
             shards = [replace(s, items_file=file) for s, file in zip(plan.shards, files, strict=True)]
             plan = replace(plan, shards=tuple(shards))
         self._refuse_copies()
+        self._look_at_formats()
         plan = told.with_outputs(plan, given.patterns, given.output_dir or "", os.getcwd())
         self._begun.refuse_another(plan, self._place)
         return plan, self._jobs(plan)
@@ -151,6 +152,18 @@ class Start:
             if not os.path.isabs(os.path.expanduser(path)):
                 hint = "write to an absolute path, and name that"
                 raise GpuschedError("with --snapshot this lies in the copy", where=f"--merge {pattern}", hint=hint)
+
+    def _look_at_formats(self) -> None:
+        """Refuse or tell now what the merge would refuse when all the work is done."""
+        from importlib.util import find_spec
+
+        from gpusched.experiments.shard import merge_needs
+
+        output = None if self._given.merge is None else self._given.merge.output
+        needs = merge_needs(self._given.patterns, None if output is None or os.path.isdir(output) else output)
+        for library in sorted(needs):
+            if find_spec(library) is None:
+                say(f"the merge will need {library}, and {sys.executable} has none; install it there before the end")
 
     def _what_was_asked(self) -> dict[str, Any]:
         from dataclasses import asdict

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHOWN_FAILED = 20
 SHOWN_TIMES = 16  # shards whose times are all told; of more, the slowest
 SHOWN_SLOWEST = 4
+SHOWN_WRONG = 3  # of what a merge has refused or left out
 SHOWN_MISSING = 12
 
 
@@ -174,16 +175,34 @@ def _in_lines(texts: list[str], each: int) -> list[str]:
 
 
 def _merged(queue: Queue) -> list[tables.Row]:
-    """What the merge of the shards said at its end, if it has succeeded."""
-    from gpusched.cli.facts import last_log_line
+    """What the merge of the shards said at its end: what it has made, or why it has failed."""
+    from gpusched.core.masking import last_line
     from gpusched.core.model import JobState
     from gpusched.experiments.shardplan import MERGE
+    from gpusched.host.reaper import log_tail
 
     job_id = queue.store.find_name(MERGE)
-    if job_id is None or queue.store.job(job_id).state is not JobState.SUCCEEDED:
+    state = None if job_id is None else queue.store.job(job_id).state
+    if job_id is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
         return []
-    said = last_log_line(queue.place, queue.store.attempts(job_id)[-1])
-    return [["merged", said.replace(f"{os.getcwd()}/", "", 1)]] if said else []
+    last = queue.store.attempts(job_id)[-1]
+    begin = b"gpusched: "
+
+    def lines(log: str) -> list[bytes]:
+        said = log_tail(f"{queue.place.path}/{log}").split(b"\n")
+        return [line for line in said if line.strip() and not line.startswith(b" ")]
+
+    def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
+        return [last_line(line).replace(f"{os.getcwd()}/", "", 1) for line in found]
+
+    # A line for each output; with one log for both streams its warnings and errors stand there too.
+    made = [line for line in lines(last.log) if not line.startswith(begin)]
+    rows: list[tables.Row] = [["merged", shown(made[-SHOWN_MISSING:])]] if made else []
+    if state is JobState.FAILED:
+        wrong = [line for line in lines(last.error_log or last.log) if line.startswith(begin + b"error: ")]
+        told = [line.removeprefix(begin + b"error: ") for line in wrong[:SHOWN_WRONG]]
+        rows += [["wrong", shown(told)]] if told else []
+    return rows
 
 
 def failed_lines(queue: Queue, job: JobRow) -> list[Line]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import reduce
+from operator import add
 
 
 def split_range(total: int, n: int) -> list[tuple[int, int]]:
@@ -40,7 +41,8 @@ def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
         raise ValueError("a weight is a number, at least 0")
     if n >= total:
         return split_range(total, n)
-    low, high = max(weights), sum(weights)
+    # Added up as `_fill` does: sum() of Python 3.12 may be a little less, and all would not fit into one shard.
+    low, high = max(weights), reduce(add, weights, 0.0)
     for _ in range(64):
         middle = (low + high) / 2
         if len(_fill(weights, middle)) > n:
@@ -91,9 +93,3 @@ def seeds(base: int, n: int) -> list[int]:
     while len(found) < n:
         found[source.randrange(2**31)] = None
     return list(found)
-
-
-def heaviest(weights: Sequence[float], shards: Sequence[tuple[int, int]]) -> float:
-    """The weight of the heaviest of these contiguous shards."""
-    sums = [0.0, *accumulate(weights)]
-    return max(sums[end] - sums[start] for start, end in shards)

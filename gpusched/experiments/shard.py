@@ -23,6 +23,9 @@ from gpusched.experiments.sweep import Axis
 from gpusched.experiments.template import Template, misspelt
 
 NAMES = ("start", "end", "count", "shard", "num_shards", "suffix", "seed", "items_file", "output_dir")
+# What commands/merge makes one of, by suffix, and the library that it takes for it.
+FORMATS = dict.fromkeys(("jsonl", "json", "csv", "tsv", "txt", "safetensors"), "")
+FORMATS |= {"parquet": "pyarrow", "npz": "numpy", "npy": "numpy", "pt": "torch"}
 LOOKED_AT = 500  # shards whose patterns are compared with each other's
 
 _WHERE = "the command"
@@ -103,6 +106,33 @@ def values_of(plan: Plan, shard: Shard, output_dir: str) -> dict[str, str]:
         "items_file": shard.items_file or "",
         "output_dir": output_dir,
     }
+
+
+def merge_needs(patterns: Sequence[str], output: str | None) -> set[str]:
+    """The libraries that the merge takes, as far as the suffixes of its files tell.
+
+    Raises GpuschedError for a suffix that it would refuse, once all shards have done their work.
+    """
+    known = " ".join(f".{name}" for name in FORMATS)
+    told = "" if output is None else _suffix(output)
+    if output is not None and told not in FORMATS:
+        hint = f"a directory that is there, or a file that ends in one of {known}"
+        raise GpuschedError("its suffix says no format that can be merged", where=f"--merge-output {output}", hint=hint)
+    found = {told} if told else set()
+    for pattern in patterns:
+        suffix = _suffix(pattern)
+        if not suffix or re.search(r"[][*?{}]", suffix):
+            continue
+        if suffix not in FORMATS:
+            raise GpuschedError(f".{suffix} cannot be merged", where=f"--merge {pattern}", hint=f"what can: {known}")
+        if told and suffix != told:
+            raise GpuschedError(f"is .{suffix}, and --merge-output .{told}", where=f"--merge {pattern}")
+        found.add(suffix)
+    return {FORMATS[suffix] for suffix in found} - {""}
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower().removeprefix(".")
 
 
 def with_outputs(plan: Plan, patterns: Sequence[str], output_dir: str, cwd: str) -> Plan:

@@ -15,6 +15,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gpusched.core.masking import clean
@@ -43,12 +44,16 @@ class Items(Protocol):
     def write(self, path: str, items: Sequence[int]) -> None:
         """An items file of these, in this order, for this user alone."""
 
+    def release(self) -> None:
+        """Let go of what was read to write items files: the jobs run for days."""
+
 
 def open_items(given: str) -> Items:
     """What --items names. Raises GpuschedError for what cannot be read, or is of no format that is known."""
-    path = os.path.abspath(os.path.expanduser(given))
+    words = os.path.expanduser(given)
+    path = os.path.abspath(words)
     if not os.path.exists(path) and _WILD.search(given):
-        return FileItems(path)
+        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), words)))
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
         raise _no(path, "is a directory", f"its files: --items '{given.rstrip('/')}/*'")
@@ -59,16 +64,19 @@ def open_items(given: str) -> Items:
             return ParquetItems(path)
         return TextItems(path, suffix)
     except OSError as error:
-        raise _no(
-            path, f"cannot be read: {error.strerror or error}", "--items takes a file, or a glob in quotes"
-        ) from None
+        raise _no(path, f"cannot be read: {error.strerror or error}", "a file, or a glob in quotes") from None
 
 
 def _no(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
-class NumberItems:
+class _Light:
+    def release(self) -> None:
+        """Only where the items stand is held."""
+
+
+class NumberItems(_Light):
     """Items that are only counted: an items file has their numbers."""
 
     path: str | None = None
@@ -85,7 +93,7 @@ class NumberItems:
         write_atomically(path, b"".join(b"%d\n" % item for item in items), sync=True)
 
 
-class FileItems:
+class FileItems(_Light):
     """The files that a pattern matches, gpu_2 before gpu_10. An items file has their paths, absolute."""
 
     suffix = ".txt"
@@ -104,9 +112,7 @@ class FileItems:
 
     def weights(self, column: str) -> list[float]:
         if column != SIZE:
-            raise _no(
-                str(self.path), f"files have no column {column!r}", "--weights size goes by the sizes of the files"
-            )
+            raise _no(str(self.path), f"files have no column {column!r}", "--weights size goes by their sizes")
         return [float(os.stat(path).st_size) for path in self._files]
 
     def write(self, path: str, items: Sequence[int]) -> None:
@@ -120,7 +126,7 @@ def _natural(path: str) -> tuple[object, ...]:
     return (*(part if n % 2 == 0 else int(part) for n, part in enumerate(parts)), path)
 
 
-class TextItems:
+class TextItems(_Light):
     """A file of lines, of JSON objects, or of CSV records below a header, which every items file repeats.
 
     Empty lines are no items. The file is mapped, and only the places of its records are held.
@@ -197,9 +203,7 @@ class TextItems:
         if self.suffix == ".jsonl":
             return [self._number(n, self._of_object(n, a, b, column), column) for n, (a, b) in enumerate(spots)]
         if self.suffix == ".txt":
-            raise _no(
-                str(self.path), "lines have no columns to weigh by", "--weights takes .csv, .jsonl, .parquet or files"
-            )
+            raise _no(str(self.path), "lines have no columns to weigh by", "take .csv, .jsonl, .parquet or files")
         names = [name.strip() for name in self._cells(self._header.decode("utf-8", "replace"))]
         if column not in names:
             raise _no(str(self.path), f"there is no column {column!r}", f"it has: {', '.join(names)[:300]}")
@@ -229,7 +233,7 @@ class TextItems:
 
 
 class ParquetItems:
-    """The rows of a parquet file."""
+    """The rows of a parquet file. Of its data, only a weight's column is read before a shard's file is written."""
 
     suffix = ".parquet"
 
@@ -245,23 +249,35 @@ class ParquetItems:
             while piece := file.read(1 << 20):
                 found.update(piece)
         self.digest = found.hexdigest()
+        self._table: Any = None
+        with self._reading():
+            file = parquet.ParquetFile(path)
+            self.count = int(file.metadata.num_rows)
+            self._names: list[str] = list(file.schema_arrow.names)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            self._table: Any = parquet.read_table(path, memory_map=True)
+            yield
         except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own errors are of these
-            raise _no(path, f"is no parquet file that can be read: {str(error)[:200]}") from None
-        self.count = int(self._table.num_rows)
+            raise _no(str(self.path), f"is no parquet file that can be read: {str(error)[:200]}") from None
 
     def weights(self, column: str) -> list[float]:
-        names = self._table.column_names
-        if column not in names:
-            raise _no(str(self.path), f"there is no column {column!r}", f"it has: {', '.join(names)[:300]}")
-        values = self._table.column(column).to_pylist()
+        import pyarrow.parquet as parquet
+
+        if column not in self._names:
+            raise _no(str(self.path), f"there is no column {column!r}", f"it has: {', '.join(self._names)[:300]}")
+        with self._reading():
+            values = parquet.ParquetFile(self.path).read(columns=[column]).column(column).to_pylist()
         return [weight(value, f"{column} of row {n}", str(self.path)) for n, value in enumerate(values)]
 
     def write(self, path: str, items: Sequence[int]) -> None:
         import pyarrow
         import pyarrow.parquet as parquet
 
+        if self._table is None:
+            with self._reading():
+                self._table = parquet.read_table(self.path, memory_map=True)
         if isinstance(items, range) and items.step == 1:
             rows = self._table.slice(items.start, len(items))
         else:
@@ -269,6 +285,9 @@ class ParquetItems:
         sink = pyarrow.BufferOutputStream()
         parquet.write_table(rows, sink)
         write_atomically(path, sink.getvalue().to_pybytes(), sync=True)
+
+    def release(self) -> None:
+        self._table = None
 
 
 def weight(value: object, what: str, where: str) -> float:

@@ -20,6 +20,7 @@ class Writer(Protocol):
     """Items that can be written into a file of their format."""
 
     def write(self, path: str, items: Sequence[int]) -> None: ...
+    def release(self) -> None: ...
 
 
 def write_items(items: Writer, directory: str, wanted: Iterable[tuple[str, Sequence[int]]], *, missing: bool) -> None:
@@ -28,6 +29,7 @@ def write_items(items: Writer, directory: str, wanted: Iterable[tuple[str, Seque
     for path, own in wanted:
         if not (missing and os.path.lexists(path)):
             items.write(path, own)
+    items.release()
 
 
 def read_plan(queue: str) -> Any:

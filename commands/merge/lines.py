@@ -1,4 +1,7 @@
-"""JSON Lines: every record is checked, and written as it stands. Builds no objects where that can be helped."""
+"""A record a line: JSON Lines, of which each is checked, and plain text. Writes them as they stand.
+
+Builds no objects where that can be helped.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from .blocks import check_beginning
+from .blocks import whole_lines
 from .output import Output
 from .parts import Options, Part
 from .records import Record, field_identity
@@ -95,6 +98,42 @@ class JsonLines:
         return [record + b"\n" for record in found]
 
 
+class TextLines:
+    """The lines of .txt parts, kept byte for byte."""
+
+    prefix = b""
+    separator = b""
+    suffix = b""
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+
+    def copy(self, part: Part, out: Output) -> None:
+        """Add one part to the output; its last line gets the newline that it lacks."""
+        digest = hashlib.sha256()
+        part.records = 0
+        with open(part.path, "rb", buffering=0) as file:
+            for block in out.blocks.read(file, digest):
+                part.records += block.buffer.count(b"\n", block.begin, block.end)
+                block.ticket = out.write_block(block.lines)
+                if not block.ended():
+                    out.write(b"\n")
+                    part.records += 1
+        out.hasher.settle()
+        part.sha256 = digest.hexdigest()
+
+    def records(self, part: Part) -> Iterator[Record]:
+        line = 0
+        with open(part.path, "rb", buffering=0) as file:
+            for chunk in whole_lines(file, self.chunk):
+                for text in chunk.removesuffix(b"\n").split(b"\n"):
+                    line += 1
+                    yield line, text + b"\n", None
+
+
+# ---- JSON ------------------------------------------------------------------------------------------
+
+
 def plain_records(buffer: bytearray, view: memoryview, begin: int, end: int) -> int | None:
     """How many records these whole lines are, if each line is exactly one and right; else None.
 
@@ -148,7 +187,9 @@ def _as_python_reads(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes]
     words: list[str] = []
     try:
         json.loads(body, parse_constant=words.append)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadRecord("is nested too deeply to be read") from None
+    except ValueError as error:
         if not ended and _is_cut(body):
             raise BadRecord("is cut: the file ends inside this record") from None
         raise BadRecord(f"is no JSON: {clean(error)}") from None
@@ -176,26 +217,6 @@ def nulled(text: bytes) -> bytes:
     return _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
 
 
-def whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The file in pieces of about `size` bytes that end with a line; only the last one may lack its newline.
-
-    A byte order mark is dropped.
-    """
-    rest: list[bytes] = []
-    first = True
-    while data := file.read(size):
-        if first:
-            data, first = data[check_beginning(data[:3]) :], False
-        end = data.rfind(b"\n") + 1
-        if not end:
-            rest.append(data)
-            continue
-        yield b"".join([*rest, data[:end]]) if rest else data[:end]
-        rest = [data[end:]] if end < len(data) else []
-    if rest and (last := b"".join(rest)):
-        yield last
-
-
 def _split(chunk: bytes) -> list[bytes]:
     """Its lines with their newlines. Only `\\n` ends a line."""
     lines = [line + b"\n" for line in chunk.split(b"\n")]
@@ -205,18 +226,25 @@ def _split(chunk: bytes) -> list[bytes]:
 
 def _field_decoder(name: str) -> Any:
     """A function of a record that gives the identity of one field's value, or None."""
-    only = msgspec.defstruct("Only", [("value", msgspec.Raw, msgspec.Raw(b""))], rename={"value": name})
+
+    def slowly(record: bytes) -> bytes | None:
+        try:
+            found = json.loads(record)
+        except (ValueError, RecursionError):
+            return None
+        return field_identity(found[name]) if isinstance(found, dict) and name in found else None
+
+    try:
+        only = msgspec.defstruct("Only", [("value", msgspec.Raw, msgspec.Raw(b""))], rename={"value": name})
+    except ValueError:  # it knows no names with quotes, backslashes or control characters
+        return slowly
     decode: Any = msgspec.json.Decoder(only).decode
 
     def identity(record: bytes) -> bytes | None:
         try:
             raw = bytes(decode(record).value)
         except msgspec.MsgspecError:  # no object, or one that only Python's json reads
-            try:
-                found = json.loads(record)
-            except (ValueError, RecursionError):
-                return None
-            return field_identity(found[name]) if isinstance(found, dict) and name in found else None
+            return slowly(record)
         if not raw:
             return None
         return raw if b"\\" not in raw and raw[:1] not in (b"{", b"[") else field_identity(json.loads(raw))
