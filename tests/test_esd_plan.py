@@ -192,6 +192,21 @@ def test_what_has_failed_alone_needs_no_gpu(tmp_path: Path) -> None:
     assert place.experiment().run() == EXIT_SOME_FAILED
 
 
+def test_overwrite_that_fails_is_not_taken_for_the_success_of_before(place: Place) -> None:
+    place.experiment().run()
+    place.shop.ends = {"acme/a": JobState.FAILED}
+    for _ in range(2):
+        experiment = place.experiment(overwrite=True)
+        assert experiment.run() == EXIT_SOME_FAILED
+        assert [(result.name, result.stage, result.reason) for result in experiment.summary.failed] == [
+            ("acme/a", "job", "failed: exit 9")
+        ]
+        assert experiment.summary.listed[1].success
+    experiment = place.experiment()
+    assert experiment.run() == EXIT_OK, "what it left before is whole, and counts when nothing else is asked for"
+    assert experiment.summary.listed[0].success
+
+
 def test_overwrite_goes_on_where_it_was_stopped(place: Place) -> None:
     for name in ("acme/a", "acme/b"):
         leave(place.output, name)

@@ -115,7 +115,7 @@ class EsdExperiment:
         """What all models have come to, written beside their results."""
         outcomes = self.workshop.outcomes()
         told = {row.name: outcomes[name] for row, name in self._job_names.items() if name in outcomes}
-        summary = esdrecords.summarise(self.output, self.expected, told)
+        summary = esdrecords.summarise(self.output, self.expected, told, again=self.config.overwrite)
         for path, text in summary.files(self.output):
             self.workshop.write(path, text)
         return summary
