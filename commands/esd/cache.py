@@ -93,7 +93,7 @@ class SpectraCache:
                     self._mine.discard(place)
 
     def _lock(self, place: int, command: int) -> bool:
-        """False if another process has it. Where a file system has no locks, all may compute and none waits for ever."""
+        """False if another process has it. Where a file system has no locks, all may compute and none waits."""
         os.lseek(self._locks, place, os.SEEK_SET)
         try:
             os.lockf(self._locks, command, 1)
