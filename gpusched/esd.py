@@ -6,6 +6,7 @@ exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_resu
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from gpusched.core.model import JobRow, JobState
 from gpusched.core.outcome import describe
 from gpusched.core.reconcile import Held
 from gpusched.dispatcher import Observer
+from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.experiments import esd as experiment
 from gpusched.experiments.esdconfig import EsdConfig as EsdConfig
 from gpusched.host import attemptdir, hubheaders, tensorheaders
@@ -162,9 +164,25 @@ class EsdWorkshop:
             said = ""
         return f"{ended}; it said: {said}" if said else ended
 
+    def prepare(self, directory: str) -> None:
+        try:
+            os.makedirs(directory, exist_ok=True)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise _unwritable(directory, error) from None
+
     def write(self, path: str, text: str) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        attemptdir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            attemptdir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> GpuschedError:
+    hint = "what is analysed is kept; make room, or write elsewhere with --output-dir, and give the command again"
+    return GpuschedError(f"cannot be written: {error.strerror}", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
 class EsdExperiment(experiment.EsdExperiment):

@@ -180,6 +180,9 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
     ):
         ended = box.gpusched("esd", *words)
         assert ended.code == 2 and said in ended.err, words
+    (box.work / "file").touch()
+    ended = box.gpusched("esd", "--single-model", "a", "--output-dir", "file/out")
+    assert ended.code == 3 and "file/out: cannot be written: Not a directory" in ended.err
     assert not (box.work / "esd_results").exists() and not (box.work / "gpusched-runs").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -325,6 +327,20 @@ with cache.claim({key!r}) as mine:
     assert isinstance(found[0], Solved) and list(found[0].spectrum.evals) == list(theirs.evals)
     with cache.claim(key) as mine:
         assert mine  # it ended with its holder
+
+
+def test_where_a_file_system_has_no_locks_nobody_waits_for_ever(
+    cache: SpectraCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lockf(fd: int, command: int, length: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(os, "lockf", lockf)
+    with cache.claim("ab" * 32) as mine, cache.claim("ab" * 32) as again:
+        assert mine
+        assert not again, "in one process, that is known without a lock"
+    with cache.claim("ab" * 32) as mine:
+        assert mine
 
 
 def test_equal_tensors_are_solved_once(cache: SpectraCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpusched.cli.esd_end import page
 from gpusched.core.gpuneed import Shapes, TensorShape
 from gpusched.core.joblist import JobFile
 from gpusched.core.model import MIB, JobState
@@ -21,6 +24,7 @@ from gpusched.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.experiments.esd import EsdExperiment, Model
 from gpusched.experiments.esdconfig import EsdConfig
 from gpusched.experiments.modellist import ModelRow
+from gpusched.views.tables import write
 
 HEAD = "full_name,source_model,base_model_relation"
 UP = TensorShape("up", (11008, 4096), "BF16")
@@ -73,6 +77,9 @@ class Workshop:
     def outcomes(self) -> Mapping[str, str]:
         found = {name: f"{state.value}: exit 9" for name, state in self.jobs.values()}
         return {name: text for name, text in found.items() if not text.startswith("succeeded")}
+
+    def prepare(self, directory: str) -> None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
 
     def write(self, path: str, text: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -192,6 +199,21 @@ def test_what_has_failed_alone_needs_no_gpu(tmp_path: Path) -> None:
     assert place.experiment().run() == EXIT_SOME_FAILED
 
 
+def test_overwrite_that_fails_is_not_taken_for_the_success_of_before(place: Place) -> None:
+    place.experiment().run()
+    place.shop.ends = {"acme/a": JobState.FAILED}
+    for _ in range(2):
+        experiment = place.experiment(overwrite=True)
+        assert experiment.run() == EXIT_SOME_FAILED
+        assert [(result.name, result.stage, result.reason) for result in experiment.summary.failed] == [
+            ("acme/a", "job", "failed: exit 9")
+        ]
+        assert experiment.summary.listed[1].success
+    experiment = place.experiment()
+    assert experiment.run() == EXIT_OK, "what it left before is whole, and counts when nothing else is asked for"
+    assert experiment.summary.listed[0].success
+
+
 def test_overwrite_goes_on_where_it_was_stopped(place: Place) -> None:
     for name in ("acme/a", "acme/b"):
         leave(place.output, name)
@@ -217,6 +239,23 @@ def test_what_a_colleague_broke_is_one_row_and_the_summary_tells_of_what_is_not_
         ("-x", "false", ""),
         ("elsewhere/c", "true", "not in this list"),
     ]
+
+
+def test_of_many_repeated_lines_a_few_are_told(tmp_path: Path) -> None:
+    place = Place(tmp_path, *["acme/a,,base"] * 200)
+    experiment = place.experiment()
+    experiment.tell(experiment.plan())
+    assert len(place.shop.told) == 7
+    assert "and 194 more lines of the list that are repeated or left out" in place.shop.told
+
+
+def test_pictures_that_are_missing_are_told_at_the_end(place: Place) -> None:
+    experiment = place.experiment(plots=True)
+    experiment.run()
+    out = io.StringIO()
+    shop: Any = SimpleNamespace(place=SimpleNamespace(exists=lambda: False))
+    write(out, page(experiment, shop))
+    assert "of 2 models could not be drawn (acme/a, …); the logs say why" in out.getvalue()
 
 
 def test_what_was_skipped_is_listed(place: Place) -> None:
@@ -298,6 +337,7 @@ def test_commands_can_be_overridden(place: Place) -> None:
     [
         ({}, "no models are named"),
         ({"model_list": "a", "single_model": "b"}, "one of them"),
+        ({"single_model": "a", "output_dir": ""}, "--output-dir: no directory"),
         ({"single_model": "a", "bins": 0}, "--bins 0"),
         ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),
         ({"single_model": "a", "evals_thresh": float("nan")}, "--evals-thresh nan"),

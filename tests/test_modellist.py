@@ -90,6 +90,18 @@ def test_two_revisions_of_a_model_have_results_of_their_own() -> None:
     assert [row.name for row in found] == ["acme/a", "acme/a@v1", "acme/b"]
 
 
+def test_no_two_models_have_one_name() -> None:
+    found = rows("full_name,revision\nacme/a,\nacme/a,v1\nacme/a@v1,\n")
+    assert [row.name for row in found] == ["acme/a", "acme/a@v1", "acme/a@v1"]
+    assert [row.fault for row in found] == ["", "", "its results would be called as those of line 3, acme/a@v1"]
+
+
+def test_a_slash_behind_a_directory_makes_no_other_model() -> None:
+    found = parse(b"full_name,source_model,base_model_relation\nm/a/,,\nm/a,,\nm/l,m/a/,adapter\n/,,\n", "atlas.csv")
+    assert [(row.name, row.base) for row in found.rows] == [("m/a", "m/a"), ("m/l", "m/a"), ("/", "/")]
+    assert single("m/a//").rows[0].name == "m/a"
+
+
 @pytest.mark.parametrize("name", ["-x", "a\x1b[2Jb", "a" * 400])
 def test_what_can_be_no_name_is_one_failed_row(name: str) -> None:
     found = rows(f"full_name\nacme/a\n{name}\nacme/b\n")

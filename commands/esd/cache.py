@@ -7,6 +7,7 @@ layer. Deletes nothing, and never stands in for a spectrum that it cannot read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -27,7 +28,7 @@ _FORMAT = 1  # of the entries
 
 
 def content_key(tensor: torch.Tensor, options: Options, *, convolution: bool) -> str:
-    """A name for all that a layer's spectrum depends on: bytes, shape, type, way and device kind."""
+    """A name for all that a layer's spectrum depends on: bytes, shape, type and way."""
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
     told = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
     found = hashlib.sha256(told.encode())
@@ -92,11 +93,12 @@ class SpectraCache:
                     self._mine.discard(place)
 
     def _lock(self, place: int, command: int) -> bool:
+        """False if another process has it. Where a file system has no locks, all may compute and none waits."""
         os.lseek(self._locks, place, os.SEEK_SET)
         try:
             os.lockf(self._locks, command, 1)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
         return True
 
     def _path(self, key: str) -> Path:

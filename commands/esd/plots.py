@@ -15,12 +15,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpusched.core.modelrecord import SPECTRA, TABLES, model_name
+
+from .results import replace
 
 Floats = NDArray[np.float64]
 
@@ -69,7 +72,6 @@ def write(output_dir: str, stem: str) -> list[str]:
 
     matplotlib.use("Agg")
     layers = read_table(f"{output_dir}/{TABLES}/{stem}.csv")
-    os.makedirs(f"{output_dir}/{PLOTS}", exist_ok=True)
     title = _plain(model_name(stem))
     paths = list(_spectra(output_dir, stem, title, layers))
     _remove_pages(f"{output_dir}/{PLOTS}/{stem}-esd", len(paths))
@@ -274,17 +276,7 @@ def _tidy(axes: Any) -> None:
 
 
 def _save(figure: Any, path: str) -> str:
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        with open(temporary, "wb") as file:
-            figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    replace(Path(path), lambda file: figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
     return path
 
 

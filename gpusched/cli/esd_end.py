@@ -28,7 +28,7 @@ _REASON_WIDTH = 200
 def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
     """The end for people: counts, the first models, the failed ones with their reasons, where all of it lies."""
     from gpusched.core.masking import clean
-    from gpusched.experiments.esdrecords import SUMMARY
+    from gpusched.experiments.esdrecords import SUMMARY, has_plots
     from gpusched.views import tables
     from gpusched.views.words import count, fit, short_path
 
@@ -59,8 +59,12 @@ def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
     ]
     if workshop.place.exists():
         paths.append(["logs", short_path(workshop.place.logs, cwd) + "/"])
+    undrawn = [r for r in done if experiment.config.plots and not has_plots(experiment.output, file_stem(r.name))]
+    if undrawn:
+        which = clean(undrawn[0].name) + (", …" if len(undrawn) > 1 else "")
+        paths.append(["pictures", f"of {count(len(undrawn), 'model')} could not be drawn ({which}); the logs say why"])
     steps = ["the same command goes on with what is not done"] if waiting else []
-    if any(result.stage != "list" for result in failed):
+    if undrawn or any(result.stage != "list" for result in failed):
         steps.append("the same command with --retry-failed tries the failed ones again")
     paths += [["next" if n == 0 else "", step] for n, step in enumerate(steps)]
     return lines + tables.grid(["", ""], paths)

@@ -65,12 +65,15 @@ def _decoded(code: str) -> str:
 
 
 def options_of(given: Mapping[str, Any], *, source_model: str = "", relation: str = "") -> dict[str, Any]:
-    """The `options` of a record: each of DEFAULTS as given or by default, and the base of what is an adapter.
+    """The `options` of a record: each of DEFAULTS as given or by default, whether an adapter is meant, and its base.
+
+    Where a whole model and an adapter lie in one directory, the label alone decides which of the two is analysed.
 
     Other keys of `given` are left out: they change no number.
     """
     options = {key: given.get(key, default) for key, default in DEFAULTS.items()}
-    return {**options, "source_model": source_model if relation.strip().lower() in ADAPTER_RELATIONS else ""}
+    adapter = relation.strip().lower() in ADAPTER_RELATIONS
+    return {**options, "adapter": adapter, "source_model": source_model if adapter else ""}
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:

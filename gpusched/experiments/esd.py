@@ -57,8 +57,11 @@ class Workshop(Protocol):
     def outcomes(self) -> Mapping[str, str]:
         """By the names of jobs: how those that did not succeed ended or where they stand, in words."""
 
+    def prepare(self, directory: str) -> None:
+        """Have a directory that can be written to, or raise GpuschedError."""
+
     def write(self, path: str, text: str) -> None:
-        """Replace a file, whole or not at all."""
+        """Replace a file, whole or not at all, or raise GpuschedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class EsdExperiment:
         """What all models have come to, written beside their results."""
         outcomes = self.workshop.outcomes()
         told = {row.name: outcomes[name] for row, name in self._job_names.items() if name in outcomes}
-        summary = esdrecords.summarise(self.output, self.expected, told)
+        summary = esdrecords.summarise(self.output, self.expected, told, again=self.config.overwrite)
         for path, text in summary.files(self.output):
             self.workshop.write(path, text)
         return summary
@@ -125,6 +128,7 @@ class EsdExperiment:
     def run(self, plan: Plan | None = None) -> int:
         """Analyse what is not done yet, and write the summary whatever happens; the exit code."""
         plan = plan or self.plan()
+        self.workshop.prepare(self.output)
         self.tell(plan)
         code = EXIT_OK
         try:
@@ -289,8 +293,11 @@ class EsdExperiment:
     def tell(self, plan: Plan) -> None:
         """What a person should know before it begins."""
         tell = self.workshop.tell
-        for note in self.models.notes:
+        notes = self.models.notes
+        for note in notes[:_NAMED_ROWS]:
             tell(note)
+        if len(notes) > _NAMED_ROWS:
+            tell(f"and {len(notes) - _NAMED_ROWS} more lines of the list that are repeated or left out")
         total = len(self.models.rows)
         if plan.done:
             tell(f"{len(plan.done)} of {total} {'are' if total > 1 else 'is'} done (--overwrite does them again)")

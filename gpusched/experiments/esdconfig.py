@@ -63,6 +63,8 @@ class EsdConfig:
             hint = "--model-list atlas.csv, or --single-model gpt2"
             both = "a list and a single model: one of them" if self.model_list else "no models are named"
             raise GpuschedError(both, hint=hint)
+        if not self.output_dir:
+            raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         for name, words in CHOICES.items():
             if getattr(self, name) not in words:
                 where = f"{flag(name)} {getattr(self, name)}"

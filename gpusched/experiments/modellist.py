@@ -59,7 +59,7 @@ class ModelList:
 
 def single(model: str, *, source: str = "", relation: str = "", revision: str = "") -> ModelList:
     """The list of one model that was named by itself. Raises GpuschedError for what can be no name."""
-    row = _named(ModelRow(model.strip(), source.strip(), relation.strip().lower(), revision.strip()))
+    row = _named(ModelRow(_plain(model), _plain(source), relation.strip().lower(), revision.strip()))
     if row.fault:
         raise GpuschedError(row.fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
     return ModelList((row,))
@@ -80,7 +80,7 @@ def parse(data: bytes, where: str) -> ModelList:
             notes.append(f"line {line} has no {key} and is left out")
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
-        found.append(ModelRow(values[key], source, relation.lower(), revision, line))
+        found.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
     rows = tuple(map(_named, _once(found, notes)))
     if not rows:
         raise GpuschedError("lists no model", where=where, hint=_HINT)
@@ -128,18 +128,27 @@ def _once(found: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
     for row in found:
         revisions.setdefault(row.model, set()).add(row.revision)
     first: dict[tuple[str, str], ModelRow] = {}
+    named: dict[str, int] = {}
     for row in found:
         name = row.model
         if len(revisions[row.model]) > 1 and row.revision:
             name = f"{row.model}@{row.revision}"
         same = first.setdefault((row.model, row.revision), row)
-        if same is row:
+        if same is row and (line := named.setdefault(name, row.line)) != row.line:
+            yield replace(row, name=name, fault=f"its results would be called as those of line {line}, {name}")
+        elif same is row:
             yield replace(row, name=name)
         elif (row.is_adapter or same.is_adapter) and row.base != same.base:
             base = same.source or "none"
             yield replace(row, name=name, fault=f"line {same.line} lists it with another base ({base}), which counts")
         else:
             notes.append(f"{clean(row.model)} stands in line {same.line} and in line {row.line}: it is analysed once")
+
+
+def _plain(name: str) -> str:
+    """A directory is the same with a slash behind it, as shells complete it, and without."""
+    name = name.strip()
+    return name.rstrip("/") or name
 
 
 def _named(row: ModelRow) -> ModelRow:
