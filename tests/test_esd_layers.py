@@ -82,6 +82,7 @@ def test_stacks_are_one_matrix_for_each_expert(name: str, shape: tuple[int, int,
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
+        (("\x1b[2J\ud800", (4, 4)), "its name has characters"),
         (("wte.weight", (50257, 8)), "an embedding"),
         (("model.embed_tokens.weight", (32000, 8)), "an embedding"),
         (("embeddings.position_embeddings.weight", (512, 384)), "an embedding"),

@@ -123,6 +123,24 @@ def test_npz_by_name(tmp_path: Path, capsys: Capture) -> None:
     assert told["totals"] == {"n": 5} and told["overall"]["acc"]["value"] == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
+def test_a_sum_that_its_dtype_cannot_hold_is_refused(tmp_path: Path, capsys: Capture, form: str) -> None:
+    make = np.array if form == "npz" else torch.tensor
+    small = [{"n": make([100, 27], dtype=np.int8 if form == "npz" else torch.int8)}, {"n": make([28, 100])}]
+    small[1]["n"] = small[1]["n"].astype(np.int8) if form == "npz" else small[1]["n"].to(torch.int8)
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts(tmp_path, form, *small), "--sum", "n")
+    assert said.code == 1 and "--sum n: the sum is no" in said.err and not (tmp_path / f"all.{form}").exists()
+    fits = [{"n": one["n"][1:] * 0 + 60} for one in small]
+    assert merge(capsys, "-o", tmp_path / f"all.{form}", *parts(tmp_path, form, *fits), "--sum", "n").code == 0
+
+
+def test_npz_text_is_not_added_up(tmp_path: Path, capsys: Capture) -> None:
+    said = merge(
+        capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *[{"t": np.array(["a"])}] * 2), "--sum", "t"
+    )
+    assert said.code == 1 and "--sum t: the sum is no text" in said.err
+
+
 def test_npz_text_of_any_width_is_joined(tmp_path: Path, capsys: Capture) -> None:
     values = ({"t": np.array(["a", "bb"]), "s": np.array([b"x"])}, {"t": np.array(["cccc"]), "s": np.array([b"yyy"])})
     assert merge(capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *values)).code == 0

@@ -260,6 +260,16 @@ def test_one_element_that_is_left_out_takes_no_other_with_it(
     assert json.loads((tmp_path / "all.json").read_text()) == [{"id": 1}, {"id": 3}]
 
 
+def test_a_part_of_which_nothing_is_read_is_not_counted(tmp_path: Path, capsys: Capture) -> None:
+    utf16 = '{"a": 1}\n'.encode("utf-16")
+    parts = written(tmp_path, p__jsonl='{"a": 1}\n', q__jsonl=utf16)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts)
+    assert said.code == 1 and "1 record of 1 part, INCOMPLETE" in said.out and "q.jsonl, line 1: is UTF-16" in said.err
+    said = merge(capsys, "-o", tmp_path / "none.jsonl", tmp_path / "q.jsonl")
+    assert said.code == 1 and "nothing of any part can be merged" in said.err and "is UTF-16" in said.err
+    assert not (tmp_path / "none.jsonl").exists()
+
+
 def test_expect(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path, p__txt="a\nb")
     assert merge(capsys, "-o", tmp_path / "all.txt", *parts, "--expect", "2").code == 0

@@ -102,6 +102,8 @@ def plan(
 
 def refusal(info: TensorInfo, names: Collection[str]) -> str:
     """Why a tensor of two or more dimensions is no matrix of weights; empty if it is one. `names`: all of the model."""
+    if not info.name.isprintable():
+        return "its name has characters that cannot be shown"
     if not info.elements:
         return "empty: it has no elements"
     if quantised := _quantised(info, names):

@@ -135,7 +135,7 @@ def _alphas(title: str, layers: Sequence[Layer]) -> Any:
     if missing:
         place = axes.get_xaxis_transform()
         axes.plot(missing, [0.02] * len(missing), "x", color=_INK, markersize=4, transform=place, label="no fit")
-    axes.set_xlim(-1, max(1, len(layers)))
+    axes.set_xlim(-0.7, max(1, len(layers)) - 0.3)
     axes.set_ylim(1.0 if not len(known) else min(1.0, float(known.min()) - 0.2), top * 1.04)
     _blocks(axes, layers)
     axes.set_ylabel("α")

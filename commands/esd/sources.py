@@ -259,8 +259,12 @@ def _load(path: Path, notes: list[str]) -> tuple[Any, bool]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped), zipped
     except pickle.UnpicklingError as error:
-        why = shown(str(error).partition("\n")[0], 200)
-        raise ModelError("load", f"{shown(path.name)} holds more than weights, and is not run: {why}") from None
+        # The rest of what PyTorch says advises to run it all the same.
+        found = re.search(r"GLOBAL (\S+)|(Unsupported \w+ \d+)", str(error))
+        why = f" ({shown(found[1] or found[2], 100)})" if found else ""
+        raise ModelError(
+            "load", f"{shown(path.name)} holds more than weights{why}, and is not run; its tensors alone can be read"
+        ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError("load", f"{shown(path.name)} is cut or damaged: {shown(error, 200)}") from None
 

@@ -44,7 +44,11 @@ class Numpy:
         return np.stack(list(values))
 
     def add(self, values: Sequence[Any]) -> Any:
-        return np.asarray(np.stack(list(values)).sum(axis=0), dtype=values[0].dtype)
+        total = np.stack(list(values)).sum(axis=0)
+        made = np.asarray(total, dtype=values[0].dtype)
+        if made.dtype.kind in "biu" and not np.array_equal(made, total):
+            raise OverflowError
+        return made
 
     def equal(self, one: Any, other: Any) -> bool:
         return bool(np.array_equal(one, other)) or bool(one != one and other != other)

@@ -43,7 +43,11 @@ class Tensors:
         return torch.stack(list(values))
 
     def add(self, values: Sequence[Any]) -> Any:
-        return torch.stack(list(values)).sum(0).to(values[0].dtype)
+        total = torch.stack(list(values)).sum(0)
+        made = total.to(values[0].dtype)
+        if not (made.is_floating_point() or made.is_complex() or torch.equal(made.to(total.dtype), total)):
+            raise OverflowError
+        return made
 
     def equal(self, one: Any, other: Any) -> bool:
         return bool(torch.equal(one, other)) or bool(one.ne(one).all() and other.ne(other).all())

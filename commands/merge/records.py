@@ -78,11 +78,15 @@ def _whole(part: Part, read: Callable[[], None], told: Told) -> None:
     try:
         read()
     except PartUnreadable as error:
-        part.records = part.records or 0
-        told.leave_out(part.name, error.line, error.why)
+        _stopped(part, error.line, error.why, told)
     except OSError as error:
-        part.records = part.records or 0
-        told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
+        _stopped(part, None, f"cannot be read: {error.strerror}", told)
+
+
+def _stopped(part: Part, line: int | None, why: str, told: Told) -> None:
+    part.records = part.records or 0
+    part.skipped = "" if part.records else why
+    told.leave_out(part.name, line, why)
 
 
 def _counted(source: Source, part: Part, told: Told) -> Iterator[Record]:

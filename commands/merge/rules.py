@@ -39,7 +39,10 @@ class Arrays(Protocol):
         """Scalars as one array."""
         ...
 
-    def add(self, values: Sequence[Any]) -> Any: ...
+    def add(self, values: Sequence[Any]) -> Any:
+        """Their sum in their dtype. OverflowError or TypeError where there is none."""
+        ...
+
     def equal(self, one: Any, other: Any) -> bool: ...
 
 
@@ -154,7 +157,11 @@ class Rules:
             return held[0][1]
         if self._to_be_summed(key):
             self._alike(key, held, lambda value: f"{arrays.dtype(value)} {arrays.shape(value)}")
-            return arrays.add([value for _, value in held])
+            try:
+                return arrays.add([value for _, value in held])
+            except (OverflowError, TypeError):
+                why = f"--sum {clean(key)}: the sum is no {clean(arrays.dtype(held[0][1]))}"
+                raise Refused(why, hint="store it in a wider dtype, or merge without --sum") from None
         filled = [(part, value) for part, value in held if arrays.shape(value) != (0,)] or list(held)
         for part, value in held:
             if arrays.shape(value) == (0,) and filled and len(filled) < len(held):

@@ -189,7 +189,11 @@ def _sum(name: str, having: Sequence[Stored]) -> bytes:
         remedy = "pip install 'gpusched-lab[merge]'"
         raise Refused("--sum of .safetensors needs numpy", hint=remedy, exit_code=EXIT_CANNOT_WORK) from None
     values = np.stack([np.frombuffer(one.read(), _ADDED[first.dtype]) for one in having])
-    data: bytes = np.asarray(values.sum(axis=0), dtype=_ADDED[first.dtype]).tobytes()
+    total = values.sum(axis=0)
+    made = np.asarray(total, dtype=_ADDED[first.dtype])
+    if made.dtype.kind in "iu" and not np.array_equal(made, total):
+        raise Refused(f"--sum {clean(name)}: the sum is no {first.dtype}", hint="store it in a wider dtype")
+    data: bytes = made.tobytes()
     return data
 
 
