@@ -379,7 +379,7 @@ def test_adapters_in_the_old_format_are_merged_and_never_run(
         assert torch.equal(model.read("a.q.weight"), wanted)
         model.close()
     said, _ = refusal(hub, tmp_path, "lab/evil")
-    assert "adapter_model.bin holds more than weights, and is not run" in said
+    assert "adapter_model.bin holds more than weights (posix.mkdir), and is not run" in said
     assert not (tmp_path / "evil").exists()
 
 
