@@ -115,7 +115,8 @@ class EsdWorkshop:
         asked: Mapping[experiment.Model, Shapes] = {}
         if absent:
             if not hubheaders.why_not():
-                self.tell(f"asking the hub for the shapes of {len(absent)} models, {hubheaders.DEADLINE_S:g} s at most")
+                many = "1 model" if len(absent) == 1 else f"{len(absent)} models"
+                self.tell(f"asking the hub for the shapes of {many}, {hubheaders.DEADLINE_S:g} s at most")
             asked = hubheaders.ask(absent)
         return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
 

@@ -304,7 +304,7 @@ for name, revision in (("acme/other", ""), ("acme/base", "v9")):
     assert done.stdout.splitlines() == [
         f"{COMMIT} a.q.weight",
         "download: acme/other is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
-        "download: acme/base is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
+        "download: acme/base at the revision v9 is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
     ]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     index = config(weight_map={"a.q.weight": "model-00001-of-00001.safetensors"})
@@ -379,7 +379,7 @@ def test_adapters_in_the_old_format_are_merged_and_never_run(
         assert torch.equal(model.read("a.q.weight"), wanted)
         model.close()
     said, _ = refusal(hub, tmp_path, "lab/evil")
-    assert "adapter_model.bin holds more than weights (posix.mkdir), and is not run" in said
+    assert "adapter_model.bin holds more than weights (" in said and "is not run" in said
     assert not (tmp_path / "evil").exists()
 
 

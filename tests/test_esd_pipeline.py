@@ -245,6 +245,17 @@ def test_other_errors_are_no_shortage() -> None:
         fallback(lambda place, block: {}[0], CUDA)  # type: ignore[index]
 
 
+def test_a_solver_that_fails_on_the_card_is_left_for_the_cpu() -> None:
+    def compute(place: torch.device, block: int) -> str:
+        if place.type == "cuda":
+            raise RuntimeError("cusolver error: CUSOLVER_STATUS_INVALID_VALUE, when calling `cusolverDnXsyevd`")
+        return "solved"
+
+    assert fallback(compute, CUDA) == ("solved", "the solver of the GPU failed: done with the CPU")
+    with pytest.raises(RuntimeError, match="cusolver"):
+        fallback(lambda place, block: compute(CUDA, block), CPU)
+
+
 def test_a_device_that_is_not_there_is_said_in_the_words_of_its_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == CPU
 

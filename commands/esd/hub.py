@@ -90,8 +90,9 @@ class Hub:
         if self._offline:
             found = self._cached(ref)
             if found is None:
+                at = f" at the revision {shown(ref.revision, 80)}" if ref.revision else ""
                 raise ModelError(
-                    "download", f"{shown(ref.name)} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+                    "download", f"{shown(ref.name)}{at} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
                 )
             return found
         try:

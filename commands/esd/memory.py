@@ -20,6 +20,7 @@ _MMAP_THRESHOLD, _BLOCK_BYTES = -3, 1 << 20  # of mallopt
 
 _GPU_FULL = re.compile(r"CUDA out of memory|CUDA error: out of memory|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 _HOST_FULL = re.compile(r"DefaultCPUAllocator|not enough memory|[Cc]an(?:'t|not) allocate memory")
+_SOLVER_FAILED = re.compile(r"(cusolver|magma) error|CUSOLVER_STATUS", re.IGNORECASE)
 # After these nothing that this process asks of the card will be answered.
 _POISONED = re.compile(
     r"CUDA error: (?!out of memory)|device-side assert|illegal (memory access|instruction)"
@@ -58,14 +59,16 @@ def ways(device: torch.device) -> Iterator[tuple[torch.device, int, str]]:
 def fallback(compute: Callable[[torch.device, int], T], device: torch.device) -> tuple[T, str]:
     """What `compute` gives in the first way for which there is memory, and a note if it was not the first of all.
 
-    Raises NoRoom if there is memory in no way, Poisoned, and whatever else `compute` raises.
+    A solver of the GPU that fails is left for the CPU's, too. Raises NoRoom if there is memory in no way, Poisoned, and
+    whatever else `compute` raises.
     """
     why = ""
     for place, block, words in ways(device):
         try:
             return compute(place, block), f"{why}: done with {words}" if words else ""
         except Exception as error:
-            why = shortage(error)
+            failed = device.type == "cuda" and isinstance(error, RuntimeError) and _SOLVER_FAILED.search(str(error))
+            why = shortage(error) or ("the solver of the GPU failed" if failed else "")
             if not why:
                 raise
         if device.type == "cuda":
