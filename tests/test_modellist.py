@@ -40,11 +40,27 @@ def test_case_51_a_model_that_is_listed_twice_is_analysed_once() -> None:
     assert found.notes == ("51-repos/good stands in line 2 and in line 9: it is analysed once",)
 
 
-def test_case_49_the_same_adapter_with_another_base_is_not_silently_dropped() -> None:
-    found = parse((CASES / "esd-49/49-adapters.csv").read_bytes(), "49-adapters.csv").rows
-    faults = {row.line: row.fault for row in found if row.fault}
-    assert faults == {4: "line 3 lists it with another base (acme/base), which counts"}
-    assert next(row for row in found if row.name == "lab/ad-loop").source == "lab/ad-loop"  # for the stage to refuse
+def test_case_49_the_same_adapter_with_another_base_is_a_row_of_its_own() -> None:
+    found = parse((CASES / "esd-49/49-adapters.csv").read_bytes(), "49-adapters.csv")
+    assert not [row.fault for row in found.rows if row.fault]
+    names = {row.line: (row.name, row.source) for row in found.rows if row.model == "lab/ad-localpath"}
+    assert names == {3: ("lab/ad-localpath", "acme/base"), 4: ("lab/ad-localpath+adapter", "")}
+    assert "the results of line 4 are called lab/ad-localpath+adapter" in " ".join(found.notes)
+    assert next(row for row in found.rows if row.name == "lab/ad-loop").source == "lab/ad-loop"  # the stage refuses it
+
+
+def test_one_adapter_on_several_bases_is_analysed_once_on_each() -> None:
+    lines = ("a/ad,b/one,lora", "a/ad,b/two,lora", "a/ad,b/two,lora", "a/ad,b/one,lora", "a/ad,,base")
+    found = parse("\n".join(("full_name,source_model,base_model_relation", *lines)).encode(), "x.csv")
+    assert [(row.name, row.base) for row in found.rows] == [
+        ("a/ad", "b/one"),
+        ("a/ad+b/two", "b/two"),
+        ("a/ad+base", "a/ad"),
+    ]
+    assert [note for note in found.notes if "once" in note] == [
+        "a/ad stands in line 3 and in line 4: it is analysed once",
+        "a/ad stands in line 2 and in line 5: it is analysed once",
+    ]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])

@@ -123,26 +123,31 @@ def _no_names(header: Sequence[str], where: str) -> GpuschedError:
 
 
 def _once(found: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
-    """Each model once. Two revisions of one model are two; one adapter has one base."""
+    """Each model once. Two revisions of one model are two, and so is an adapter with two bases."""
     revisions: dict[str, set[str]] = {}
     for row in found:
         revisions.setdefault(row.model, set()).add(row.revision)
-    first: dict[tuple[str, str], ModelRow] = {}
+    first: dict[tuple[str, ...], ModelRow] = {}
     named: dict[str, int] = {}
     for row in found:
-        name = row.model
+        name, key = row.model, (row.model, row.revision)
         if len(revisions[row.model]) > 1 and row.revision:
             name = f"{row.model}@{row.revision}"
-        same = first.setdefault((row.model, row.revision), row)
-        if same is row and (line := named.setdefault(name, row.line)) != row.line:
-            yield replace(row, name=name, fault=f"its results would be called as those of line {line}, {name}")
-        elif same is row:
-            yield replace(row, name=name)
-        elif (row.is_adapter or same.is_adapter) and row.base != same.base:
-            base = same.source or "none"
-            yield replace(row, name=name, fault=f"line {same.line} lists it with another base ({base}), which counts")
-        else:
+        same = first.setdefault(key, row)
+        if (row.is_adapter or same.is_adapter) and row.base != same.base:
+            other = row.source if row.is_adapter and row.source else row.relation or "base"
+            name = f"{name}+{other}"
+            if row is (same := first.setdefault((*key, other), row)):
+                notes.append(
+                    f"{clean(row.model)} stands in lines {first[key].line} and {row.line} with another base: "
+                    f"the results of line {row.line} are called {clean(name)}"
+                )
+        if same is not row:
             notes.append(f"{clean(row.model)} stands in line {same.line} and in line {row.line}: it is analysed once")
+        elif (line := named.setdefault(name, row.line)) != row.line:
+            yield replace(row, name=name, fault=f"its results would be called as those of line {line}, {name}")
+        else:
+            yield replace(row, name=name)
 
 
 def _plain(name: str) -> str:
