@@ -1,6 +1,6 @@
 """The shapes of a model's tensors, read from the headers of its safetensors files. Reads no weights, imports no torch.
 
-A header is eight bytes with its length and then JSON (https://huggingface.co/docs/safetensors#format). What lies on
+A header is eight bytes with its length and then JSON (the format page in the manual of safetensors). What lies on
 this machine is read here, from a directory or from the hub's cache; `gpusched.host.hubheaders` asks the hub.
 """
 
