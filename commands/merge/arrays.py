@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 
 from .objects import total
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part
+from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
 from .rules import Rules
 from .trouble import PartUnreadable, Refused, Told, clean
@@ -61,14 +61,8 @@ def merge_npy(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     """Arrays of one dtype and row shape, on axis 0."""
     found: list[tuple[Rows, Any, tuple[int, ...]]] = []
     for part in parts:
-        try:
+        with reading(part, told):
             found.append(_npy_rows(part))
-        except PartUnreadable as error:
-            part.skipped = error.why
-            told.leave_out(part.name, None, error.why)
-        except OSError as error:
-            part.skipped = f"cannot be read: {error.strerror}"
-            told.leave_out(part.name, None, part.skipped)
     if not found:
         return Merged(None)
     filled = [one for one in found if one[2] != (0,)] or found
@@ -145,15 +139,13 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     held: list[tuple[Part, Any]] = []
     compressed = False
     for part in parts:
-        try:
-            compressed |= _check_npz(part)
-            held.append((part, np.load(part.path, allow_pickle=False)))
-        except PartUnreadable as error:
-            part.skipped = error.why
-            told.leave_out(part.name, None, error.why)
-        except (OSError, *_DAMAGE) as error:
-            part.skipped = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
-            told.leave_out(part.name, None, part.skipped)
+        with reading(part, told):
+            try:
+                compressed |= _check_npz(part)
+                held.append((part, np.load(part.path, allow_pickle=False)))
+            except (OSError, *_DAMAGE) as error:
+                why = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
+                raise PartUnreadable(why) from None
     if not held:
         return Merged(None)
     try:

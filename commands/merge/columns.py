@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part
+from .parts import ItemOrder, Merged, Options, Part, reading
 from .records import KeyFilter, field_identity
 from .trouble import PartUnreadable, Refused, Told, clean
 from .widening import widened
@@ -57,11 +57,8 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
     opened: list[Opened] = []
     batch_bytes = max(1 << 16, min(BATCH_BYTES, TOGETHER_BYTES // len(parts)))
     for part in parts:
-        try:
+        with reading(part, told):
             opened.append(Opened(part, batch_bytes))
-        except PartUnreadable as error:
-            part.skipped = error.why
-            told.leave_out(part.name, None, error.why)
     if not opened:
         return Merged(None)
     schema = _union(opened, told)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .parts import ItemOrder, Merged, Part
+from .parts import ItemOrder, Merged, Part, reading
 from .rules import Arrays, Rules
-from .trouble import PartUnreadable, Refused, Told, clean
+from .trouble import Refused, Told
 
 
 def merge_whole(
@@ -24,19 +24,11 @@ def merge_whole(
     """The one object of all parts that can be read, and what it counts; None where there is none."""
     held: list[tuple[Part, Any]] = []
     for part in parts:
-        try:
-            value = read(part)
-        except PartUnreadable as error:
-            part.skipped = error.why
-            told.leave_out(part.name, error.line, error.why)
-            continue
-        except OSError as error:
-            part.skipped = f"cannot be read: {error.strerror or clean(error)}"
-            told.leave_out(part.name, None, part.skipped)
-            continue
+        with reading(part, told):
+            held.append((part, read(part)))
+    for part, value in held:
         part.records = leading(value, arrays)
         part.values = plain_values(value)
-        held.append((part, value))
     if not held:
         return None, Merged(None)
     if not (arrays.holds(held[0][1]) or isinstance(held[0][1], dict | list | tuple)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from .objects import total
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part
+from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
 from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
 
@@ -64,14 +64,8 @@ def merge_safetensors(
 ) -> Merged:
     held: list[tuple[Part, dict[str, Stored], Mapping[str, str]]] = []
     for part in parts:
-        try:
+        with reading(part, told):
             held.append((part, *_header(part)))
-        except PartUnreadable as error:
-            part.skipped = error.why
-            told.leave_out(part.name, None, error.why)
-        except OSError as error:
-            part.skipped = f"cannot be read: {error.strerror}"
-            told.leave_out(part.name, None, part.skipped)
     if not held:
         return Merged(None)
     order = order if all(part.shard is not None for part, _, _ in held) else None
