@@ -192,8 +192,9 @@ class EsdExperiment:
             else:
                 new = state is JobState.SUCCEEDED or (again and state in ENDED_STATES)
                 occurrences[row] = number + new
-        run = [row for row in occurrences if row not in failed]
-        kept = [row for row in occurrences if row in failed]
+        left = set(failed)
+        run = [row for row in occurrences if row not in left]
+        kept = [row for row in occurrences if row in left]
         jobs = tuple(self._jobs((*in_groups(run), *kept), run, texts, occurrences))
         plots = tuple(self._plots(done, held))
         has_work = bool(run or plots)

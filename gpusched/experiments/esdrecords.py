@@ -134,10 +134,11 @@ class Summary:
 
     def files(self, output: str) -> list[tuple[str, str]]:
         """Paths and contents of the two tables."""
-        rows = ([result.cell(column) for column in self.columns] for result in self.results)
+        columns = self.columns
+        rows = ([result.cell(column) for column in columns] for result in self.results)
         return [
             (f"{output}/{SKIPPED}", _csv(_SKIPPED_COLUMNS, self._skipped())),
-            (f"{output}/{SUMMARY}", _csv(self.columns, rows)),
+            (f"{output}/{SUMMARY}", _csv(columns, rows)),
         ]
 
     def _skipped(self) -> Iterator[list[str]]:
