@@ -291,6 +291,17 @@ def settings_for(place: QueueDir, loaded: Loaded) -> Settings:
     return replace(Settings.from_json(text), **given)
 
 
+def look(place: QueueDir, settings: Settings, gpus: int) -> tuple[Devices | None, tuple[Device, ...]]:
+    """The devices of this box, for jobs that want `gpus`: opened, unless a dispatcher of this queue has them open.
+
+    Of that one, what it has published, which may be nothing yet. Close what was opened, or hand it to `dispatch`.
+    """
+    if place.exists() and place.dispatcher() is not None:
+        return None, known_devices(place)
+    devices = open_devices(settings, gpus)
+    return devices, devices.first.devices
+
+
 def known_devices(place: QueueDir) -> tuple[Device, ...]:
     """The devices that the queue's dispatcher published; empty without one."""
     found = board.read(place.board)

@@ -350,6 +350,10 @@ class Settings:
         """`max_gpus` with its default worked out."""
         return max(DEFAULT_MAX_GPUS, self.gpus_per_job) if self.max_gpus is None else self.max_gpus
 
+    def jobs_at_once(self, gpus: int) -> int:
+        """How many jobs that have their GPUs alone run at once on so many allowed GPUs; at least 1."""
+        return max(1, min(gpus, self.gpus_at_once) // self.gpus_per_job)
+
     @property
     def tag_limits(self) -> dict[str, int]:
         """`tag_max_gpus` by tag."""

@@ -25,10 +25,9 @@ from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.experiments import esd as experiment
 from gpusched.experiments.esdconfig import EsdConfig as EsdConfig
 from gpusched.host import attemptdir, hubheaders, tensorheaders
+from gpusched.host.reaper import log_tail
 from gpusched.host.store import Store
 from gpusched.submit import Rules, to_give
-
-_TAIL_BYTES = 4096  # of a log, in which its last line is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +91,9 @@ class EsdWorkshop:
         settings = self.rules.settings
         if not settings.gpus_per_job:
             return []
-        if self.place.exists() and self.place.dispatcher() is not None:
-            known = api.known_devices(self.place)
+        if self.devices is None:
+            self.devices, known = api.look(self.place, settings, settings.gpus_per_job)
         else:
-            self.devices = self.devices or api.open_devices(settings)
             known = self.devices.first.devices
         if not known:
             return []
@@ -107,7 +105,7 @@ class EsdWorkshop:
         if not settings.gpus_per_job:
             return settings.cpu_jobs
         gpus = len(self.budgets()) or settings.gpus_at_once
-        return max(1, min(gpus, settings.gpus_at_once) // settings.gpus_per_job) * settings.max_jobs_per_gpu
+        return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
 
     def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
         found = {model: tensorheaders.read(*model) for model in models}
@@ -157,12 +155,7 @@ class EsdWorkshop:
             return job.cause
         last = attempts[-1]
         ended = describe(last.outcome) if last.outcome is not None else job.cause
-        try:
-            with open(f"{self.place.path}/{last.error_log or last.log}", "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-                said = last_line(log.read(_TAIL_BYTES))
-        except OSError:
-            said = ""
+        said = last_line(log_tail(f"{self.place.path}/{last.error_log or last.log}"))
         return f"{ended}; it said: {said}" if said else ended
 
     def prepare(self, directory: str) -> None:

@@ -15,7 +15,6 @@ from gpusched.cli.work import (
     accept,
     check_devices,
     find_place,
-    look,
     refuse_unmet,
     rules_for,
     work,
@@ -67,7 +66,7 @@ def run(
 
         return show(place, jobs, rules, as_json=asked.as_json)
     rules = replace(rules, dirs=api.job_dirs(place, rules))
-    looked = look(place, rules, rules.gpus_wanted(jobs.specs))
+    looked = api.look(place, rules.settings, rules.gpus_wanted(jobs.specs))
     check_devices(jobs, rules, looked)
     # a stream has more to come, and a sweep with other values than before takes none of those back
     complete = isinstance(given.source, str) and given.source != STREAM

@@ -22,7 +22,6 @@ from gpusched.cli.work import (
     accept,
     check_devices,
     find_place,
-    look,
     refuse_unmet,
     rules_for,
     say,
@@ -92,7 +91,7 @@ class Start:
         from gpusched import api
 
         rules, place = self._rules, self._place
-        devices, known = look(place, rules, rules.settings.gpus_per_job)
+        devices, known = api.look(place, rules.settings, rules.settings.gpus_per_job)
         handed_on = False
         try:
             plan, jobs = self._plan(known)
@@ -279,4 +278,4 @@ def _slots(rules: Rules, known: tuple[Device, ...], *, needed: bool) -> int:
             )
         return 1
     chosen = api.check_devices(settings, known)
-    return max(1, min(len(chosen.uuids), settings.gpus_at_once) // settings.gpus_per_job)
+    return settings.jobs_at_once(len(chosen.uuids))

@@ -159,19 +159,6 @@ def refuse_unmet(jobs: JobFile, place: QueueDir, data: bytes, name: str) -> None
         raise refusal(wrong, name)
 
 
-def look(place: QueueDir, rules: Rules, gpus: int) -> tuple[Devices | None, tuple[Device, ...]]:
-    """The devices of this box, for jobs that want `gpus`: opened, unless a dispatcher of this queue has them open.
-
-    Of that one, what it has published, which may be nothing yet. Close what was opened, or hand it to `work`.
-    """
-    from gpusched import api
-
-    if place.exists() and place.dispatcher() is not None:
-        return None, api.known_devices(place)
-    devices = api.open_devices(rules.settings, gpus)
-    return devices, devices.first.devices
-
-
 def check_devices(jobs: JobFile, rules: Rules, looked: tuple[Devices | None, tuple[Device, ...]]) -> None:
     """Refuse what these devices can never serve, and close them then."""
     from gpusched import api
