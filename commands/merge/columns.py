@@ -83,6 +83,7 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
         for table in _groups(chosen):
             writer.write_table(table, row_group_size=GROUP_ROWS)
             rows += table.num_rows
+            del table  # else it would stay until the next group is whole
     return Merged(rows)
 
 
