@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.busy import work
-from bench.common import ROOT, Box, Row, Unusable, interleaved, median, paired_ratio, spread
+from bench.common import ROOT, Box, Row, Unusable, interleaved, median, spread
 
 GPUS = 2
 PER_GPU = 4
@@ -18,34 +18,38 @@ ITEM_S = 1.0
 SCRIPT = str(ROOT / "bench" / "busy.py")
 
 
-def rounds_for(seconds: float) -> int:
-    """How many rounds of work an item has to do, to take so long on this machine."""
-    rounds, took = 10_000, 0.0
-    while took < 0.1:
-        rounds *= 4
-        began = time.perf_counter()
-        work(1, rounds)
-        took = time.perf_counter() - began
-    return max(1, int(rounds * seconds / took))
+class Went(NamedTuple):
+    took_s: float
+    steps: int  # that the items got done in their CPU time, in thousands
 
 
-def alone(directory: Path, items: int, rounds: int) -> float:
+def steps_of(lines: Iterable[str], items: int) -> int:
+    """The sum of what busy.py printed, an item a line; Unusable unless each item is there once."""
+    found = [line.split() for line in lines]
+    if sorted(int(item) for item, _ in found) != list(range(items)):
+        raise Unusable(f"{len(found)} items were worked on instead of {items}")
+    return sum(int(steps) for _, steps in found)
+
+
+def alone(directory: Path, items: int, seconds: float) -> Went:
     """The script as it is, in one process."""
+    command = [sys.executable, SCRIPT, "0", str(items), str(seconds)]
     began = time.perf_counter()
-    subprocess.run([sys.executable, SCRIPT, "0", str(items), str(rounds)], stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - began
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Went(time.perf_counter() - began, steps_of(ended.stdout.splitlines(), items))
 
 
-def sharded(directory: Path, items: int, rounds: int) -> float:
+def sharded(directory: Path, items: int, seconds: float) -> Went:
     """The same with gpusched shard, from its start to its end."""
     box = Box(directory, GPUS)
-    command = [sys.executable, SCRIPT, "{start}", "{count}", str(rounds)]
+    command = [sys.executable, SCRIPT, "{start}", "{count}", str(seconds)]
     options = ["--total", str(items), "--shards-per-gpu", str(PER_GPU), "--min-items-per-shard", "1"]
     took = box.shard([*options, "--", *command])
     n = len(box.attempts())
     if n != min(items, GPUS * PER_GPU):
         raise Unusable(f"{n} shards instead of {GPUS * PER_GPU}")
-    return took
+    logs = (box.queue / "logs").glob("*.out.log")
+    return Went(took, steps_of((line for log in logs for line in log.read_text().splitlines()), items))
 
 
 def per_shard_ms(directory: Path, shards: int) -> float:
@@ -61,34 +65,45 @@ def per_shard_ms(directory: Path, shards: int) -> float:
 
 def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
     items, times, shards = (8, 1, 16) if quick else (32, 3, 400)
-    rounds = rounds_for(0.05 if quick else ITEM_S)
-    found = interleaved(
+    seconds = 0.05 if quick else ITEM_S
+    items_worked = interleaved(
         place,
         times,
         {
-            "one process": lambda directory: alone(directory, items, rounds),
-            "shards": lambda directory: sharded(directory, items, rounds),
-            "empty shards": lambda directory: per_shard_ms(directory, shards),
+            "one process": lambda directory: alone(directory, items, seconds),
+            "shards": lambda directory: sharded(directory, items, seconds),
         },
         tell,
     )
-    ratios = [one / many for one, many in zip(found["one process"], found["shards"], strict=True)]
+    empty = interleaved(place, times, {"empty shards": lambda directory: per_shard_ms(directory, shards)}, tell)
+    one, many = items_worked["one process"], items_worked["shards"]
+    speed_ups = [a.took_s / b.took_s for a, b in zip(one, many, strict=True)]
+    host = [b.steps / a.steps for a, b in zip(one, many, strict=True)]
     return [
         Row(
-            f"shard, {items} items of {ITEM_S:g} s of CPU on {GPUS} GPUs",
-            median(found["one process"]),
+            f"shard, {items} items of {seconds:g} s of CPU on {GPUS} GPUs",
+            median(went.took_s for went in one),
             "s",
             "sharded",
-            median(found["shards"]),
+            median(went.took_s for went in many),
             at_least=1.9 if (os.cpu_count() or 1) >= GPUS else None,
             of_ratio=True,
-            paired=paired_ratio(found["one process"], found["shards"]),
-            note=f"{GPUS * PER_GPU} shards, from start to end; {spread(ratios)}",
+            paired=median(speed_ups),
+            note=f"{GPUS * PER_GPU} shards, from start to end; {spread(speed_ups)}",
+        ),
+        Row(
+            "steps that the items got done in that CPU time",
+            median(went.steps / 1000 for went in many),
+            "million",
+            "one process",
+            median(went.steps / 1000 for went in one),
+            paired=median(host),
+            note=f"what two cores of this host take from each other; {spread(host)}",
         ),
         Row(
             "dispatch of a shard that does nothing",
-            median(found["empty shards"]),
+            median(empty["empty shards"]),
             "ms",
-            note=f"of one GPU's time, {shards} shards; {spread(found['empty shards'])}",
+            note=f"of one GPU's time, {shards} shards; {spread(empty['empty shards'])}",
         ),
     ]

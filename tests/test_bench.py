@@ -20,6 +20,7 @@ POSSIBLE = {
     "ms of CPU": (0, 60_000),
     "s": (1e-5, 120),
     "s CPU": (0.1, 600),
+    "million": (0.001, 1e6),  # steps
     "MiB": (0, 1000),  # what is beyond the libraries is nothing at these sizes
     "% of a core": (0, 200),
 }
@@ -31,7 +32,7 @@ ROWS = {
     "startup": 1,
     "footprint": 4,
     "planner": 3,
-    "shard": 2,
+    "shard": 3,
     "merge": 2,
     "esd": 7,
     "atlas": 1,
