@@ -174,6 +174,12 @@ def test_nothing_is_allowed() -> None:
     assert why(plan([], jobs(1))) == ("devices", "waits for a GPU (none is allowed)")
 
 
+def test_a_device_that_a_job_before_gets_is_named() -> None:
+    found = plan([view(0, held=True), view(1, BUSY)], jobs(2))
+    assert found.actions == (Start(1, ("GPU-0",)),)
+    assert why(found, 2) == ("devices", f"waits for a GPU (GPU 0: goes to a job before this one; GPU 1: {WORDS[BUSY]})")
+
+
 def test_a_reason_names_at_most_eight_devices() -> None:
     text = why(plan([view(n, BUSY) for n in range(64)], jobs(1)))[1]
     assert text.count("threshold") == 8

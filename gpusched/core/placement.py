@@ -281,8 +281,7 @@ class Board:
 
     def _shortage(self, job: Job, fitting: int, larger: bool) -> str:
         rooms = {uuid: (room.left_bytes, room.jobs) for uuid, room in self._rooms.items()}
-        others = [d for d in self._at.devices if d.uuid not in self._taken]
-        return shortage(job, fitting, larger, others, rooms, self._limits)
+        return shortage(job, fitting, larger, self._at.devices, rooms, self._taken, self._limits)
 
 
 def _fits(device: DeviceView, job: Job, larger: bool, offer_bytes: int) -> bool:

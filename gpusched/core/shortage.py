@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from gpusched.core.availability import DeviceState
 from gpusched.core.model import MIB, Job
@@ -35,18 +35,22 @@ def shortage(
     larger: bool,
     devices: Sequence[DeviceView],
     rooms: Mapping[str, tuple[int, int]],
+    taken: Set[str],
     limits: Limits,
 ) -> str:
-    """What the job waits for, and what each device lacks. `rooms`: bytes left and jobs on devices that are shared."""
+    """What the job waits for, and what each device lacks.
+
+    `rooms`: bytes left and jobs on devices that are shared; `taken`: devices that a job before this one gets.
+    """
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if larger else ""
-    notes = [f"{d.label}: {_hurdle(d, job, rooms.get(d.uuid), limits)}" for d in devices[:_NAMED]]
+    notes = [f"{d.label}: {_hurdle(d, job, rooms.get(d.uuid), taken, limits)}" for d in devices[:_NAMED]]
     if len(devices) > _NAMED:
         notes.append(f"{len(devices) - _NAMED} more")
     have = f", has {fitting}" if job.gpus > 1 else ""
     return f"waits for {want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
 
 
-def _hurdle(device: DeviceView, job: Job, room: tuple[int, int] | None, limits: Limits) -> str:
+def _hurdle(device: DeviceView, job: Job, room: tuple[int, int] | None, taken: Set[str], limits: Limits) -> str:
     if not is_model(device, job.gpu_model):
         return f"is no {job.gpu_model}"
     if job.mem_bytes and room is not None:
@@ -54,6 +58,8 @@ def _hurdle(device: DeviceView, job: Job, room: tuple[int, int] | None, limits: 
         if jobs >= limits.jobs_per_gpu:
             return f"{jobs} jobs share it (--max-jobs-per-gpu)"
         return f"{max(0, left) // MIB} MiB left beside {jobs} job(s)"
+    if device.uuid in taken:
+        return "goes to a job before this one"
     if job.mem_bytes and device.residents:
         return _not_open(device)
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
