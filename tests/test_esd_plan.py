@@ -7,13 +7,15 @@ import io
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpusched.commands.esd.__main__ import _parser
 
+from gpusched.cli.esd_cmd import esd
 from gpusched.cli.esd_end import page
 from gpusched.core.gpuneed import Shapes, TensorShape
 from gpusched.core.joblist import JobFile
@@ -22,10 +24,11 @@ from gpusched.core.modelrecord import CONVENTION, file_stem, options_of
 from gpusched.core.reconcile import Held, identity
 from gpusched.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.experiments.esd import EsdExperiment, Model
-from gpusched.experiments.esdconfig import EsdConfig
+from gpusched.experiments.esdconfig import CHOICES, OF_A_RUN, EsdConfig
 from gpusched.experiments.modellist import ModelRow
 from gpusched.views.tables import write
 
+ROW = {"source_model", "relation", "revision"}  # of a single model; a list has columns
 HEAD = "full_name,source_model,base_model_relation"
 UP = TensorShape("up", (11008, 4096), "BF16")
 
@@ -321,6 +324,28 @@ def test_a_command_says_what_is_not_the_default(place: Place, monkeypatch: pytes
     assert not spec.text.startswith(b"OMP"), "how many cores there are makes it no other job"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert experiment.plan().jobs.specs[0].command == spec.text
+
+
+def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
+    taken = {option for action in _parser()._actions for option in action.option_strings}
+    given = {option for parameter in esd.params for option in parameter.opts}
+    assert taken - given == {"--model", "--name", "-h", "--help"}  # a row of the list has these
+
+
+def test_every_option_of_the_analysis_reaches_the_stage(place: Place) -> None:
+    texts = {"layers": "q", "device": "cpu", "cache_dir": "/c", "disk_reserve": "1G"}
+
+    def another(name: str, default: Any) -> Any:
+        """A value that the field may have, and has not."""
+        others = [texts[name]] if name in texts else [word for word in CHOICES.get(name, ()) if word != default]
+        return others[0] if others else not default if isinstance(default, bool) else default + 3
+
+    of_the_verb = {"model_list", "single_model", "output_dir", *OF_A_RUN, *ROW}
+    changed = {f.name: another(f.name, f.default) for f in fields(EsdConfig) if f.name not in of_the_verb}
+    experiment = place.experiment(**changed)
+    plain = vars(_parser().parse_args(place.experiment().build_command(experiment.models.rows[0])[3:]))
+    read = vars(_parser().parse_args(experiment.build_command(experiment.models.rows[0])[3:]))
+    assert {name for name in read if read[name] != plain[name]} == {*changed} - {"parallel_gpu"} | {"parallel"}
 
 
 def test_commands_can_be_overridden(place: Place) -> None:

@@ -60,6 +60,7 @@ def esd_options(callback: F) -> F:
             _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
             _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
             _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
+            _switch("--drop-downloads", "Delete what a job has downloaded itself at its end, unless others use it."),
         )
     ):
         callback = decorate(callback)

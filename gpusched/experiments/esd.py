@@ -110,6 +110,7 @@ class EsdExperiment:
             ("--no-parallel-gpu", not config.parallel_gpu),
             ("--dtype-report", config.dtype_report),
             ("--plots", config.plots),
+            ("--drop-downloads", config.drop_downloads),
             ("--overwrite", config.overwrite),
         ]
         return words + [word for word, on in switches if on]

@@ -17,7 +17,7 @@ CHOICES = {
     "solver": ("auto", "gram", "svd", "fast"),
 }
 
-_OF_A_RUN = frozenset(
+OF_A_RUN = frozenset(
     {"retry_failed", "gpu_list", "gpu_memory_threshold", "max_checks", "max_gpus", "log_dir", "settings"}
 )
 
@@ -50,6 +50,7 @@ class EsdConfig:
     plots: bool = False
     cache_dir: str = ""
     disk_reserve: str = ""
+    drop_downloads: bool = False
     gpu_list: Sequence[int | str] | str | None = None
     gpu_memory_threshold: int | None = None  # MiB
     max_checks: int | None = None
@@ -93,7 +94,7 @@ class EsdConfig:
         found = ["esd"]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in _OF_A_RUN or (value == field.default and field.name != "output_dir"):
+            if field.name in OF_A_RUN or (value == field.default and field.name != "output_dir"):
                 continue
             if field.name == "parallel_gpu":
                 found.append("--no-parallel-gpu")
