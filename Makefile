@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 GPUS   ?= simulated
 ARGS   ?=
 PYTEST := $(BIN)/python -m pytest
+# Two at once, since most tests wait for processes; a file's tests stay together and share what it builds once.
+TWO    := -n 2 --dist loadfile
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # The simulated demo polls fast, so that nobody waits; real GPUs get the careful defaults.
@@ -35,7 +37,7 @@ check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
-	$(PYTEST) -q -m "not gpu and not soak and not peers" $(ARGS)
+	$(PYTEST) -q $(TWO) -m "not gpu and not soak and not peers" $(ARGS)
 
 fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix .
