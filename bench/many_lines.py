@@ -31,10 +31,10 @@ def list_of(lines: int) -> list[str]:
 
 def head(directory: Path, lines: int, jobs: int) -> Head:
     box = Box(directory, AT_ONCE)
-    commands = list_of(lines)
+    commands = list_of(lines)  # far more than `jobs`: the dispatcher must still be there when its memory is read
     began = time.time()
     process = box.start(commands)
-    peak = 0  # so far: a short list may end at any moment
+    peak = 0
     try:
         box.wait_for(box.database.exists, process)
 
@@ -66,7 +66,7 @@ def _asked(question: Callable[[], bool]) -> bool:
 
 
 def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    few, many, jobs, rounds = (60, 300, 40, 1) if quick else (2000, 100_000, 1000, 3)
+    few, many, jobs, rounds = (1000, 3000, 40, 1) if quick else (2000, 100_000, 1000, 3)
     found = interleaved(
         place,
         rounds,
