@@ -95,6 +95,7 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
             3,
             "gpusched: error: GPU 3: no GPU\n  wait\n",
         ),
+        (GpuschedError("no\x1b[2J", where="a\x9b"), EXIT_USAGE, "error: a\\x9b: no\\x1b[2J\n"),
         (click.ClickException("no such thing"), EXIT_USAGE, "gpusched: error: no such thing\n"),
         (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
         (click.exceptions.Exit(75), 75, ""),

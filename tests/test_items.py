@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.core.naturalorder import natural_key
 from gpusched.errors import GpuschedError
 from gpusched.host.items import NumberItems, open_items
 from gpusched.host.shardfiles import read_plan, write_items, write_plan
@@ -159,6 +160,30 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         open_items(str(tmp_path / "none*"))
     with pytest.raises(GpuschedError, match="is a directory"):
         open_items(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(GpuschedError, match="is a pipe or a device"):
+        open_items(str(tmp_path / "pipe"))
+
+
+def test_a_weight_beyond_all_floats_is_refused(tmp_path: Path) -> None:
+    items = open_items(written(tmp_path, "a.jsonl", b'{"w": 1' + b"0" * 400 + b"}\n"))
+    with pytest.raises(GpuschedError, match="w of item 0 is 1000"):
+        items.weights("w")
+
+
+@given(st.lists(st.text("a01\u0661_-/", max_size=6), max_size=8))
+def test_names_have_a_natural_order_whatever_they_are(names: list[str]) -> None:
+    names.sort(key=natural_key)
+    again = names[::-1]
+    again.sort(key=natural_key)
+    assert again == names
+
+
+def test_numbers_in_names_go_by_their_value() -> None:
+    names = ["run", "run02", "run2", "run10", "run" + "9" * 5000, "run1" + "0" * 5000, "runs"]
+    found = list(reversed(names))
+    found.sort(key=natural_key)
+    assert found == names
 
 
 def test_other_items_have_another_digest(tmp_path: Path) -> None:
@@ -176,6 +201,9 @@ def test_items_files_are_written_once_and_what_is_missing_is_made_good(tmp_path:
     (tmp_path / "items" / "1.txt").write_text("kept")
     write_items(items, str(tmp_path / "items"), wanted, missing=True)
     assert [Path(path).read_text() for path, _ in wanted] == ["0\n2\n4\n", "kept"]
+    (tmp_path / "items" / "0.txt.tmp77").touch()  # of a start that was killed
+    write_items(items, str(tmp_path / "items"), wanted, missing=True)
+    assert sorted(os.listdir(tmp_path / "items")) == ["0.txt", "1.txt"]
 
 
 def test_the_plan_is_for_this_user_alone_and_no_link_is_followed(tmp_path: Path) -> None:

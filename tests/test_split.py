@@ -61,6 +61,12 @@ def test_no_contiguous_split_is_more_even(weights: list[int], n: int) -> None:
     assert heaviest(weights, split_weighted(weights, n)) <= best * (1 + 1e-9)
 
 
+def test_what_no_shard_is_made_for_by_weight_is_cut_where_it_is_longest() -> None:
+    shards = split_weighted([1.0, *[0.0] * 9], 4)
+    assert shards == [(0, 2), (2, 5), (5, 7), (7, 10)]
+    assert len(split_weighted([1.0, *[0.0] * 99_999], 50_000)) == 50_000  # no minutes
+
+
 @given(TOTALS, st.integers(0, 2**63))
 def test_a_shuffled_line_has_all_items_and_comes_again(total: int, seed: int) -> None:
     assert sorted(shuffled(total, seed)) == list(range(total))

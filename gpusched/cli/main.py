@@ -149,7 +149,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    click.echo(f"gpusched: error: {text}", err=True)
+    from gpusched.core.masking import clean
+
+    lines = [clean(line) for line in text.split("\n")]  # it names files, and what others wrote into them
+    click.echo("gpusched: error: " + "\n".join(lines), err=True)
     return code
 
 

@@ -156,10 +156,13 @@ class Start:
         """Refuse or tell now what the merge would refuse when all the work is done."""
         from importlib.util import find_spec
 
-        from gpusched.experiments.shard import merge_needs
+        from gpusched.experiments.shard import merge_needs, refuse_one_name
 
         output = None if self._given.merge is None else self._given.merge.output
-        needs = merge_needs(self._given.patterns, None if output is None or os.path.isdir(output) else output)
+        if output is not None and os.path.isdir(output):
+            refuse_one_name(self._given.patterns, output)
+            output = None
+        needs = merge_needs(self._given.patterns, output)
         for library in sorted(needs):
             if find_spec(library) is None:
                 say(f"the merge will need {library}, and {sys.executable} has none; install it there before the end")

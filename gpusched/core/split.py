@@ -7,9 +7,10 @@ slices of the line, one after the other; `strided` shards take every n-th of it.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
+from heapq import heapify, heappush, heapreplace
+from itertools import accumulate
 
 
 def split_range(total: int, n: int) -> list[tuple[int, int]]:
@@ -41,37 +42,35 @@ def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
         raise ValueError("a weight is a number, at least 0")
     if n >= total:
         return split_range(total, n)
-    # Added up as `_fill` does: sum() of Python 3.12 may be a little less, and all would not fit into one shard.
-    low, high = max(weights), reduce(add, weights, 0.0)
+    sums = list(accumulate(weights, initial=0.0))
+    low, high = max(weights), sums[-1]
     for _ in range(64):
         middle = (low + high) / 2
-        if len(_fill(weights, middle)) > n:
+        if len(_fill(sums, middle)) > n:
             low = middle
         else:
             high = middle
-    starts = _fill(weights, high)
-    return _spread(starts, total, n)
+    return _spread(_fill(sums, high), total, n)
 
 
-def _fill(weights: Sequence[float], limit: float) -> list[int]:
-    """Starts of the shards, each filled up to `limit`."""
-    starts, held = [0], 0.0
-    for index, weight in enumerate(weights):
-        if held + weight > limit and index > starts[-1]:
-            starts.append(index)
-            held = 0.0
-        held += weight
+def _fill(sums: Sequence[float], limit: float) -> list[int]:
+    """Starts of the shards, each filled up to `limit`. `sums`: the weight of all items before each, and of all."""
+    starts, total = [0], len(sums) - 1
+    while (end := max(starts[-1] + 1, bisect_right(sums, sums[starts[-1]] + limit) - 1)) < total:
+        starts.append(end)
     return starts
 
 
 def _spread(starts: list[int], total: int, n: int) -> list[tuple[int, int]]:
     """The same shards, the longest of them cut until there are `n`: no shard gets heavier by it."""
-    bounds = [*starts, total]
-    while len(bounds) <= n:
-        sizes = [(bounds[k + 1] - bounds[k], -k) for k in range(len(bounds) - 1)]
-        longest = -max(sizes)[1]
-        bounds.insert(longest + 1, (bounds[longest] + bounds[longest + 1]) // 2)
-    return [(bounds[k], bounds[k + 1]) for k in range(n)]
+    cuts = [(start - end, start, end) for start, end in zip(starts, [*starts[1:], total], strict=True)]
+    heapify(cuts)
+    while len(cuts) < n:
+        _, start, end = cuts[0]
+        middle = (start + end) // 2
+        heapreplace(cuts, (start - middle, start, middle))
+        heappush(cuts, (middle - end, middle, end))
+    return sorted((start, end) for _, start, end in cuts)
 
 
 def shuffled(total: int, seed: int) -> list[int]:

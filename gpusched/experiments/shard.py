@@ -131,6 +131,20 @@ def merge_needs(patterns: Sequence[str], output: str | None) -> set[str]:
     return {FORMATS[suffix] for suffix in found} - {""}
 
 
+def refuse_one_name(patterns: Sequence[str], directory: str) -> None:
+    """Refuse patterns whose outputs would be one file of the directory that all are put into."""
+    names: dict[str, str] = {}
+    for pattern in patterns:
+        name = os.path.basename(pattern)
+        if not _WILD.search(name) and name in names:
+            raise GpuschedError(
+                f"its output would have the same name as that of {names[name]}",
+                where=f"--merge {pattern}",
+                hint=f"without --merge-output {directory} each lies beside its parts; or give the files other names",
+            )
+        names[name] = pattern
+
+
 def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower().removeprefix(".")
 
@@ -213,7 +227,8 @@ def jobs(
     `options` are those of the maker: force, strip_gpu_env, gpus.
     """
     maker = Maker(**options)
-    rows = tuple(tuple(values_of(plan, shard, output_dir).values()) for shard in plan.shards)
+    values = [values_of(plan, shard, output_dir) for shard in plan.shards]
+    rows = tuple(tuple(own[name] for name in NAMES) for own in values)
     spot = Spot(1)
     maker.add(Entry(command, spot, [Stated("tag", TAG, spot)], [Axis(NAMES, rows)], block=True))
     made = maker.finish()

@@ -110,8 +110,17 @@ def read_progress(path: str) -> bytes | None:
         os.close(fd)
 
 
+def sync_directory(path: str) -> None:
+    """Make the renames and removals in a directory outlive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_atomically(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> None:
-    """Replace the file at `path` by a temporary name and a rename."""
+    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gpusched.core.masking import clean
+from gpusched.core.naturalorder import natural_key
 from gpusched.errors import GpuschedError
 from gpusched.host.attemptdir import write_atomically
 
@@ -57,6 +58,8 @@ def open_items(given: str) -> Items:
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
         raise _no(path, "is a directory", f"its files: --items '{given.rstrip('/')}/*'")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise _no(path, "is a pipe or a device, and the items are read at every start", "write them into a file first")
     if suffix in _OTHERS:
         raise _no(path, f"items are not read from {suffix}", "lines, .jsonl, .csv, .tsv, .parquet, or a glob of files")
     try:
@@ -103,7 +106,7 @@ class FileItems(_Light):
         found = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
         if not found:
             raise _no(pattern, "no file matches this", "the pattern goes in quotes; ** goes into folders")
-        self._files = sorted(found, key=_natural)
+        self._files = sorted(found, key=natural_key)
         strange = next((path for path in self._files if "\n" in path), None)
         if strange is not None:
             raise _no(strange, "there is a newline in this name, and an items file has one name a line")
@@ -118,12 +121,6 @@ class FileItems(_Light):
     def write(self, path: str, items: Sequence[int]) -> None:
         text = "".join(f"{self._files[item]}\n" for item in items)
         write_atomically(path, os.fsencode(text), sync=True)
-
-
-def _natural(path: str) -> tuple[object, ...]:
-    """Numbers in names by their value."""
-    parts = re.split(r"(\d+)", path)
-    return (*(part if n % 2 == 0 else int(part) for n, part in enumerate(parts)), path)
 
 
 class TextItems(_Light):
@@ -294,7 +291,7 @@ def weight(value: object, what: str, where: str) -> float:
     """A cell as a weight. Raises GpuschedError for what is no number, or below 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
         shown = "missing" if value is None else repr(value)[:60]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from gpusched.core.masking import clean
 from gpusched.errors import GpuschedError
-from gpusched.host.attemptdir import write_atomically
+from gpusched.host.attemptdir import sync_directory, write_atomically
 
 PLAN = "shard_plan.json"
 DIRECTORY = "items"
 PLAN_LIMIT_BYTES = 1 << 30
+_HALF = re.compile(r"\.tmp[0-9]+$")
 
 
 class Writer(Protocol):
@@ -24,11 +26,19 @@ class Writer(Protocol):
 
 
 def write_items(items: Writer, directory: str, wanted: Iterable[tuple[str, Sequence[int]]], *, missing: bool) -> None:
-    """An items file for each shard: path and items. `missing`: those that are there are right already."""
+    """An items file for each shard: path and items. `missing`: those that are there are right already.
+
+    To be called by one at a time: what an earlier one that was killed has left half written is taken away.
+    """
     os.makedirs(directory, 0o700, exist_ok=True)
+    halves = {entry.path for entry in os.scandir(directory) if _HALF.search(entry.name)}
     for path, own in wanted:
+        halves.discard(path)
         if not (missing and os.path.lexists(path)):
             items.write(path, own)
+    for path in halves:
+        os.unlink(path)
+    sync_directory(directory)
     items.release()
 
 
@@ -52,11 +62,13 @@ def read_plan(queue: str) -> Any:
 def write_plan(queue: str, document: Any) -> None:
     """Replace the queue's plan."""
     write_atomically(f"{queue}/{PLAN}", json.dumps(document, indent=1).encode() + b"\n", sync=True)
+    sync_directory(queue)
 
 
 def remove_plan(queue: str) -> None:
-    """Take the queue's plan away, before what it says of items files is true no more."""
+    """Take the queue's plan away for good, before what it says of items files is true no more."""
     try:
         os.unlink(f"{queue}/{PLAN}")
     except FileNotFoundError:
-        pass
+        return
+    sync_directory(queue)

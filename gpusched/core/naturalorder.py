@@ -1,0 +1,14 @@
+"""The order that people expect of names with numbers in them: `gpu_2` before `gpu_10`. Reads no directory."""
+
+from __future__ import annotations
+
+import re
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """To sort names by. Numbers go by their value, however long they are; leading zeros decide last."""
+    words: list[str | tuple[int, str]] = list(_DIGITS.split(name))
+    words[1::2] = [(len(digits), digits) for digits in (word.lstrip("0") for word in _DIGITS.findall(name))]
+    return words, name
