@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,11 @@ def test_other_items_are_other_work(box: Box) -> None:
     refused = shard(box, *options, words=words)
     assert refused.code == 2
     assert "2 shards of 2 done: gpu_0, gpu_1" in refused.err
+    assert f"the items in {box.work}/in.txt are others than when its shards were made" in refused.err
+    for other, said in (("--suffix=shard", "the suffix gpu_0, and"), ("--seed-base=3", "the seed ")):
+        (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
+        refused = shard(box, *options, other, words=words)
+        assert refused.code == 2 and f"its first shard has {said}" in refused.err
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -209,6 +215,74 @@ def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
         (box.work / f"bad_gpu_{n}").unlink()
     assert shard(box, *options, "--num-shards", "4").code == 0
     assert merged(box) == list(range(30))
+
+
+SLOWLY = """\
+import time
+from gpusched.cli.main import main
+from gpusched.host import shardfiles
+
+write_items = shardfiles.write_items
+def slowly(*given, **more):
+    open("writing", "w").close()
+    time.sleep(1)  # a dispatcher that is free to start what waits has started it by now
+    write_items(*given, **more)
+shardfiles.write_items = slowly
+main()
+"""
+
+
+def test_another_split_first_takes_back_what_a_live_dispatcher_could_start(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    options = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
+    words = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
+    colleagues = [box.colleague(gpu, 4000) for gpu in (0, 1)]
+    first = box.start(*options, *words)
+    wait_for((box.queue("q") / "dispatcher.log").exists)
+    wait_for(lambda: "dispatching" in (box.queue("q") / "dispatcher.log").read_text())
+    second = box.spawn("-c", SLOWLY, *options, "--strided", *words, program=(sys.executable,))
+    wait_for((box.work / "writing").exists)
+    for colleague in colleagues:
+        colleague.kill()
+        colleague.wait()
+    assert second.wait().code in (0, 75)
+    assert first.wait().code in (0, 75)
+    assert box.read("all.txt").splitlines() == [str(n) for n in range(20)]
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_what_a_start_that_was_killed_has_taken_back_runs_at_the_next(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    options = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
+    words = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
+    killed = box.start(*options, "--max-checks", "1000", *words)
+    wait_for(lambda: (box.queue("q") / "queue.db").exists() and len(box.jobs("q")) == 3)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    (box.work / "writing").unlink(missing_ok=True)
+    killed = box.spawn("-c", SLOWLY, *options, "--strided", *words, program=(sys.executable,))
+    wait_for((box.work / "writing").exists)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    assert {row.job.state for row in box.jobs("q")} == {"cancelled"}
+    for _ in range(2):
+        ended = box.gpusched(*options, *words)
+        assert ended.code == 0, ended.text
+    assert box.read("all.txt").splitlines() == [str(n) for n in range(20)]
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_without_its_plan_only_the_same_split_goes_on(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2")
+    assert shard(box, *options).code == 0
+    (box.queue("q") / "shard_plan.json").unlink()
+    refused = shard(box, "--total", "20", "--num-shards", "4")
+    assert refused.code == 2
+    assert "its plan is gone, 2 of its shards are done or run, and this start cuts in another way" in refused.err
+    assert not (box.queue("q") / "shard_plan.json").exists()
+    assert shard(box, *options, *MERGE).code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
 
 
 def test_other_ways_to_merge_merge_again_and_do_no_shard_again(box: Box) -> None:

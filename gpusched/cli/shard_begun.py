@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpusched.host.queuedir import QueueDir
     from gpusched.host.store import Store
 
+SPLIT = "split"  # what the queue's database says of its shards, whatever becomes of the plan's file
 STATES = {"succeeded": "done", "running": "running"}  # of shards whose work another split would do again
 
 
@@ -23,6 +24,7 @@ class Begun:
 
     def __init__(self, place: QueueDir, owner: bytes) -> None:
         self.plan: Plan | None = None
+        self.split: str | None = None
         self.states: dict[str, str] = {}  # of the shards, by the names of their jobs
         self._ended: list[float] = []
         self._held: list[Held] = []
@@ -54,6 +56,7 @@ class Begun:
             elif job.name == MERGE:
                 self._merged_at[job.id] = max((each.started_at for each in store.attempts(job.id)), default=0.0)
         self._held = store.held()
+        self.split = store.meta(SPLIT) or (self.plan.split_id if self.plan is not None else None)
 
     def refuse_another(self, plan: Plan, place: QueueDir) -> None:
         """Raise GpuschedError for a split other than the one whose shards are done, or run: it would do items twice."""
@@ -61,6 +64,7 @@ class Begun:
 
         before = self.plan
         if before is None:
+            self._refuse_unknown(plan, place)
             return
         of = {state: [s for s in before.shards if self.states.get(s.job_name) == state] for state in STATES}
         begun = [s for state in STATES for s in of[state]]
@@ -79,12 +83,20 @@ class Begun:
         if before.ways == plan.ways:
             what, way = f"the shards of this queue run in {(before.asked or {})['cwd']}", "start it there to go on"
         else:
-            what = f"{_cut(before)}, and this start asks for {_cut(plan)}"
+            what = _difference(before, plan)
             way = f"the same options as before do what is missing, which `gpusched status -q {name}` shows"
             if before.total == plan.total and before.shuffle_seed == plan.shuffle_seed:
                 way = f"--num-shards {len(before.shards)} and the other options as before do what is missing"
         way = f"{way}; --log-dir NEW begins" if rest else "--log-dir NEW begins"
         raise GpuschedError("\n  ".join([what, *lines]), where=place.path, hint=f"{way} anew, beside it")
+
+    def _refuse_unknown(self, plan: Plan, place: QueueDir) -> None:
+        """The plan's file is gone: what the database says of the split has to do."""
+        begun = [name for name, state in self.states.items() if state in STATES]
+        if begun and self.split != plan.split_id:
+            what = f"its plan is gone, {len(begun)} of its shards are done or run, and this start cuts in another way"
+            hint = "the very same options as before go on; --log-dir NEW begins anew, beside it"
+            raise GpuschedError(what, where=place.path, hint=hint)
 
     def merges(self, plan: Plan, name: bytes, *, retry_failed: bool) -> int:
         """Which time it is that this merge is made: once more, if what it has made is no longer what there is."""
@@ -103,6 +115,19 @@ class Begun:
 def _names(shards: Sequence[Shard]) -> str:
     names = [s.suffix for s in shards]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _difference(before: Plan, plan: Plan) -> str:
+    """Why the work of one plan is not that of the other."""
+    if _cut(before) != _cut(plan):
+        return f"{_cut(before)}, and this start asks for {_cut(plan)}"
+    if (before.asked or {}).get("digest") != (plan.asked or {}).get("digest"):
+        return f"the items in {plan.items or 'the range'} are others than when its shards were made"
+    for what in ("suffix", "seed"):
+        was, now = getattr(before.shards[0], what), getattr(plan.shards[0], what)
+        if was != now:
+            return f"its first shard has the {what} {was}, and this start gives it {now}"
+    return f"{_cut(before)}, and this start asks for as many, cut elsewhere"
 
 
 def _cut(plan: Plan) -> str:

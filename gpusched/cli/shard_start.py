@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpusched.cli import target
-from gpusched.cli.shard_begun import Begun
+from gpusched.cli.shard_begun import SPLIT, Begun
 from gpusched.cli.shard_view import show
 from gpusched.cli.work import (
     Asked,
@@ -224,12 +224,20 @@ class Start:
         if lock is None:
             raise GpuschedError("another start is just making its plan", where=place.path, hint="try again in a moment")
         try:
-            begun = Begun(place, self._given.owner)
-            begun.refuse_another(plan, place)
-            self._write(queue, plan, begun.plan)
+            self._write(queue, plan, self._settle(queue, plan))
             yield
         finally:
             os.close(lock)
+
+    def _settle(self, queue: Queue, plan: Plan) -> Plan | None:
+        """The plan before this one, once no shard of another split runs, or can be started by a live dispatcher."""
+        with queue.store.transaction():
+            begun = Begun(queue.place, self._given.owner)
+            begun.refuse_another(plan, queue.place)
+            if begun.split != plan.split_id:
+                queue.store.submit([], self._rules.needs, target.now())
+                queue.store.set_meta(SPLIT, plan.split_id)
+        return begun.plan
 
     def _write(self, queue: Queue, plan: Plan, before: Plan | None) -> None:
         from gpusched.core.lifecycle import CAUSE_FAILURES

@@ -5,6 +5,7 @@ A plan is made once for a queue and kept in its `shard_plan.json`, which the mer
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,11 @@ class Plan:
         cut = [(s.suffix, s.start, s.end, s.count, s.seed) for s in self.shards]
         digest = (self.asked or {}).get("digest")
         return self.total, self.strategy, self.shuffle_seed, digest, cut
+
+    @property
+    def split_id(self) -> str:
+        """Stands for `ways`."""
+        return hashlib.blake2b(repr(self.ways).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 # ---- how many, and which ---------------------------------------------------------------------------
