@@ -206,6 +206,37 @@ def test_the_plan_stays_when_the_gpus_are_others(box: Box) -> None:
     assert attempts(box) == {f"shard_{n:05}": 1 + (n == 3) for n in range(8)} | {"merge": 1}
 
 
+def test_a_shard_that_was_cancelled_is_missing(box: Box) -> None:
+    (box.work / "wait").touch()
+    options = ("--total", "20", "--num-shards", "3", *MERGE)
+    running = box.start("shard", "--log-dir", "gpusched-runs/q", *options, "--", *WORDS)
+    wait_for(lambda: box.queue("q").exists() and box.running("q") == 2)
+    assert box.gpusched("cancel", "shard_00002", "-q", "q").code == 0
+    (box.work / "wait").unlink()
+    ended = running.wait()
+    assert ended.code == 1, ended.text
+    assert "2 of 3 done, 14 of 20 items" in ended.out
+    assert "missing  shard_00002 (items 14-19)" in ended.out
+    assert "gpusched requeue JOB -q q" in ended.out
+    assert not (box.work / "all.jsonl").exists()
+    assert box.gpusched("requeue", "shard_00002", "-q", "q").code == 0
+    ended = shard(box, *options)
+    assert ended.code == 0 and "3 of 3 done, 20 of 20 items" in ended.out, ended.text
+    assert merged(box) == list(range(20))
+
+
+def test_the_merge_that_is_told_of_is_the_one_that_ran_last(box: Box) -> None:
+    (box.work / "bad_gpu_1").touch()
+    options = ("--total", "20", "--num-shards", "2", *MERGE)
+    assert shard(box, *options).code == 1
+    partly = shard(box, *options, "--allow-partial")
+    assert "10 records of 1 part" in partly.out, partly.text
+    (box.work / "bad_gpu_1").unlink()
+    whole = shard(box, *options, "--retry-failed")
+    assert whole.code == 0 and "merged   all.jsonl: 20 records of 2 parts" in whole.out, whole.text
+    assert "INCOMPLETE" not in whole.out
+
+
 def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
     for n in range(4):
         (box.work / f"bad_gpu_{n}").touch()
@@ -285,6 +316,17 @@ def test_without_its_plan_only_the_same_split_goes_on(box: Box) -> None:
     assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
 
 
+def test_a_merged_file_that_is_gone_is_made_again(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2", "--merge", "out/{suffix}.jsonl", "--merge-output", "new/all.jsonl")
+    for _ in range(2):
+        assert shard(box, *options).code == 0
+        assert merged(box, "new/all.jsonl") == list(range(20))
+    (box.work / "new" / "all.jsonl").unlink()
+    assert shard(box, *options).code == 0
+    assert merged(box, "new/all.jsonl") == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
 def test_other_ways_to_merge_merge_again_and_do_no_shard_again(box: Box) -> None:
     options = ("--total", "20", "--num-shards", "2")
     assert shard(box, *options).code == 0
@@ -329,6 +371,14 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
             "is .pt, and --merge-output .npz",
         ),
         (("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a"), WORDS, "says no format that can be merged"),
+        (
+            ("--total", "9", "--merge", "{output_dir}/{suffix}.txt"),
+            WORDS,
+            "--merge: {output_dir} stands for --output-dir",
+        ),
+        (("--items", "/dev/null"), WORDS, "--items /dev/null: is a pipe or a device"),
+        (("--items", "empty.txt"), WORDS, "--items empty.txt: there is no item in it"),
+        (("--total", "9", "--suffix", "\U0001f600" * 70 + "{shard}"), WORDS, "makes no suffixes"),
         (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this lies in the copy"),
         (
             ("--total", "9", "--merge", "a/{suffix}.txt", "--merge", "b/{suffix}.txt", "--merge-output", "."),
@@ -339,6 +389,7 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(box: Box, options: tuple[str, ...], words: tuple[str, ...], why: str) -> None:
+    (box.work / "empty.txt").touch()
     found = shard(box, *options, words=words)
     assert found.code == 2, found.text
     assert why in found.err

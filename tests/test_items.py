@@ -72,6 +72,12 @@ def test_records_of_a_table(tmp_path: Path) -> None:
         open_items(written(tmp_path, "b.csv", b'a,b\n1,"x" y\n'))
 
 
+def test_a_record_of_empty_cells_is_an_item_and_a_blank_line_is_none(tmp_path: Path) -> None:
+    items = open_items(written(tmp_path, "a.csv", b"a,b,c\n1,2,3\n,,\n\n  \n4,5,6\n"))
+    assert items.count == 3
+    assert shard_of(items, tmp_path, [1, 2]) == b"a,b,c\n,,\n4,5,6\n"
+
+
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
 
 

@@ -13,6 +13,7 @@ from gpusched.core.jobfile import parse
 from gpusched.core.lifecycle import JobEvent, Verdict
 from gpusched.core.model import JobSpec, JobState, Outcome, OutcomeKind, Requirements, RunningView
 from gpusched.core.progress import Group, ItemCount, Span, groups, items_done, times
+from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store import Store
 from gpusched.views.report import group_line
 from tests.test_live import running_view
@@ -33,7 +34,7 @@ def specs(text: str) -> tuple[JobSpec, ...]:
 def recount(store: Store) -> set[ItemCount]:
     found: dict[Any, list[int]] = {}
     for job in store.jobs():
-        if job.items:
+        if job.items and job.cause != CAUSE_REMOVED:
             sums = found.setdefault((job.tags, job.state), [0, 0])
             sums[0] += 1
             sums[1] += job.items
@@ -88,10 +89,10 @@ def test_a_group_counts_what_its_running_jobs_say() -> None:
     ]
     running = [view(10, '{"done": 50, "total": 100}'), view(10, ""), view(0, '{"done": 1}')]
     found = groups(counts, running)
-    assert found == [Group((), 1, 0, 3, 0.0), Group(("t",), 5, 2, 50, 25.0)]
+    assert found == [Group((), 1, 0, 3, 0.0), Group(("t",), 6, 2, 60, 25.0)]
     assert [group.name for group in found] == ["items", "t"]
-    assert group_line(found[1], 2.5).text == "25/50 items  2.5/s  ~10 s left  2 of 5 jobs done"
-    assert group_line(found[1], 0.05).text == "25/50 items  3.0/min  ~8 min left  2 of 5 jobs done"
+    assert group_line(found[1], 2.5).text == "25/60 items  2.5/s  ~15 s left  2 of 6 jobs done"
+    assert group_line(found[1], 0.05).text == "25/60 items  3.0/min  ~12 min left  2 of 6 jobs done"
     assert group_line(found[0], 0.0).text == "0/3 items  0 of 1 job done"
 
 

@@ -177,7 +177,7 @@ def test_a_single_word_is_a_command_line() -> None:
         ("x {start}", {}, False, "where a shard's items begin"),
         ("x {end} {suffix}", {}, False, "where a shard's items begin"),
         ("x {shard}", {}, False, "where a shard's items begin"),
-        ("x y", {}, False, "it has no placeholder, which"),
+        ("x y", {}, False, "a command without placeholders does not say both"),
         ("x {start} {count}", {"strided": True}, False, "a strided shard is no range"),
         ("x {start} {end}", {"shuffle": 1}, True, "the items are shuffled"),
         ("x {start} {cuont}", {}, False, r"there is no \{cuont\}; did you mean \{count\}"),

@@ -107,7 +107,9 @@ class Begun:
         runs = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
         comes = any(self.states.get(s.job_name, "queued") in runs for s in plan.shards)
         later = [*self._ended, *(at for job_id, at in self._merged_at.items() if job_id != last.id)]
-        stale = comes or max(later, default=0.0) > self._merged_at.get(last.id, 0.0)
+        output = plan.merge.output if plan.merge is not None else None
+        lost = last.state.value == "succeeded" and output is not None and not os.path.exists(output)
+        stale = comes or lost or max(later, default=0.0) > self._merged_at.get(last.id, 0.0)
         over = {"succeeded"} if retry_failed else {"succeeded", "failed"}  # a failed one is tried again as it is
         return int(last.occurrence) + (last.state.value in over and stale)
 

@@ -117,6 +117,8 @@ class Start:
         if before is not None and before.asked == self._what_was_asked():
             plan = replace(before, shards=tuple(replace(s, items_file=None, outputs=()) for s in before.shards))
         else:
+            if given.items is not None and items.count < 1:
+                raise GpuschedError("there is no item in it", where=f"--items {given.items}")
             slots = _slots(self._rules, known, needed=not (given.wish.num_shards or given.wish.shard_size))
             n, note = shard_count(items.count, given.wish, slots)
             if note:
@@ -136,6 +138,8 @@ class Start:
             files = [f"{self._place.path}/items/{s.suffix}{items.suffix}" for s in plan.shards]
             shards = [replace(s, items_file=file) for s, file in zip(plan.shards, files, strict=True)]
             plan = replace(plan, shards=tuple(shards))
+        if given.output_dir is None and any("{output_dir}" in pattern for pattern in given.patterns):
+            raise GpuschedError("{output_dir} stands for --output-dir, which is not given", where="--merge")
         self._refuse_copies()
         self._look_at_formats()
         plan = told.with_outputs(plan, given.patterns, given.output_dir or "", os.getcwd())
@@ -256,12 +260,9 @@ class Start:
                 for s in plan.shards
             )
             files.write_items(self._items, f"{queue.place.path}/{files.DIRECTORY}", own, missing=same)
-        if self._given.output_dir is not None:
-            try:
-                os.makedirs(self._given.output_dir, exist_ok=True)
-            except OSError as error:
-                where = f"--output-dir {self._given.output_dir}"
-                raise GpuschedError(f"cannot be made: {error.strerror}", where=where) from None
+        _make_directory(self._given.output_dir, "--output-dir")
+        if plan.merge is not None:
+            _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
         files.write_plan(queue.place.path, document(replace(plan, created_at=created_at)))
         if self._asked.retry_failed:
             for job in queue.store.jobs([JobState.HELD]):
@@ -273,6 +274,14 @@ def _open_items(given: Given) -> Items:
     from gpusched.host.items import NumberItems, open_items
 
     return NumberItems(given.total or 0) if given.items is None else open_items(given.items)
+
+
+def _make_directory(path: str | None, what: str) -> None:
+    try:
+        if path:
+            os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise GpuschedError(f"cannot be made: {error.strerror}", where=f"{what} {path}") from None
 
 
 def _slots(rules: Rules, known: tuple[Device, ...], *, needed: bool) -> int:

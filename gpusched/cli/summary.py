@@ -87,6 +87,8 @@ def group_document(queue: Queue, group: Group) -> dict[str, object]:
 def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
     """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
     from gpusched.core.model import JobState
+    from gpusched.core.readiness import CAUSE_NOT_NEEDED
+    from gpusched.core.reconcile import CAUSE_REMOVED
     from gpusched.experiments.shardplan import from_document
     from gpusched.host.shardfiles import read_plan
 
@@ -99,7 +101,8 @@ def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
         spans = {}
     states = [state for state in JobState if state is not JobState.SUCCEEDED]
     left = (job for job in queue.store.jobs(states) if job.items and job.listed and job.tags == group.tags)
-    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left]
+    gone = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)
+    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left if job.cause not in gone]
 
 
 def page(queue: Queue, code: int) -> list[Line]:
@@ -181,11 +184,10 @@ def _merged(queue: Queue) -> list[tables.Row]:
     from gpusched.experiments.shardplan import MERGE
     from gpusched.host.reaper import log_tail
 
-    job_id = queue.store.find_name(MERGE)
-    state = None if job_id is None else queue.store.job(job_id).state
-    if job_id is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
+    last = queue.store.last_attempt(MERGE)
+    state = None if last is None else queue.store.job(last.job_id).state
+    if last is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
         return []
-    last = queue.store.attempts(job_id)[-1]
     begin = b"gpusched: "
 
     def lines(log: str) -> list[bytes]:
@@ -237,6 +239,8 @@ def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
         steps.append("the same command goes on with what is queued")
     if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
         steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
+    if any(not job.cause for job in queue.store.jobs([JobState.CANCELLED])):
+        steps.append(f"gpusched requeue JOB -q {_name(queue)}   (queues a cancelled job again)")
     if counts.failed > queue.store.count_failed_unlisted():
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")

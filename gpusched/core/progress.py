@@ -1,6 +1,6 @@
 """How far the jobs are that say how many items they do: those of the same tags together, and what it took.
 
-Knows no queue: counts and times are handed in. Jobs that were cancelled, or whose line is gone, count nowhere.
+Knows no queue: counts and times are handed in.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[
     """The groups of a queue, by name."""
     found: dict[tuple[str, ...], list[float]] = {}
     for each in counts:
-        if each.jobs and each.state is not JobState.CANCELLED:
+        if each.jobs:
             sums = found.setdefault(each.tags, [0, 0, 0, 0.0])
             sums[0] += each.jobs
             sums[2] += each.items

@@ -73,7 +73,7 @@ def check_command(command: str, plan: Plan, *, from_items: bool) -> set[str]:
     single = all(shard.count == 1 for shard in plan.shards) and names & {"start", "shard"}
     drawn = "count" in names and names & {"seed", "suffix", "shard"} and not from_items
     if len(plan.shards) > 1 and not (whole or single or drawn):
-        have = ", ".join(f"{{{name}}}" for name in NAMES if name in names) or "it has no placeholder, which"
+        have = ", ".join(f"{{{name}}}" for name in NAMES if name in names) or "a command without placeholders"
         why = f"{have} does not say both where a shard's items begin and how many they are"
         raise _untold(why, "--start {start} --count {count}, or --items {items_file}")
     return names

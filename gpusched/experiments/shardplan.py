@@ -6,6 +6,7 @@ A plan is made once for a queue and kept in its `shard_plan.json`, which the mer
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def make_plan(
 def _suffix(form: str, i: int, n: int) -> str:
     text = re.sub(r"\{shard(?::0?(\d))?\}", lambda found: str(i).zfill(int(found[1] or 0)), form)
     wrong = n > 1 and "{shard" not in form
-    if wrong or not text or "/" in text or not text.isprintable() or "{" in text or len(text) > 100:
+    if wrong or not text or "/" in text or not text.isprintable() or "{" in text or len(os.fsencode(text)) > 100:
         raise GpuschedError(
             f"{form!r} makes no suffixes",
             where="--suffix",

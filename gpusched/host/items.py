@@ -178,7 +178,7 @@ class TextItems(_Light):
         reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
         try:
             for row in reader:
-                if any(cell.strip() for cell in row):
+                if len(row) > 1 or any(cell.strip() for cell in row):
                     if self._header:
                         yield at, read
                     else:

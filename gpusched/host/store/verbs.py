@@ -25,6 +25,7 @@ from gpusched.host.store.submission import Submission
 
 GROUPS_MAX = 50
 SHAPES_MAX = 500  # where there are more, the order alone counts
+_REMOVED = f"state = 'cancelled' AND cause IN ('{CAUSE_REMOVED}', '{CAUSE_NOT_NEEDED}')"
 
 
 class Store(Submission):
@@ -41,9 +42,14 @@ class Store(Submission):
         return {JobState(state): n for state, n in self._db.execute("SELECT state, n FROM counts")}
 
     def item_counts(self) -> list[ItemCount]:
-        """The jobs that say how many items they do, by tags and state; of at most GROUPS_MAX different tags."""
+        """The jobs that say how many items they do, by tags and state; of at most GROUPS_MAX different tags.
+
+        Those of `count_removed` are not among them.
+        """
         query = (
-            "SELECT tags, state, jobs, items FROM item_counts "
+            "SELECT tags, state, jobs - coalesce(n, 0), items - coalesce(their, 0) FROM item_counts LEFT JOIN ("
+            "SELECT tags, 'cancelled' AS state, count(*) AS n, sum(items) AS their FROM jobs "
+            f"WHERE {_REMOVED} AND items > 0 GROUP BY tags) USING (tags, state) "
             f"WHERE tags IN (SELECT DISTINCT tags FROM item_counts LIMIT {GROUPS_MAX})"
         )
         return [
@@ -93,6 +99,12 @@ class Store(Submission):
         row = self._db.execute(query, (name,)).fetchone()
         return None if row[0] is None else int(row[0])
 
+    def last_attempt(self, name: str) -> AttemptRow | None:
+        """Of all attempts of the jobs of this name, the one that began last."""
+        query = "SELECT id FROM jobs JOIN attempts ON job_id = id WHERE name = ? ORDER BY started_at DESC LIMIT 1"
+        row = self._db.execute(query, (name,)).fetchone()
+        return None if row is None else self.attempts(row[0])[-1]
+
     def wants_gpus(self) -> bool:
         """Whether any job that has not ended wants a GPU."""
         query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
@@ -100,8 +112,7 @@ class Store(Submission):
 
     def count_removed(self) -> int:
         """Jobs that count nowhere: their line is gone, or they were to start after a failure that did not come."""
-        query = "SELECT count(*) FROM jobs WHERE state = 'cancelled' AND cause IN (?, ?)"
-        return int(self._db.execute(query, (CAUSE_REMOVED, CAUSE_NOT_NEEDED)).fetchone()[0])
+        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE {_REMOVED}").fetchone()[0])
 
     def totals(self) -> dict[str, float]:
         """Sums over the queue: waits of started jobs, time in attempts, dispatch time, first dispatch."""
