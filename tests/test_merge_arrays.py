@@ -134,6 +134,31 @@ def test_a_sum_that_its_dtype_cannot_hold_is_refused(tmp_path: Path, capsys: Cap
     assert merge(capsys, "-o", tmp_path / f"all.{form}", *parts(tmp_path, form, *fits), "--sum", "n").code == 0
 
 
+@pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int32"])
+def test_sums_of_whole_numbers_are_exact_or_refused(tmp_path: Path, capsys: Capture, form: str, kind: str) -> None:
+    last, least = int(np.iinfo(kind).max), int(np.iinfo(kind).min)
+    half = last // 2 + 1  # twice this is one too many
+    for name, columns, whole in [
+        ("exact", ([half, -1 if least else 0, last], [half - 1, least // 2, 0], [0, 0, 0]), True),
+        ("over and back", ([half, 1, 2], [half, 1, 2], [-1 if least else 0, 1, 2]), bool(least)),
+        ("too much", ([half, 1, 2], [half, 1, 2], [0, 0, 0]), False),
+        ("twice round", ([last, 1, 2], [last, 1, 2], [2, 1, 2]), False),
+    ]:
+        (tmp_path / name).mkdir()
+        arrays = [np.array(column, dtype=kind) for column in columns]
+        values = [{"n": one if form == "npz" else torch.from_numpy(one)} for one in arrays]
+        out = tmp_path / name / f"all.{form}"
+        said = merge(capsys, "-o", out, *parts(tmp_path / name, form, *values), "--sum", "n")
+        if not whole:
+            assert said.code == 1 and f"--sum n: the sum is no {'' if form == 'safetensors' else kind}" in said.err, name
+            assert not out.exists()
+            continue
+        assert said.code == 0, (name, said)
+        read = {"npz": np.load, "pt": torch.load, "safetensors": st_torch.load_file}[form]
+        assert read(out)["n"].tolist() == [sum(numbers) for numbers in zip(*columns, strict=True)], name
+
+
 def test_npz_text_is_not_added_up(tmp_path: Path, capsys: Capture) -> None:
     said = merge(
         capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *[{"t": np.array(["a"])}] * 2), "--sum", "t"

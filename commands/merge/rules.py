@@ -20,6 +20,7 @@ from .parts import ItemOrder, Part
 from .trouble import Refused, Told, clean
 
 ABSENT_SHOWN = 8
+_WIDEST = 2.0**62  # a 64-bit sum that has left its dtype is off by 2**64; its floats by far less
 
 
 class Arrays(Protocol):
@@ -44,6 +45,14 @@ class Arrays(Protocol):
         ...
 
     def equal(self, one: Any, other: Any) -> bool: ...
+
+
+def wrapped(made: Any, near: Any, bits: int) -> bool:
+    """Whether a sum of integers has left its dtype of so many bits, whose own addition says nothing of it.
+
+    `made` is the sum in that dtype, and `near` the same in 64-bit floats, both as floats and arrays of any library.
+    """
+    return bool((abs(made - near) > (_WIDEST if bits == 64 else 0.5)).any())
 
 
 class NoArrays:

@@ -179,16 +179,16 @@ def _sum(name: str, having: Sequence[Stored]) -> bytes:
         raise Refused(f"--sum {clean(name)}: {why}")
     try:
         import numpy as np
+
+        from .arrays import Numpy
     except ImportError:
         remedy = "pip install 'gpusched-lab[merge]'"
         raise Refused("--sum of .safetensors needs numpy", hint=remedy, exit_code=EXIT_CANNOT_WORK) from None
-    values = np.stack([np.frombuffer(one.read(), _ADDED[first.dtype]) for one in having])
-    total = values.sum(axis=0)
-    made = np.asarray(total, dtype=_ADDED[first.dtype])
-    if made.dtype.kind in "iu" and not np.array_equal(made, total):
-        raise Refused(f"--sum {clean(name)}: the sum is no {first.dtype}", hint="store it in a wider dtype")
-    data: bytes = made.tobytes()
-    return data
+    try:
+        made = Numpy().add([np.frombuffer(one.read(), _ADDED[first.dtype]) for one in having])
+    except OverflowError:
+        raise Refused(f"--sum {clean(name)}: the sum is no {first.dtype}", hint="store it in a wider dtype") from None
+    return bytes(made.tobytes())
 
 
 def _texts(held: Sequence[tuple[Part, Any, Mapping[str, str]]], told: Told) -> dict[str, str]:
