@@ -450,3 +450,16 @@ def test_progress_is_said_in_the_file_that_is_named(
     assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
     monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
     assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0
+
+
+def test_a_number_of_any_length_in_a_name_is_sorted() -> None:
+    from gpusched.commands.merge.parts import natural_key
+
+    right = ["x_2.txt", "x_02b.txt", "x_10.txt", f"x_1{'0' * 5000}.txt", f"x_2{'0' * 5000}.txt", "y.txt"]
+    assert sorted(reversed(right), key=natural_key) == right
+    assert sorted(["a_01", "a_1", "a_2", "b_0"], key=natural_key) == ["a_01", "a_1", "a_2", "b_0"]
+
+
+def test_a_part_whose_name_is_a_number_of_5000_digits_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", f"{'9' * 5000}.jsonl")
+    assert said.code == 1 and "there is no such file" in said.err and len(said.err) < 2000
