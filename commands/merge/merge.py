@@ -214,8 +214,8 @@ def judge_counts(job: Job, merged: Merged, told: Told) -> None:
     more = [(records, items) for _, records, items in given if records > items]
     if more and merged.per_item:
         ratios = {records / items for _, records, items in given if items}
-        if len(ratios) == 1 and len(more) == len(given) and ratios.copy().pop().is_integer():
-            told.note(f"{ratios.pop():.0f} records an item in each part")
+        if len(ratios) == 1 and len(more) == len(given) and (ratio := next(iter(ratios))).is_integer():
+            told.note(f"{ratio:.0f} records an item in each part")
         else:
             told.note(f"{number(len(more), 'part')} with more records than items")
     if job.options.expect is not None and merged.records != job.options.expect:

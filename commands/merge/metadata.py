@@ -106,9 +106,7 @@ def document(
 
 
 def text(document: Mapping[str, Any]) -> str:
-    return (
-        json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode() + "\n"
-    )
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _fields(missing: Missing) -> dict[str, Any]:

@@ -46,9 +46,9 @@ class Tensors:
     def add(self, values: Sequence[Any]) -> Any:
         stacked = torch.stack(list(values))
         made = stacked.sum(0).to(stacked.dtype)
-        if not (made.is_floating_point() or made.is_complex()):
-            if wrapped(made.double(), stacked.double().sum(0), made.element_size() * 8):
-                raise OverflowError
+        whole = not (made.is_floating_point() or made.is_complex())
+        if whole and wrapped(made.double(), stacked.double().sum(0), made.element_size() * 8):
+            raise OverflowError
         return made
 
     def equal(self, one: Any, other: Any) -> bool:
