@@ -100,6 +100,81 @@ def test_killed_while_parts_are_removed_it_goes_on_with_that(tmp_path: Path) -> 
     assert done.returncode == 0 and "its parts are removed" in done.stdout and out.read_bytes() == right
 
 
+def tried(*words: object) -> subprocess.CompletedProcess[bytes]:
+    """A merge that is killed at the step that the first word numbers."""
+    done = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], capture_output=True)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["nothing", "incomplete", "complete", "removing"])
+def test_killed_at_any_step_and_started_with_one_more_part_it_goes_on(
+    tmp_path: Path, capsys: Capture, before: str
+) -> None:
+    """First two parts of four stand there, or none; then a merge of three is killed; then all four are there."""
+    for step in range(1, 40):
+        place = tmp_path / str(step)
+        place.mkdir()
+        parts, out = written(place, count=4), place / "all.jsonl"
+        right = [b"".join(path.read_bytes() for path in parts[:count]) for count in range(5)]
+        partly = ["--allow-partial"] if before in ("nothing", "incomplete") else []
+        removing = ["--remove-parts"] if before == "removing" else []
+        if before != "nothing":
+            absent = [place / "p9.jsonl"] if before == "incomplete" else []
+            assert merge(capsys, "-o", out, *parts[:2], *absent, *partly).code == 0
+        last = parts[3].read_bytes()
+        parts[3].unlink()
+        given = parts if partly else parts[:3]
+        done = tried(step, "-o", out, *given, *partly, *removing)
+        assert not out.exists() or out.read_bytes() in right, "it is whole, whichever it is"
+        parts[3].write_bytes(last)
+        if before == "removing" and not all(path.exists() for path in parts):
+            said = merge(capsys, "-o", out, *parts, *removing)  # what is gone stands in the output only
+            assert said.code == 1 and out.read_bytes() == right[3], said
+            break
+        said = merge(capsys, "-o", out, *parts, *removing)
+        assert said.code == 0, (step, said)
+        assert out.read_bytes() == right[4]
+        kept = [] if removing else [path.name for path in parts]
+        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *kept], step
+        if done.returncode == 0:
+            break
+    assert step > 6 and (done.returncode == 0 or before == "removing"), "it was never killed, or never let live"
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_it_makes_nobodys_file_a_merges(tmp_path: Path, capsys: Capture) -> None:
+    for step in range(1, 40):
+        place = tmp_path / str(step)
+        place.mkdir()
+        parts, out = written(place), place / "all.jsonl"
+        out.write_text("mine\n")
+        done = tried(step, "-o", out, *parts[:2], "--overwrite")
+        mine = out.read_text() == "mine\n"
+        said = merge(capsys, "-o", out, *parts)
+        assert said.code == (1 if mine else 0), (step, said)
+        assert (out.read_text() == "mine\n") == mine
+        assert merge(capsys, "-o", out, *parts, "--overwrite").code == 0
+        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *[path.name for path in parts]]
+        if done.returncode == 0:
+            break
+    assert step > 6 and done.returncode == 0 and not mine
+
+
+def test_what_a_merge_replaces_is_written_down(tmp_path: Path, capsys: Capture) -> None:
+    parts, out = written(tmp_path), tmp_path / "all.jsonl"
+    beside = tmp_path / "all_merged_metadata.json"
+    assert merge(capsys, "-o", out, *parts[:2]).code == 0
+    first = json.loads(beside.read_text())
+    assert first["replaces"] is None
+    assert merge(capsys, "-o", out, *parts).code == 0
+    flags = {"complete": True, "remove_parts": False}
+    assert json.loads(beside.read_text())["replaces"] == first["output"] | flags
+    assert merge(capsys, "-o", out, *parts).code == 0
+    assert json.loads(beside.read_text())["replaces"] is None, "it is the same"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
@@ -162,6 +237,23 @@ def test_a_complete_output_is_not_replaced_by_an_incomplete_one(tmp_path: Path, 
     assert out.read_bytes() == whole and not (tmp_path / "all.jsonl.incomplete").exists()
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_file_that_only_is_named_as_the_mark_of_a_merge_is_kept(
+    tmp_path: Path, capsys: Capture, complete: bool
+) -> None:
+    parts = written(tmp_path)
+    mark = tmp_path / "all.jsonl.incomplete"
+    mark.write_text("my notes\n")
+    if not complete:
+        parts[1].write_text("{")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--overwrite")
+    assert said.code == 1 and "all.jsonl.incomplete: exists, and no merge has made it" in said.err, said
+    assert mark.read_text() == "my notes\n" and not (tmp_path / "all.jsonl").exists()
+    mark.unlink()
+    os.mkfifo(mark)
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 1
+
+
 def test_a_pipe_that_somebody_has_put_where_metadata_lie_is_not_read(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path)
     for name in ("all_merged_metadata.json", "p0_metadata.json"):
@@ -178,6 +270,19 @@ def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture)
         assert merge(capsys, "-o", tmp_path / f"x_merged.{form}", *written(tmp_path, form, 2)).code == 0
     assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["format"] == "jsonl"
     assert json.loads((tmp_path / "x_csv_merged_metadata.json").read_text())["format"] == "csv"
+
+
+def test_three_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture) -> None:
+    outputs = ["x.jsonl", "x.csv", "x_merged.csv"]
+    for count in (3, 2, 3):
+        for name in outputs:
+            form = name.rpartition(".")[2]
+            said = merge(capsys, "-o", tmp_path / name, *written(tmp_path, form, count))
+            assert said.code == 0, (count, name, said)
+        (tmp_path / "x_merged_metadata.json").unlink()
+        (tmp_path / "x.jsonl").unlink()  # the others keep theirs, though the first name is free
+    told = {json.loads(path.read_text())["output"]["name"]: path.name for path in tmp_path.glob("*_metadata.json")}
+    assert told == {"x.csv": "x_csv_merged_metadata.json", "x_merged.csv": "x_merged.csv_merged_metadata.json"}
 
 
 @pytest.mark.parametrize(
