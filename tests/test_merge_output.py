@@ -19,7 +19,7 @@ from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
 from gpusched.experiments import shard
-from tests.merging import FORMATS, merge
+from tests.merging import FORMATS, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -488,6 +488,94 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
                 path.write_text(f"[{whole}]" if form == "json" else f"id,t\n{whole}" if form == "csv" else whole)
     before, after = (peak_kib("-o", place / f"all.{form}", *place.glob("p*")) for place in (small, large))
     assert after - before < (60_000 if form == "parquet" else 8_000), f"{before} and {after} KiB"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", [0, 500])
+def test_memory_does_not_grow_with_what_parquet_stores_once(tmp_path: Path, short: int) -> None:
+    """400 MB of one long text, after some short ones, in files of a few kB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = pa.array(["a", "x" * 4000])
+    peaks = []
+    for place, rows in ((tmp_path / "small", 1000), (tmp_path / "large", 50_000)):
+        place.mkdir()
+        for number in range(2):
+            which = pa.array([int(row >= short) for row in range(rows)], pa.int32())
+            table = pa.table({"t": pa.DictionaryArray.from_arrays(which, values)})
+            pq.write_table(table, place / f"p{number}.parquet", store_schema=False)  # read, it is plain text
+        peaks.append(peak_kib("-o", place / "all.parquet", *place.glob("p*")))
+        assert pq.read_metadata(place / "all.parquet").num_rows == 2 * rows
+    assert pq.read_schema(place / "all.parquet").field("t").type == pa.string()
+    assert peaks[1] - peaks[0] < 200_000, f"{peaks} KiB"
+
+
+# ---- names that are not UTF-8 ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [b"o\xff", "oé".encode(), b"o\x1b"])
+def test_names_of_any_bytes_in_any_locale(tmp_path: Path, name: bytes) -> None:
+    """An output that is incomplete, completed, made again in another locale, and its parts removed in two goes."""
+    utf8, plain = (os.environ | more for more in ({"PYTHONUTF8": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}))
+    out = os.fsencode(tmp_path) + b"/" + name + b".jsonl"
+    parts = [os.fsencode(tmp_path) + b"/" + name + b"_%d.jsonl" % number for number in range(3)]
+    command: list[bytes | str] = [sys.executable, "-m", "gpusched.commands.merge", "-o", out]
+
+    def made(env: dict[str, str], *words: bytes | str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*command, *words], capture_output=True, env=env)
+
+    def write(path: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(b"{}\n")
+
+    for path in parts[:2]:
+        write(path)
+    done = made(plain, *parts, "--allow-partial")
+    assert done.returncode == 0 and b"INCOMPLETE" in done.stdout, done
+    with open(out + b".incomplete", "rb") as file:
+        told = file.read()
+    assert b"o" in told and told.isascii() == (name != "oé".encode()) and b"\x1b" not in told, told
+    write(parts[2])
+    for env in (utf8, plain):
+        done = made(env, *parts)
+        assert done.returncode == 0 and b"3 records of 3 parts" in done.stdout, done
+        assert not os.path.lexists(out + b".incomplete")
+        write(parts[1])
+    assert made(plain, *parts[:2]).returncode == 0, "a complete one is replaced"
+    assert made(utf8, *parts).returncode == 0
+    assert made(plain, *parts, "--remove-parts").returncode == 0
+    write(parts[1])
+    done = made(utf8, parts[1], "--remove-parts")
+    assert done.returncode == 0 and b"1 part that was left is removed" in done.stdout, done
+    with open(out, "rb") as file:
+        assert file.read() == b"{}\n" * 3
+    assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_parts_whose_names_are_not_utf_8(tmp_path: Path, capsys: Capture, form: str) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    place.mkdir()
+    for part in written(tmp_path, form):
+        part.rename(place / os.fsdecode(b"\xff" + part.name.encode()))
+    said = merge(capsys, "-o", place / f"all.{form}", *place.glob("*p*"))
+    assert said.code == 0, said
+    (place / f"all.{form}").rename(tmp_path / f"all.{form}")
+    assert FORMATS[form][1](tmp_path / f"all.{form}") == list(range(27))
+
+
+def test_a_plan_in_a_directory_whose_name_is_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    place.mkdir()
+    parts = [place / f"x_gpu_{number}.jsonl" for number in range(2)]
+    for number, path in enumerate(parts):
+        FORMATS["jsonl"][0](path, [number])
+    plan = write_plan(place / "plan.json", 2, 2, f"{place}/*_{{suffix}}.jsonl")
+    for _ in range(2):
+        assert merge(capsys, "--plan", plan).code == 0
+    assert (place / "x_merged.jsonl").read_bytes() == parts[0].read_bytes() + parts[1].read_bytes()
 
 
 # ---- the command line ------------------------------------------------------------------------------
