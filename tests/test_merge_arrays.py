@@ -134,6 +134,33 @@ def test_a_sum_that_its_dtype_cannot_hold_is_refused(tmp_path: Path, capsys: Cap
     assert merge(capsys, "-o", tmp_path / f"all.{form}", *parts(tmp_path, form, *fits), "--sum", "n").code == 0
 
 
+@pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int32"])
+def test_sums_of_whole_numbers_are_exact_or_refused(tmp_path: Path, capsys: Capture, form: str, kind: str) -> None:
+    last, least = int(np.iinfo(kind).max), int(np.iinfo(kind).min)
+    half = last // 2 + 1  # twice this is one too many
+    for name, columns, whole in [
+        ("exact", ([half, -1 if least else 0, last], [half - 1, least // 2, 0], [0, 0, 0]), True),
+        ("over and back", ([half, 1, 2], [half, 1, 2], [-1 if least else 0, 1, 2]), bool(least)),
+        ("too much", ([half, 1, 2], [half, 1, 2], [0, 0, 0]), False),
+        ("twice round", ([last, 1, 2], [last, 1, 2], [2, 1, 2]), False),
+    ]:
+        (tmp_path / name).mkdir()
+        arrays = [np.array(column, dtype=kind) for column in columns]
+        values = [{"n": one if form == "npz" else torch.from_numpy(one)} for one in arrays]
+        out = tmp_path / name / f"all.{form}"
+        said = merge(capsys, "-o", out, *parts(tmp_path / name, form, *values), "--sum", "n")
+        if not whole:
+            assert said.code == 1 and f"--sum n: the sum is no {'' if form == 'safetensors' else kind}" in said.err, (
+                name
+            )
+            assert not out.exists()
+            continue
+        assert said.code == 0, (name, said)
+        read = {"npz": np.load, "pt": torch.load, "safetensors": st_torch.load_file}[form]
+        assert read(out)["n"].tolist() == [sum(numbers) for numbers in zip(*columns, strict=True)], name
+
+
 def test_npz_text_is_not_added_up(tmp_path: Path, capsys: Capture) -> None:
     said = merge(
         capsys, "-o", tmp_path / "all.npz", *parts(tmp_path, "npz", *[{"t": np.array(["a"])}] * 2), "--sum", "t"
@@ -155,11 +182,17 @@ def test_parquet_repeated_nanoseconds_are_found(tmp_path: Path, capsys: Capture)
     assert pq.read_table(tmp_path / "all.parquet")["t"].cast(pa.int64()).to_pylist() == [1, 2, 3, None]
 
 
-def test_npz_with_an_array_that_some_lack_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    values = [{"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(2)}]
-    said = merge(capsys, "-o", tmp_path / "a.npz", *parts(tmp_path, "npz", *values))
-    assert said.code == 1 and "'y' is in 2 of 3 parts, and not in p1.npz" in said.err
-    assert not (tmp_path / "a.npz").exists()
+@pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
+def test_an_array_that_some_lack_is_refused_or_told(tmp_path: Path, capsys: Capture, form: str) -> None:
+    make, out = np.zeros if form == "npz" else torch.zeros, tmp_path / f"a.{form}"
+    values = [{"x": make(2), "y": make(2)}, {"x": make(2)}, {"x": make(2), "y": make(2)}]
+    said = merge(capsys, "-o", out, *parts(tmp_path, form, *values))
+    assert said.code == 1 and f"'y' is in 2 of 3 parts, and not in p1.{form}" in said.err, said
+    assert not out.exists()
+    del values[2]["y"]
+    said = merge(capsys, "-o", out, *parts(tmp_path, form, *values), "--sum", "y", "--sum", "z")
+    assert said.code == 0 and f"p0.{form}: 'y': only one part has it; taken as it is" in said.err, said
+    assert "--sum z: no part has a number under such a key" in said.err and "--sum y" not in said.err
 
 
 # ---- safetensors -----------------------------------------------------------------------------------
@@ -194,6 +227,27 @@ def safetensors(path: Path, dtype: str, shape: list[int], data: bytes) -> Path:
     header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + data)
     return path
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"__metadata__": "abc"}, "is cut in its header, or no safetensors file"),
+        ({"__metadata__": [1]}, "is cut in its header, or no safetensors file"),
+        ({"__metadata__": [["a", "b"]]}, "is cut in its header, or no safetensors file"),
+        ({"y": {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}}, "is cut in its header, or no"),
+        ({"__metadata__": None}, ""),
+        ({"__metadata__": {"a": 1}}, ""),
+    ],
+)
+def test_safetensors_of_an_odd_header_are_left_out(tmp_path: Path, capsys: Capture, more: object, why: str) -> None:
+    good = safetensors(tmp_path / "p0.safetensors", "F32", [1], b"abcd")
+    odd = tmp_path / "p1.safetensors"
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, **more}).encode()  # type: ignore[dict-item]
+    odd.write_bytes(len(header).to_bytes(8, "little") + header + b"efgh")
+    said = merge(capsys, "-o", tmp_path / "all.safetensors", good, odd)
+    assert said.code == bool(why) and why in said.err, said
+    assert (tmp_path / "all.safetensors").read_bytes().endswith(b"abcd" if why else b"abcdefgh")
 
 
 def test_safetensors_whose_rows_are_no_whole_bytes_are_refused(tmp_path: Path, capsys: Capture) -> None:

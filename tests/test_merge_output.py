@@ -19,7 +19,7 @@ from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
 from gpusched.experiments import shard
-from tests.merging import FORMATS, merge
+from tests.merging import FORMATS, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -100,6 +100,81 @@ def test_killed_while_parts_are_removed_it_goes_on_with_that(tmp_path: Path) -> 
     assert done.returncode == 0 and "its parts are removed" in done.stdout and out.read_bytes() == right
 
 
+def tried(*words: object) -> subprocess.CompletedProcess[bytes]:
+    """A merge that is killed at the step that the first word numbers."""
+    done = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], capture_output=True)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["nothing", "incomplete", "complete", "removing"])
+def test_killed_at_any_step_and_started_with_one_more_part_it_goes_on(
+    tmp_path: Path, capsys: Capture, before: str
+) -> None:
+    """First two parts of four stand there, or none; then a merge of three is killed; then all four are there."""
+    for step in range(1, 40):
+        place = tmp_path / str(step)
+        place.mkdir()
+        parts, out = written(place, count=4), place / "all.jsonl"
+        right = [b"".join(path.read_bytes() for path in parts[:count]) for count in range(5)]
+        partly = ["--allow-partial"] if before in ("nothing", "incomplete") else []
+        removing = ["--remove-parts"] if before == "removing" else []
+        if before != "nothing":
+            absent = [place / "p9.jsonl"] if before == "incomplete" else []
+            assert merge(capsys, "-o", out, *parts[:2], *absent, *partly).code == 0
+        last = parts[3].read_bytes()
+        parts[3].unlink()
+        given = parts if partly else parts[:3]
+        done = tried(step, "-o", out, *given, *partly, *removing)
+        assert not out.exists() or out.read_bytes() in right, "it is whole, whichever it is"
+        parts[3].write_bytes(last)
+        if before == "removing" and not all(path.exists() for path in parts):
+            said = merge(capsys, "-o", out, *parts, *removing)  # what is gone stands in the output only
+            assert said.code == 1 and out.read_bytes() == right[3], said
+            break
+        said = merge(capsys, "-o", out, *parts, *removing)
+        assert said.code == 0, (step, said)
+        assert out.read_bytes() == right[4]
+        kept = [] if removing else [path.name for path in parts]
+        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *kept], step
+        if done.returncode == 0:
+            break
+    assert step > 6 and (done.returncode == 0 or before == "removing"), "it was never killed, or never let live"
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_it_makes_nobodys_file_a_merges(tmp_path: Path, capsys: Capture) -> None:
+    for step in range(1, 40):
+        place = tmp_path / str(step)
+        place.mkdir()
+        parts, out = written(place), place / "all.jsonl"
+        out.write_text("mine\n")
+        done = tried(step, "-o", out, *parts[:2], "--overwrite")
+        mine = out.read_text() == "mine\n"
+        said = merge(capsys, "-o", out, *parts)
+        assert said.code == (1 if mine else 0), (step, said)
+        assert (out.read_text() == "mine\n") == mine
+        assert merge(capsys, "-o", out, *parts, "--overwrite").code == 0
+        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *[path.name for path in parts]]
+        if done.returncode == 0:
+            break
+    assert step > 6 and done.returncode == 0 and not mine
+
+
+def test_what_a_merge_replaces_is_written_down(tmp_path: Path, capsys: Capture) -> None:
+    parts, out = written(tmp_path), tmp_path / "all.jsonl"
+    beside = tmp_path / "all_merged_metadata.json"
+    assert merge(capsys, "-o", out, *parts[:2]).code == 0
+    first = json.loads(beside.read_text())
+    assert first["replaces"] is None
+    assert merge(capsys, "-o", out, *parts).code == 0
+    flags = {"complete": True, "remove_parts": False}
+    assert json.loads(beside.read_text())["replaces"] == first["output"] | flags
+    assert merge(capsys, "-o", out, *parts).code == 0
+    assert json.loads(beside.read_text())["replaces"] is None, "it is the same"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
@@ -127,6 +202,8 @@ def test_what_other_merges_left_is_swept_and_what_they_write_is_not(tmp_path: Pa
         path.write_text("x")
     assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
     assert not dead.exists() and other.exists()
+    dead.mkdir()  # cannot be unlinked, as what another user left in a directory like /tmp
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
 
 
 # ---- what is there already -------------------------------------------------------------------------
@@ -160,6 +237,23 @@ def test_a_complete_output_is_not_replaced_by_an_incomplete_one(tmp_path: Path, 
     assert out.read_bytes() == whole and not (tmp_path / "all.jsonl.incomplete").exists()
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_file_that_only_is_named_as_the_mark_of_a_merge_is_kept(
+    tmp_path: Path, capsys: Capture, complete: bool
+) -> None:
+    parts = written(tmp_path)
+    mark = tmp_path / "all.jsonl.incomplete"
+    mark.write_text("my notes\n")
+    if not complete:
+        parts[1].write_text("{")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--overwrite")
+    assert said.code == 1 and "all.jsonl.incomplete: exists, and no merge has made it" in said.err, said
+    assert mark.read_text() == "my notes\n" and not (tmp_path / "all.jsonl").exists()
+    mark.unlink()
+    os.mkfifo(mark)
+    assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 1
+
+
 def test_a_pipe_that_somebody_has_put_where_metadata_lie_is_not_read(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path)
     for name in ("all_merged_metadata.json", "p0_metadata.json"):
@@ -176,6 +270,19 @@ def test_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture)
         assert merge(capsys, "-o", tmp_path / f"x_merged.{form}", *written(tmp_path, form, 2)).code == 0
     assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["format"] == "jsonl"
     assert json.loads((tmp_path / "x_csv_merged_metadata.json").read_text())["format"] == "csv"
+
+
+def test_three_outputs_of_one_stem_have_metadata_each(tmp_path: Path, capsys: Capture) -> None:
+    outputs = ["x.jsonl", "x.csv", "x_merged.csv"]
+    for count in (3, 2, 3):
+        for name in outputs:
+            form = name.rpartition(".")[2]
+            said = merge(capsys, "-o", tmp_path / name, *written(tmp_path, form, count))
+            assert said.code == 0, (count, name, said)
+        (tmp_path / "x_merged_metadata.json").unlink()
+        (tmp_path / "x.jsonl").unlink()  # the others keep theirs, though the first name is free
+    told = {json.loads(path.read_text())["output"]["name"]: path.name for path in tmp_path.glob("*_metadata.json")}
+    assert told == {"x.csv": "x_csv_merged_metadata.json", "x_merged.csv": "x_merged.csv_merged_metadata.json"}
 
 
 @pytest.mark.parametrize(
@@ -383,6 +490,94 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, form: str) -> None:
     assert after - before < (60_000 if form == "parquet" else 8_000), f"{before} and {after} KiB"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("short", [0, 500])
+def test_memory_does_not_grow_with_what_parquet_stores_once(tmp_path: Path, short: int) -> None:
+    """400 MB of one long text, after some short ones, in files of a few kB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = pa.array(["a", "x" * 4000])
+    peaks = []
+    for place, rows in ((tmp_path / "small", 1000), (tmp_path / "large", 50_000)):
+        place.mkdir()
+        for number in range(2):
+            which = pa.array([int(row >= short) for row in range(rows)], pa.int32())
+            table = pa.table({"t": pa.DictionaryArray.from_arrays(which, values)})
+            pq.write_table(table, place / f"p{number}.parquet", store_schema=False)  # read, it is plain text
+        peaks.append(peak_kib("-o", place / "all.parquet", *place.glob("p*")))
+        assert pq.read_metadata(place / "all.parquet").num_rows == 2 * rows
+    assert pq.read_schema(place / "all.parquet").field("t").type == pa.string()
+    assert peaks[1] - peaks[0] < 200_000, f"{peaks} KiB"
+
+
+# ---- names that are not UTF-8 ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [b"o\xff", "oé".encode(), b"o\x1b"])
+def test_names_of_any_bytes_in_any_locale(tmp_path: Path, name: bytes) -> None:
+    """An output that is incomplete, completed, made again in another locale, and its parts removed in two goes."""
+    utf8, plain = (os.environ | more for more in ({"PYTHONUTF8": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}))
+    out = os.fsencode(tmp_path) + b"/" + name + b".jsonl"
+    parts = [os.fsencode(tmp_path) + b"/" + name + b"_%d.jsonl" % number for number in range(3)]
+    command: list[bytes | str] = [sys.executable, "-m", "gpusched.commands.merge", "-o", out]
+
+    def made(env: dict[str, str], *words: bytes | str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*command, *words], capture_output=True, env=env)
+
+    def write(path: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(b"{}\n")
+
+    for path in parts[:2]:
+        write(path)
+    done = made(plain, *parts, "--allow-partial")
+    assert done.returncode == 0 and b"INCOMPLETE" in done.stdout, done
+    with open(out + b".incomplete", "rb") as file:
+        told = file.read()
+    assert b"o" in told and told.isascii() == (name != "oé".encode()) and b"\x1b" not in told, told
+    write(parts[2])
+    for env in (utf8, plain):
+        done = made(env, *parts)
+        assert done.returncode == 0 and b"3 records of 3 parts" in done.stdout, done
+        assert not os.path.lexists(out + b".incomplete")
+        write(parts[1])
+    assert made(plain, *parts[:2]).returncode == 0, "a complete one is replaced"
+    assert made(utf8, *parts).returncode == 0
+    assert made(plain, *parts, "--remove-parts").returncode == 0
+    write(parts[1])
+    done = made(utf8, parts[1], "--remove-parts")
+    assert done.returncode == 0 and b"1 part that was left is removed" in done.stdout, done
+    with open(out, "rb") as file:
+        assert file.read() == b"{}\n" * 3
+    assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_parts_whose_names_are_not_utf_8(tmp_path: Path, capsys: Capture, form: str) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    place.mkdir()
+    for part in written(tmp_path, form):
+        part.rename(place / os.fsdecode(b"\xff" + part.name.encode()))
+    said = merge(capsys, "-o", place / f"all.{form}", *place.glob("*p*"))
+    assert said.code == 0, said
+    (place / f"all.{form}").rename(tmp_path / f"all.{form}")
+    assert FORMATS[form][1](tmp_path / f"all.{form}") == list(range(27))
+
+
+def test_a_plan_in_a_directory_whose_name_is_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    place.mkdir()
+    parts = [place / f"x_gpu_{number}.jsonl" for number in range(2)]
+    for number, path in enumerate(parts):
+        FORMATS["jsonl"][0](path, [number])
+    plan = write_plan(place / "plan.json", 2, 2, f"{place}/*_{{suffix}}.jsonl")
+    for _ in range(2):
+        assert merge(capsys, "--plan", plan).code == 0
+    assert (place / "x_merged.jsonl").read_bytes() == parts[0].read_bytes() + parts[1].read_bytes()
+
+
 # ---- the command line ------------------------------------------------------------------------------
 
 
@@ -450,3 +645,16 @@ def test_progress_is_said_in_the_file_that_is_named(
     assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
     monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
     assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0
+
+
+def test_a_number_of_any_length_in_a_name_is_sorted() -> None:
+    from gpusched.commands.merge.parts import natural_key
+
+    right = ["x_2.txt", "x_02b.txt", "x_10.txt", f"x_1{'0' * 5000}.txt", f"x_2{'0' * 5000}.txt", "y.txt"]
+    assert sorted(set(right), key=natural_key) == right
+    assert sorted(["a_01", "a_1", "a_2", "b_0"], key=natural_key) == ["a_01", "a_1", "a_2", "b_0"]
+
+
+def test_a_part_whose_name_is_a_number_of_5000_digits_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", f"{'9' * 5000}.jsonl")
+    assert said.code == 1 and "there is no such file" in said.err and len(said.err) < 2000

@@ -16,7 +16,7 @@ from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
-from .rules import Rules
+from .rules import Rules, wrapped
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
@@ -44,10 +44,12 @@ class Numpy:
         return np.stack(list(values))
 
     def add(self, values: Sequence[Any]) -> Any:
-        total = np.stack(list(values)).sum(axis=0)
-        made = np.asarray(total, dtype=values[0].dtype)
-        if made.dtype.kind in "biu" and not np.array_equal(made, total):
-            raise OverflowError
+        stacked = np.stack(list(values))
+        made = np.asarray(stacked.sum(axis=0, dtype=stacked.dtype))
+        if made.dtype.kind in "biu":
+            near = stacked.sum(axis=0, dtype=np.float64)
+            if wrapped(made.astype(np.float64), near, made.itemsize * 8):
+                raise OverflowError
         return made
 
     def equal(self, one: Any, other: Any) -> bool:

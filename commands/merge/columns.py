@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -18,7 +19,8 @@ from .widening import widened
 BATCH_BYTES = 1 << 20
 TOGETHER_BYTES = 1 << 26  # of the batches of all parts, where rows are taken from all in turn
 GROUP_BYTES = 1 << 24
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << 12  # few enough that rows which are larger than the first ones, and said to be small, do no harm
+PROBED_ROWS = 256
 GROUP_ROWS = 1 << 20
 
 
@@ -29,15 +31,26 @@ class Opened:
         self.part = part
         try:
             # Not mapped and not read ahead: memory stays that of a batch.
-            self.file = pq.ParquetFile(part.path, memory_map=False, pre_buffer=False, buffer_size=batch_bytes)
+            # By bytes: pyarrow takes no name that is not UTF-8.
+            source = pa.OSFile(os.fsencode(part.path))
+            self.file = pq.ParquetFile(source, memory_map=False, pre_buffer=False, buffer_size=batch_bytes)
         except (pa.ArrowException, OSError, ValueError) as error:
             why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {clean(error, 120)}"
             raise PartUnreadable(why) from None
         told = self.file.metadata
         self.rows: int = told.num_rows
         size = sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
-        self.batch_rows = max(1, min(BATCH_ROWS, batch_bytes * self.rows // max(size, 1)))
+        row_bytes = max(size / max(self.rows, 1), self._row_bytes())
+        self.batch_rows = max(1, min(BATCH_ROWS, int(batch_bytes / max(row_bytes, 1))))
         self.codec: str = told.row_group(0).column(0).compression if told.num_row_groups and told.num_columns else ""
+
+    def _row_bytes(self) -> float:
+        """Of the first rows, as they are in memory: the file says how large they are encoded, repeated values once."""
+        try:
+            batch = next(self.file.iter_batches(batch_size=PROBED_ROWS))
+        except (StopIteration, pa.ArrowException, OSError):  # told when they are read
+            return 0.0
+        return float(batch.nbytes / max(batch.num_rows, 1))
 
     def tables(self, schema: Any) -> Iterator[Any]:
         """All rows; PartUnreadable where they cannot be read on."""

@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 
 from . import metadata
 from .blocks import share
-from .existing import check_name, check_place, check_replaces, finish_removal, path_beside, read_document, remove_parts
+from .existing import (
+    check_name,
+    check_place,
+    check_replaces,
+    finish_removal,
+    is_marker,
+    marker_line,
+    path_beside,
+    read_document,
+    remove_parts,
+    stored_name,
+)
 from .hashing import hash_file
 from .output import Output, reporter, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
@@ -102,7 +113,10 @@ def _check(job: Job) -> str:
             f"--key finds repeated records in .{', .'.join(WITH_KEYS)}; .{form} has none", exit_code=EXIT_USAGE
         )
     check_place(job.output)
-    check_name(f"{job.output}.incomplete")
+    marker = _marker(job.output)
+    check_name(marker)
+    if os.path.lexists(marker) and not is_marker(marker, job.output):
+        raise Refused("exists, and no merge has made it", where=marker, hint="move it away: a merge writes there")
     document = path_beside(job.output)
     check_name(document)
     if os.path.lexists(document) and not (read_document(document) or job.options.overwrite):
@@ -214,8 +228,8 @@ def judge_counts(job: Job, merged: Merged, told: Told) -> None:
     more = [(records, items) for _, records, items in given if records > items]
     if more and merged.per_item:
         ratios = {records / items for _, records, items in given if items}
-        if len(ratios) == 1 and len(more) == len(given) and ratios.copy().pop().is_integer():
-            told.note(f"{ratios.pop():.0f} records an item in each part")
+        if len(ratios) == 1 and len(more) == len(given) and (ratio := next(iter(ratios))).is_integer():
+            told.note(f"{ratio:.0f} records an item in each part")
         else:
             told.note(f"{number(len(more), 'part')} with more records than items")
     if job.options.expect is not None and merged.records != job.options.expect:
@@ -227,20 +241,23 @@ def judge_counts(job: Job, merged: Merged, told: Told) -> None:
 
 
 def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, digest: str) -> Result:
-    """Give the output its name, and say beside it what it is. Until then nothing has changed."""
-    beside = path_beside(job.output)
-    marker = f"{job.output}.incomplete"
+    """Give the output its name, and say beside it what it is. Until then nothing has changed.
+
+    What is said comes first, with what stands there now: killed at any step, the next merge knows either file as ours.
+    """
+    beside, marker = path_beside(job.output), _marker(job.output)
     failed = bool(told.lost or told.wrong)
     complete = not (failed or job.missing)
+    removes = job.options.remove_parts and complete
     errors = told.lines()
     missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
     wrong = [] if complete else [*errors, *missing]
-    check_replaces(job.output, read_document(beside), digest, wrong, overwrite=job.options.overwrite)
-    removes = job.options.remove_parts and complete
-    shown = {"name": out.name, "bytes": out.size, "sha256": digest}
+    replaces = check_replaces(
+        job.output, read_document(beside), job.parts, digest, wrong, overwrite=job.options.overwrite
+    )
     document = metadata.document(
         form=form,
-        output=shown,
+        output={"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
         parts=job.parts,
         missing=job.missing,
         told=told,
@@ -249,24 +266,32 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         order="the parts one after the other, in their shards' order" if told.unordered else job.described,
         complete=complete,
         removed=removes,
+        replaces=replaces,
     )
-    described = metadata.text(document)
+    write_small(beside, metadata.text(document))
     if not complete:
-        write_small(marker, "\n".join([f"{out.name} is incomplete:", *wrong]) + "\n")
+        write_small(marker, "\n".join([marker_line(job.output), *wrong]) + "\n")
     out.commit()
-    write_small(beside, described)
-    if complete and os.path.lexists(marker):
+    if complete and is_marker(marker, job.output):
         os.unlink(marker)
         sync_directory(out.directory)
     sweep(out.directory, os.path.basename(marker))
+    removed = remove_parts(job.output, document, job.parts) if removes else None
     warnings = [*told.warnings(), *missing]
     if job.options.remove_parts and not complete:
         warnings.append("the parts are kept, since the output is incomplete")
-    count = "" if merged.records is None else f"{number(merged.records, 'record')} of "
-    merged_parts = [part for part in job.parts if not part.skipped]
-    said = f"{clean(job.output)}: {count}{number(len(merged_parts), 'part')}"
-    if removes:
-        said += f"; {number(remove_parts(job.output, document, job.parts), 'part')} removed"
-    if not complete:
-        said = f"{said}, INCOMPLETE: see {clean(os.path.basename(marker))}"
+    said = _said(job, merged.records, removed, complete=complete)
     return Result(said, warnings, errors, EXIT_INCOMPLETE if failed else EXIT_OK)
+
+
+def _marker(output: str) -> str:
+    return f"{output}.incomplete"
+
+
+def _said(job: Job, records: int | None, removed: int | None, *, complete: bool) -> str:
+    """The last line of a merge that has written."""
+    count = "" if records is None else f"{number(records, 'record')} of "
+    said = f"{clean(job.output)}: {count}{number(sum(not part.skipped for part in job.parts), 'part')}"
+    if removed is not None:
+        said += f"; {number(removed, 'part')} removed"
+    return said if complete else f"{said}, INCOMPLETE: see {clean(os.path.basename(_marker(job.output)))}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpusched import __version__
 
-from .existing import TOOL
+from .existing import TOOL, stored_name
 from .parts import Missing, Part
 from .trouble import Told
 
@@ -65,6 +65,7 @@ def document(
     order: str,
     complete: bool,
     removed: bool,
+    replaces: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The metadata document. Parts in or below the output's directory are named from there; no command is in it."""
     beside = [left_by_script(part) for part in parts]
@@ -72,7 +73,7 @@ def document(
     totals, overall = _summed(own, [part.records for part in parts])
     rows = []
     for part, found, values in zip(parts, beside, own, strict=True):
-        row: dict[str, Any] = {"name": part.name}
+        row: dict[str, Any] = {"name": stored_name(part.name)}
         given = {"shard": part.shard, "suffix": part.suffix or None, "start": part.start, "end": part.end}
         given |= {"items": part.items, "seed": part.seed}
         row |= {key: value for key, value in given.items() if value is not None}
@@ -89,6 +90,7 @@ def document(
         "created_at": time.time(),
         "format": form,
         "output": dict(output),
+        "replaces": dict(replaces) or None,
         "complete": complete,
         "records": records,
         "expected": expected,
@@ -106,9 +108,7 @@ def document(
 
 
 def text(document: Mapping[str, Any]) -> str:
-    return (
-        json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode() + "\n"
-    )
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _fields(missing: Missing) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -179,12 +180,12 @@ def sync_directory(path: str) -> None:
 
 
 def write_small(path: str, text: str) -> None:
-    """Replace a small file whole or not at all."""
+    """Replace a small file whole or not at all. What UTF-8 has no word for is escaped, as JSON does it."""
     directory, name = os.path.split(os.path.abspath(path))
     sweep(directory, name)
     temporary = os.path.join(directory, temporary_name(name))
     try:
-        with os.fdopen(_create(temporary), "w", encoding="utf-8") as file:
+        with os.fdopen(_create(temporary), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -222,7 +223,8 @@ def sweep(directory: str, name: str) -> None:
             continue
         # Another boot is another host too, where the directory is shared; that one may be at work.
         if age > _STALE_S if boot != _boot() else _started(pid) != started:
-            Path(entry.path).unlink(missing_ok=True)
+            with suppress(OSError):  # of another user, say: it is not in the way
+                os.unlink(entry.path)
 
 
 def _stem(name: str) -> str:

@@ -85,10 +85,12 @@ class Merged:
     per_item: bool = True  # whether the parts' counts are of records; else of whatever their arrays and lists hold
 
 
-def natural_key(name: str) -> tuple[list[str | int], str]:
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """Sorts `gpu_2` before `gpu_10`; names that differ in leading zeros only, by their text."""
-    words: list[str | int] = list(_DIGITS.split(name))
-    words[1::2] = [int(word) for word in words[1::2]]
+    words: list[str | tuple[int, str]] = list(_DIGITS.split(name))
+    for place, word in enumerate(_DIGITS.findall(name)):  # as numbers, without int: it takes 4,300 digits at most
+        digits = word.lstrip("0")
+        words[2 * place + 1] = len(digits), digits
     return words, name
 
 

@@ -13,6 +13,7 @@ import torch
 from .objects import merge_whole
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
+from .rules import wrapped
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _GLOBAL = re.compile(r"(?:GLOBAL|class|type|function) ([A-Za-z_][\w.]*\.[\w.]+)")
@@ -43,9 +44,10 @@ class Tensors:
         return torch.stack(list(values))
 
     def add(self, values: Sequence[Any]) -> Any:
-        total = torch.stack(list(values)).sum(0)
-        made = total.to(values[0].dtype)
-        if not (made.is_floating_point() or made.is_complex() or torch.equal(made.to(total.dtype), total)):
+        stacked = torch.stack(list(values))
+        made = stacked.sum(0).to(stacked.dtype)
+        whole = not (made.is_floating_point() or made.is_complex())
+        if whole and wrapped(made.double(), stacked.double().sum(0), made.element_size() * 8):
             raise OverflowError
         return made
 
@@ -64,7 +66,7 @@ def merge_pt(parts: Sequence[Part], out: Output, order: ItemOrder | None, option
             )
         except RuntimeError as error:  # nested tensors, no memory, what torch cannot join
             raise Refused(f"torch cannot join these: {clean(str(error), 200)}", where=out.path) from None
-        if merged is not None and value is not None:
+        if value is not None:
             with out.file() as file:
                 try:
                     torch.save(_detached(value), file)

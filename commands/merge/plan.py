@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,6 @@ class Asked(msgspec.Struct):
     sum: list[str] = []
     key: str | None = None
     on_duplicate: Literal["error", "keep-first", "keep-last"] | None = None
-    by: str = "given"
     allow_partial: bool = False
 
 
@@ -53,10 +53,11 @@ class Plan(msgspec.Struct):
 def read_plan(path: str) -> Plan:
     """The plan of this file. Refused where it is none, or does not fit together."""
     try:
-        plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+        # Of json, and not of msgspec: names that are not UTF-8 are in it, as halves of surrogate pairs.
+        plan = msgspec.convert(json.loads(Path(path).read_bytes()), Plan)
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Refused(
             f"is no plan: {clean(error)}", where=path, hint="'gpusched shard' writes it", exit_code=EXIT_USAGE
         ) from None

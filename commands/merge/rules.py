@@ -20,6 +20,7 @@ from .parts import ItemOrder, Part
 from .trouble import Refused, Told, clean
 
 ABSENT_SHOWN = 8
+_WIDEST = 2.0**62  # a 64-bit sum that has left its dtype is off by 2**64; its floats by far less
 
 
 class Arrays(Protocol):
@@ -44,6 +45,14 @@ class Arrays(Protocol):
         ...
 
     def equal(self, one: Any, other: Any) -> bool: ...
+
+
+def wrapped(made: Any, near: Any, bits: int) -> bool:
+    """Whether a sum of integers has left its dtype of so many bits, whose own addition says nothing of it.
+
+    `made` is the sum in that dtype, and `near` the same in 64-bit floats, both as floats and arrays of any library.
+    """
+    return bool((abs(made - near) > (_WIDEST if bits == 64 else 0.5)).any())
 
 
 class NoArrays:
@@ -131,19 +140,23 @@ class Rules:
         for name in {name: None for _, value in filled for name in value}:
             here = f"{key}.{name}" if key else str(name)
             having = [(part, value[name]) for part, value in filled if name in value]
-            if len(having) < len(filled):
-                self._some_lack_it(here, having, filled)
+            joined = self._kind(having[0][1]) not in ("plain value", "dict")
+            self.holders(here, [part for part, _ in having], [part for part, _ in filled], joined=joined)
             yield name, self._merge(here, having)
 
-    def _some_lack_it(self, key: str, having: Sequence[tuple[Part, Any]], all_: Sequence[tuple[Part, Any]]) -> None:
+    def holders(self, key: str, having: Sequence[Part], all_: Sequence[Part], *, joined: bool) -> None:
+        """Tell of a key that only some have. Refused where its rows would be joined, and several have it."""
+        if len(having) == len(all_):
+            return
         if len(having) == 1:
             self._alone += 1
-            self._first_alone = self._first_alone or f"{clean(having[0][0].name)}: {self._name(key)}"
+            self._first_alone = self._first_alone or f"{clean(having[0].name)}: {self._name(key)}"
             return
-        names = {part.name for part, _ in having}
-        lacking = [part.name for part, _ in all_ if part.name not in names]
-        shown = clean(", ".join(lacking[:ABSENT_SHOWN]))
-        if self._kind(having[0][1]) in ("plain value", "dict"):
+        own = set(map(id, having))
+        lacking = [part.name for part in all_ if id(part) not in own]
+        more = f" and {len(lacking) - ABSENT_SHOWN} more" if len(lacking) > ABSENT_SHOWN else ""
+        shown = f"{clean(', '.join(lacking[:ABSENT_SHOWN]))}{more}"
+        if not joined:
             self.told.note(f"{self._name(key)} is not in {shown}")
             return
         raise Refused(
@@ -153,9 +166,10 @@ class Rules:
 
     def _arrays(self, key: str, held: Sequence[tuple[Part, Any]]) -> Any:
         arrays = self.arrays
+        summed = self.summed_up(key)
         if len(held) == 1 and self._several:
             return held[0][1]
-        if self._to_be_summed(key):
+        if summed:
             self._alike(key, held, lambda value: f"{arrays.dtype(value)} {arrays.shape(value)}")
             try:
                 return arrays.add([value for _, value in held])
@@ -190,7 +204,7 @@ class Rules:
 
     def _plain(self, key: str, held: Sequence[tuple[Part, Any]]) -> Any:
         values = [value for _, value in held]
-        if self._to_be_summed(key):
+        if self.summed_up(key):
             if not all(isinstance(value, int | float) for value in values):
                 self._differ(key, held, lambda value: type(value).__name__, "to be added up")
             return sum(values)
@@ -211,7 +225,8 @@ class Rules:
             self._places[shards] = self.order.places(shards)
         return self._places[shards]
 
-    def _to_be_summed(self, key: str) -> bool:
+    def summed_up(self, key: str) -> bool:
+        """Whether --sum names this key; that somebody has it is remembered."""
         for name in (key, key.rpartition(".")[2]):
             if name in self.sums:
                 self.summed.add(name)

@@ -14,6 +14,7 @@ from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
+from .rules import NoArrays, Rules
 from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
 
 LARGEST_HEADER = 100_000_000
@@ -68,15 +69,14 @@ def merge_safetensors(
             held.append((part, *_header(part)))
     if not held:
         return Merged(None)
-    order = order if all(part.shard is not None for part, _, _ in held) else None
+    able = [part for part, _, _ in held]
+    rules = Rules(NoArrays(), able, order, options.sums, told)
     made = []
     for name in dict.fromkeys(name for _, tensors, _ in held for name in tensors):
         having = [tensors[name] for _, tensors, _ in held if name in tensors]
-        _check_holders(name, having, held, told)
-        made.append(_join(name, having, order, options.sums, len(held) > 1, told))
-    for key in options.sums:
-        if not any(name == key or name.rpartition(".")[2] == key for _, tensors, _ in held for name in tensors):
-            told.note(f"--sum {clean(key)}: no part has such a tensor")
+        rules.holders(name, [one.part for one in having], able, joined=bool(having[0].shape))
+        made.append(_join(name, having, rules, several=len(held) > 1))
+    rules.tell()
     made.sort(key=lambda one: (-_BITS.get(one.dtype, 8), one.name))  # wide ones first: each is then aligned
     _write(made, _texts(held, told), out)
     return Merged(total(parts), per_item=False)
@@ -90,7 +90,8 @@ def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
             raise PartUnreadable("is empty" if part.size == 0 else "is no safetensors file")
         try:
             fields = json.loads(file.read(length))
-            texts = fields.pop("__metadata__", {})
+            texts = fields.pop("__metadata__", None)
+            texts = {} if texts is None else {key: str(text) for key, text in texts.items()}
             tensors = {
                 name: Stored(
                     part,
@@ -101,7 +102,7 @@ def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
                 )
                 for name, found in fields.items()
             }
-        except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
             raise PartUnreadable("is cut in its header, or no safetensors file") from None
     for name, one in tensors.items():
         elements = 1
@@ -115,31 +116,13 @@ def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
             raise PartUnreadable(f"the tensor {clean(name)!r} has {one.size:,} bytes, which its shape does not say")
     lengths = {one.shape[0] for one in tensors.values() if one.shape}
     part.records = lengths.pop() if len(lengths) == 1 else None
-    part.values = dict(texts)
+    part.values = texts
     return tensors, texts
 
 
-def _check_holders(name: str, having: Sequence[Stored], held: Sequence[tuple[Part, Any, Any]], told: Told) -> None:
-    if len(having) == len(held):
-        return
-    names = {one.part.name for one in having}
-    lacking = clean(", ".join(part.name for part, _, _ in held if part.name not in names))
-    if len(having) == 1:
-        told.note(f"{clean(having[0].part.name)}: only this part has {clean(name)!r}; taken as it is")
-    elif having[0].shape:
-        raise Refused(
-            f"{clean(name)!r} is in {len(having)} of {len(held)} parts, and not in {lacking}: joined, its rows would "
-            "not be those of the other tensors"
-        )
-    else:
-        told.note(f"{clean(name)!r} is not in {lacking}")
-
-
-def _join(
-    name: str, having: Sequence[Stored], order: ItemOrder | None, sums: Sequence[str], several: bool, told: Told
-) -> Made:
-    first = having[0]
-    if name in sums or name.rpartition(".")[2] in sums:
+def _join(name: str, having: Sequence[Stored], rules: Rules, *, several: bool) -> Made:
+    first, order, told = having[0], rules.order, rules.told
+    if rules.summed_up(name):
         return Made(name, first.dtype, first.shape, (), None, _sum(name, having))
     filled = [one for one in having if one.shape != (0,)] or list(having)
     first = filled[0]
@@ -179,23 +162,23 @@ def _sum(name: str, having: Sequence[Stored]) -> bytes:
         raise Refused(f"--sum {clean(name)}: {why}")
     try:
         import numpy as np
+
+        from .arrays import Numpy
     except ImportError:
         remedy = "pip install 'gpusched-lab[merge]'"
         raise Refused("--sum of .safetensors needs numpy", hint=remedy, exit_code=EXIT_CANNOT_WORK) from None
-    values = np.stack([np.frombuffer(one.read(), _ADDED[first.dtype]) for one in having])
-    total = values.sum(axis=0)
-    made = np.asarray(total, dtype=_ADDED[first.dtype])
-    if made.dtype.kind in "iu" and not np.array_equal(made, total):
-        raise Refused(f"--sum {clean(name)}: the sum is no {first.dtype}", hint="store it in a wider dtype")
-    data: bytes = made.tobytes()
-    return data
+    try:
+        made = Numpy().add([np.frombuffer(one.read(), _ADDED[first.dtype]) for one in having])
+    except OverflowError:
+        raise Refused(f"--sum {clean(name)}: the sum is no {first.dtype}", hint="store it in a wider dtype") from None
+    return bytes(made.tobytes())
 
 
 def _texts(held: Sequence[tuple[Part, Any, Mapping[str, str]]], told: Told) -> dict[str, str]:
     """`__metadata__`: equal texts stay, others become a JSON list with one a part."""
     made: dict[str, str] = {}
     for key in dict.fromkeys(key for _, _, texts in held for key in texts):
-        values = [str(texts[key]) for _, _, texts in held if key in texts]
+        values = [texts[key] for _, _, texts in held if key in texts]
         made[key] = values[0] if len(set(values)) == 1 else json.dumps(values)
         if len(set(values)) > 1:
             told.note(f"the metadata {clean(key)!r} differs from part to part: a JSON list, one a part")
