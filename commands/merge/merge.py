@@ -25,7 +25,7 @@ from .hashing import hash_file
 from .output import Output, reporter, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
 from .records import merge_records
-from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
+from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Short, Told, clean, number
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
 WITH_SUMS = ("json", "npz", "safetensors", "pt")
@@ -217,14 +217,17 @@ def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
 
 
 def judge_counts(job: Job, merged: Merged, told: Told) -> None:
-    """Compare the counts of the parts with what their shards were given, and the total with --expect."""
+    """Compare the counts of the parts with what their shards were given, and the total with --expect.
+
+    Counts that may be of something else than records are taken for counts of items once one of them is exactly that;
+    a shard without items says nothing of that.
+    """
     parts = [part for part in job.parts if part.items is not None and part.records is not None and not part.skipped]
     given = [(part, part.records or 0, part.items or 0) for part in parts]
-    exact = any(records == items for _, records, items in given)
+    by_item = merged.per_item or any(records == items > 0 for _, records, items in given)
     for part, records, items in given:
-        if records < items and (merged.per_item or exact) and part.name not in told.lost:
-            text = f"{clean(part.name)}: {number(records, 'record')} of {number(items, 'item')}"
-            (told.notes if job.options.allow_partial else told.wrong).append(text)
+        if records < items and by_item and part.name not in told.lost:
+            told.short.append(Short(part.name, part.shard, part.suffix, records, items))
     more = [(records, items) for _, records, items in given if records > items]
     if more and merged.per_item:
         ratios = {records / items for _, records, items in given if items}
@@ -246,12 +249,14 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
     What is said comes first, with what stands there now: killed at any step, the next merge knows either file as ours.
     """
     beside, marker = path_beside(job.output), _marker(job.output)
-    failed = bool(told.lost or told.wrong)
-    complete = not (failed or job.missing)
+    short = [str(one) for one in told.short]
+    failed = bool(told.lost or told.wrong or (short and not job.options.allow_partial))
+    complete = not (failed or short or job.missing)
     removes = job.options.remove_parts and complete
-    errors = told.lines()
+    errors = [*told.lines(), *([] if job.options.allow_partial else short)]
     missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
-    wrong = [] if complete else [*errors, *missing]
+    lacking = [*(short if job.options.allow_partial else []), *missing]
+    wrong = [*errors, *lacking]
     replaces = check_replaces(
         job.output, read_document(beside), job.parts, digest, wrong, overwrite=job.options.overwrite
     )
@@ -277,7 +282,7 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         sync_directory(out.directory)
     sweep(out.directory, os.path.basename(marker))
     removed = remove_parts(job.output, document, job.parts) if removes else None
-    warnings = [*told.warnings(), *missing]
+    warnings = [*told.warnings(), *lacking]
     if job.options.remove_parts and not complete:
         warnings.append("the parts are kept, since the output is incomplete")
     said = _said(job, merged.records, removed, complete=complete)

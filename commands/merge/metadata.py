@@ -15,7 +15,7 @@ from gpusched import __version__
 
 from .existing import TOOL, stored_name
 from .parts import Missing, Part
-from .trouble import Told
+from .trouble import Short, Told
 
 WRITTEN_MOST = 1000  # of what was left out
 
@@ -96,6 +96,7 @@ def document(
         "expected": expected,
         "order": order,
         "missing": [{k: v for k, v in _fields(m).items() if v is not None} for m in missing],
+        "short": [_fields(one) | {"lacks": one.items - one.records} for one in told.short],
         "left_out": [{"part": x.part, "line": x.line, "why": x.why} for x in told.left_out[:WRITTEN_MOST]],
         "left_out_records": sum(told.lost.values()),
         "wrong": told.wrong,
@@ -111,8 +112,8 @@ def text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _fields(missing: Missing) -> dict[str, Any]:
-    return {name: getattr(missing, name) for name in missing.__slots__}
+def _fields(told: Missing | Short) -> dict[str, Any]:
+    return {name: getattr(told, name) for name in told.__slots__}
 
 
 def _plain(value: Any) -> Any:
