@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpusched.commands.merge.groups import _Files
@@ -221,7 +222,7 @@ def test_a_short_part_makes_the_output_incomplete_and_no_part_is_removed(
             {"part": f"x_gpu_1.{form}", "shard": 1, "suffix": "gpu_1", "records": left, "items": 7, "lacks": 7 - left}
         ]
         assert line in (tmp_path / f"x_merged.{form}.incomplete").read_text()
-        assert read(tmp_path / f"x_merged.{form}") == sum(items, [])
+        assert read(tmp_path / f"x_merged.{form}") == [*items[0], *items[1], *items[2]]
     write(parts[1], list(range(7, 14)))
     said = merge(capsys, "--plan", plan, "--allow-partial", "--remove-parts")
     assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
@@ -284,6 +285,40 @@ def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: C
         (1, 101, 1, 2),
     ]
     assert "hf_" not in text and str(tmp_path) not in text
+
+
+def told_of(place: Path, capsys: Capture, *parts: tuple[str, object]) -> dict[str, Any]:
+    """The metadata of a merge of parts with these texts, and these metadata of their scripts."""
+    for i, (text, left) in enumerate(parts):
+        (place / f"x_{i}.jsonl").write_text(text, "latin-1")
+        (place / f"x_{i}_metadata.json").write_text(json.dumps(left))
+    merge(capsys, "-o", place / "x.jsonl", *(place / f"x_{i}.jsonl" for i in range(len(parts))))
+    found: dict[str, Any] = json.loads((place / "x_merged_metadata.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("key", [(), ("--key", "id")])
+@pytest.mark.parametrize(
+    "bad", ["\xff\xfe{\0}\0\n\0", "\0" * 90, "\0\n" * 9, '{"id": 7'], ids=["utf-16", "nul", "nuls", "cut"]
+)
+def test_what_is_left_out_counts_in_no_total(tmp_path: Path, capsys: Capture, bad: str, key: tuple[str, ...]) -> None:
+    good, left = "".join(f'{{"id": {i}}}\n' for i in range(10)), {"num_samples": 10, "accuracy": 0.5}
+    texts = [(good, left), (bad, {"num_samples": 30, "accuracy": 0.9})]
+    told = told_of(tmp_path, capsys, *texts)
+    assert told["records"] == 10 and told["complete"] is False and told["totals"] == {"num_samples": 10}
+    assert told["overall"] == {"accuracy": {"value": 0.5, "weight": 10, "parts": 1}}
+    assert "left_out" in told["parts"][1] and told["parts"][1]["metadata"]["num_samples"] == 30
+
+
+def test_an_accuracy_that_not_all_parts_have_is_none_over_all(tmp_path: Path, capsys: Capture) -> None:
+    one, empty, ten = '{"a": 1}\n', "", '{"a": 1}\n' * 10
+    left = {"accuracy": 0.9, "b_acc": 0.5, "n": 10}
+    assert told_of(tmp_path, capsys, (ten, left), (ten, {"n": 30, "b_acc": 0.1}))["overall"] == {
+        "b_acc": {"value": pytest.approx(0.2), "weight": 40, "parts": 2}
+    }
+    assert told_of(tmp_path, capsys, (ten, left), (one, {"n": 30, "accuracy": None}))["overall"] == {}
+    told = told_of(tmp_path, capsys, (ten, {"accuracy": 0.9}), (empty, {"accuracy": None}))
+    assert told["overall"] == {"accuracy": {"value": 0.9, "weight": 10, "parts": 1}}
 
 
 @pytest.mark.parametrize(
