@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
+import random
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -270,6 +274,69 @@ def test_negative_sizes_are_no_array(tmp_path: Path, capsys: Capture) -> None:
     for one, other in zip(bad, good, strict=True):
         said = merge(capsys, "-o", tmp_path / f"all{one.suffix}", one, other)
         assert said.code == 1 and "negative size" in said.err and "INCOMPLETE" in said.out, said
+
+
+def with_header(path: Path, damage: Callable[[bytearray], None]) -> Path:
+    """A .npy part, or .npz with sound checksums, whose array has this done to its file."""
+    made = io.BytesIO()
+    np.save(made, np.asfortranarray(np.arange(12.0).reshape(4, 3)))
+    data = bytearray(made.getvalue())
+    damage(data)
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", bytes(data))
+    else:
+        path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("form", ["npy", "npz"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"}", b"\0"),
+        (b"'<f8'", b"'<,8'"),
+        (b" 'fort", b"b'fort"),
+        (b"(4, 3)", b"(4L,3}"),
+        (b"(4, 3), } ", b"(4, 9**9)}"),
+        (b"(4, 3), }" + b" " * 20, b"(0, 9999999999999999999)}    "),
+        (b"(4, 3), }", b"(4, 33),}"),
+        (b"(4, 3)", b"(('a))"),
+    ],
+)
+def test_a_damaged_header_of_numpy_is_named_and_the_others_are_merged(
+    tmp_path: Path, capsys: Capture, form: str, old: bytes, new: bytes
+) -> None:
+    def damage(data: bytearray) -> None:
+        assert data.count(old) == 1 and len(new) == len(old)
+        data[:] = data.replace(old, new)
+
+    good = [with_header(tmp_path / f"p{n}.{form}", lambda data: None) for n in (0, 2)]
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", good[0], with_header(tmp_path / f"p1.{form}", damage), good[1])
+    assert said.code == 1 and f"p1.{form}: " in said.err and "2 parts, INCOMPLETE" in said.out, said
+    found = np.load(tmp_path / f"all.{form}")
+    rows = (found["x"] if form == "npz" else found).tolist()
+    assert rows == np.arange(12.0).reshape(4, 3).tolist() * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["npy", "npz"])
+def test_no_byte_of_a_header_of_numpy_does_more_than_lose_its_part(tmp_path: Path, capsys: Capture, form: str) -> None:
+    chance = random.Random(7)
+    likely = b"\0{}[]()',:\"0123456789LTFNeU<>|= \n\\#xO-+.*b"
+
+    def damage(data: bytearray) -> None:
+        for _ in range(chance.choice((1, 1, 2, 4, 12))):
+            data[chance.randrange(128)] = chance.choice(likely) if chance.random() < 0.8 else chance.randrange(256)
+
+    good = with_header(tmp_path / f"p0.{form}", lambda data: None)
+    lost = 0
+    for _ in range(400):
+        bad = with_header(tmp_path / f"p1.{form}", damage)
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", good, bad, "--overwrite")
+        assert said.code in (0, 1) and "Warning" not in said.err
+        lost += f"p1.{form}: " in said.err and "1 part, INCOMPLETE" in said.out
+    assert lost > 200
 
 
 def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
