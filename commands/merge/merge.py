@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from . import metadata
 from .blocks import share
+from .counts import judge_counts
 from .existing import (
+    Removal,
     check_name,
     check_place,
     check_replaces,
@@ -25,7 +27,7 @@ from .hashing import hash_file
 from .output import Output, reporter, sweep, sync_directory, write_small
 from .parts import ItemOrder, Merged, Missing, Options, Part
 from .records import merge_records
-from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Short, Told, clean, number
+from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, Told, clean, number
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "npz", "npy", "safetensors", "pt")
 WITH_SUMS = ("json", "npz", "safetensors", "pt")
@@ -72,7 +74,8 @@ def merge(job: Job) -> Result:
     if not job.options.overwrite:
         done = finish_removal(job.output, job.parts, asked=job.options.remove_parts)
         if done is not None:
-            return Result(done, (), (), EXIT_OK)
+            said, removal = done
+            return Result(said, (), removal.errors, removal.exit_code)
     if job.missing and not job.options.allow_partial:
         _refuse_missing(job)
     if not job.parts:
@@ -94,7 +97,7 @@ def merge(job: Job) -> Result:
                 part.skipped = part.skipped or "none of its records can be read"
         if all(part.skipped for part in job.parts):
             raise Refused("nothing of any part can be merged:\n  " + "\n  ".join(told.lines()), where=job.output)
-        judge_counts(job, merged, told)
+        judge_counts(job.parts, merged, job.options, told)
         digest = out.finish()
         return _name_it(job, form, merged, told, out, digest)
 
@@ -219,30 +222,6 @@ def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
     return Merged(merge_records(tables, parts, out, order, options, told))
 
 
-def judge_counts(job: Job, merged: Merged, told: Told) -> None:
-    """Compare the counts of the parts with what their shards were given, and the total with --expect.
-
-    Counts that may be of something else than records are taken for counts of items once one of them is exactly that;
-    a shard without items says nothing of that.
-    """
-    parts = [part for part in job.parts if part.items is not None and part.records is not None and not part.skipped]
-    given = [(part, part.records or 0, part.items or 0) for part in parts]
-    by_item = merged.per_item or any(records == items > 0 for _, records, items in given)
-    for part, records, items in given:
-        if records < items and by_item and part.name not in told.lost:
-            told.short.append(Short(part.name, part.shard, part.suffix, records, items))
-    more = [(records, items) for _, records, items in given if records > items]
-    if more and merged.per_item:
-        ratios = {records / items for _, records, items in given if items}
-        if len(ratios) == 1 and len(more) == len(given) and (ratio := next(iter(ratios))).is_integer():
-            told.note(f"{ratio:.0f} records an item in each part")
-        else:
-            told.note(f"{number(len(more), 'part')} with more records than items")
-    if job.options.expect is not None and merged.records != job.options.expect:
-        found = "no count" if merged.records is None else number(merged.records, "record")
-        told.wrong.append(f"{found}, and --expect {job.options.expect:,}")
-
-
 # ---- after -----------------------------------------------------------------------------------------
 
 
@@ -284,11 +263,13 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         os.unlink(marker)
         sync_directory(out.directory)
     sweep(out.directory, os.path.basename(marker))
-    removed = remove_parts(job.output, document, job.parts) if removes else None
+    removal = remove_parts(job.output, document, job.parts) if removes else None
     warnings = [*told.warnings(), *lacking]
     if job.options.remove_parts and not complete:
         warnings.append("the parts are kept, since the output is incomplete")
-    said = _said(job, merged.records, removed, complete=complete)
+    said = _said(job, merged.records, removal, complete=complete)
+    if removal is not None:
+        return Result(said, warnings, removal.errors, removal.exit_code)
     return Result(said, warnings, errors, EXIT_INCOMPLETE if failed else EXIT_OK)
 
 
@@ -296,10 +277,10 @@ def _marker(output: str) -> str:
     return f"{output}.incomplete"
 
 
-def _said(job: Job, records: int | None, removed: int | None, *, complete: bool) -> str:
+def _said(job: Job, records: int | None, removal: Removal | None, *, complete: bool) -> str:
     """The last line of a merge that has written."""
     count = "" if records is None else f"{number(records, 'record')} of "
     said = f"{clean(job.output)}: {count}{number(sum(not part.skipped for part in job.parts), 'part')}"
-    if removed is not None:
-        said += f"; {number(removed, 'part')} removed"
+    if removal is not None:
+        said += f"; {number(removal.removed, 'part')} removed"
     return said if complete else f"{said}, INCOMPLETE: see {clean(os.path.basename(_marker(job.output)))}"
