@@ -461,10 +461,36 @@ def test_pt_dicts_by_the_rules(tmp_path: Path, capsys: Capture) -> None:
     assert "p0.pt: 'only': only one part has it" in said.err
     found = torch.load(tmp_path / "a.pt", weights_only=True)
     assert found["emb"].tolist() == [[0.0] * 3, [0.0] * 3, [1.0] * 3] and found["texts"] == ["a", "b", "c"]
-    assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1, 1))
+    assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1,))
     assert found["loss"].tolist() == [0.5, 0.25] and found["hist"].tolist() == [11, 22]
     assert found["meta"]["steps"] == [1, 2] and found["meta"]["n"] == 5 and found["meta"]["nan"] != found["meta"]["nan"]
     assert not found["grad"].requires_grad and list(found) == list(one)
+
+
+def test_pt_tuples_that_are_equal_are_kept_and_others_joined(tmp_path: Path, capsys: Capture) -> None:
+    same = {"betas": (0.9, 0.999), "size": torch.Size([2, 3]), "none": (float("nan"), (1, None)), "row": ("a",) * 3}
+    one = {"x": torch.zeros(3, 1), **same, "ids": (1, 2, 3), "kind": (1, 0), "t": (torch.ones(2),)}
+    two = {"x": torch.ones(3, 1), **same, "ids": (4, 5, 6), "kind": (True, 0), "t": (torch.ones(2),)}
+    said = merge(capsys, "-o", tmp_path / "a.pt", *parts(tmp_path, "pt", one, two))
+    assert said.code == 0 and "a.pt: 6 records of 2 parts" in said.out, said
+    assert "'row' is the same tuple in all parts: it is kept" in said.err and "betas" not in said.err
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert found["betas"] == (0.9, 0.999) and found["size"] == torch.Size([2, 3]) and found["row"] == ("a",) * 3
+    assert found["none"][1] == (1, None) and len(found["none"]) == 2 and len(found["t"]) == 2
+    assert found["ids"] == (1, 2, 3, 4, 5, 6) and found["kind"] == (1, 0, True, 0) and found["x"].shape == (6, 1)
+    assert merge(capsys, "-o", tmp_path / "b.pt", *parts(tmp_path, "pt", (1, 2), (1, 2))).code == 0
+    assert torch.load(tmp_path / "b.pt", weights_only=True) == (1, 2, 1, 2)  # a part that is a tuple is its records
+
+
+@pytest.mark.parametrize("form", ["pt", "npz", "safetensors"])
+def test_what_is_added_up_has_no_records(tmp_path: Path, capsys: Capture, form: str) -> None:
+    made = np.ones if form == "npz" else torch.ones
+    for i, (name, others, count) in enumerate([("h", {}, None), ("a.h", {"x": made((5, 2))}, 10)]):
+        value = {name: made(2), **others}
+        out = tmp_path / f"all{i}.{form}"
+        said = merge(capsys, "-o", out, *parts(tmp_path, form, value, value), "--sum", "h")
+        assert said.code == 0 and f"{out}: {'10 records of ' if count else ''}2 parts" in said.out, said
+        assert json.loads((tmp_path / f"all{i}_merged_metadata.json").read_text())["records"] == count
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
-from .rules import Rules, wrapped
+from .rules import Rules, name_of_sum, wrapped
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
@@ -155,7 +155,7 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     for part in parts:
         with reading(part, told):
             try:
-                compressed |= _check_npz(part)
+                compressed |= _check_npz(part, options.sums)
                 held.append((part, np.load(part.path, allow_pickle=False)))
             except (OSError, *_DAMAGE) as error:
                 why = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
@@ -178,7 +178,7 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     return Merged(total(parts), per_item=False)
 
 
-def _check_npz(part: Part) -> bool:
+def _check_npz(part: Part, sums: Sequence[str]) -> bool:
     """Whether it is compressed. Counts its records; PartUnreadable if a byte of it is wrong."""
     lengths: set[int] = set()
     values: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def _check_npz(part: Part) -> bool:
                 if member.file_size < (whole := offset + dtype.itemsize * math.prod(shape)):
                     raise PartUnreadable(f"array {clean(name)!r} is cut: {member.file_size:,} of {whole:,} bytes")
                 if shape:
-                    lengths.add(shape[0])
+                    lengths |= {shape[0]} if name_of_sum(name, sums) is None else set()
                 elif dtype.kind in "biufU":
                     values[name] = np.frombuffer(file.read(), dtype)[0].item()
         part.records = lengths.pop() if len(lengths) == 1 else None
