@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
+import random
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -272,6 +276,69 @@ def test_negative_sizes_are_no_array(tmp_path: Path, capsys: Capture) -> None:
         assert said.code == 1 and "negative size" in said.err and "INCOMPLETE" in said.out, said
 
 
+def with_header(path: Path, damage: Callable[[bytearray], None]) -> Path:
+    """A .npy part, or .npz with sound checksums, whose array has this done to its file."""
+    made = io.BytesIO()
+    np.save(made, np.asfortranarray(np.arange(12.0).reshape(4, 3)))
+    data = bytearray(made.getvalue())
+    damage(data)
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", bytes(data))
+    else:
+        path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("form", ["npy", "npz"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"}", b"\0"),
+        (b"'<f8'", b"'<,8'"),
+        (b" 'fort", b"b'fort"),
+        (b"(4, 3)", b"(4L,3}"),
+        (b"(4, 3), } ", b"(4, 9**9)}"),
+        (b"(4, 3), }" + b" " * 20, b"(0, 9999999999999999999)}    "),
+        (b"(4, 3), }", b"(4, 33),}"),
+        (b"(4, 3)", b"(('a))"),
+    ],
+)
+def test_a_damaged_header_of_numpy_is_named_and_the_others_are_merged(
+    tmp_path: Path, capsys: Capture, form: str, old: bytes, new: bytes
+) -> None:
+    def damage(data: bytearray) -> None:
+        assert data.count(old) == 1 and len(new) == len(old)
+        data[:] = data.replace(old, new)
+
+    good = [with_header(tmp_path / f"p{n}.{form}", lambda data: None) for n in (0, 2)]
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", good[0], with_header(tmp_path / f"p1.{form}", damage), good[1])
+    assert said.code == 1 and f"p1.{form}: " in said.err and "2 parts, INCOMPLETE" in said.out, said
+    found = np.load(tmp_path / f"all.{form}")
+    rows = (found["x"] if form == "npz" else found).tolist()
+    assert rows == np.arange(12.0).reshape(4, 3).tolist() * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["npy", "npz"])
+def test_no_byte_of_a_header_of_numpy_does_more_than_lose_its_part(tmp_path: Path, capsys: Capture, form: str) -> None:
+    chance = random.Random(7)
+    likely = b"\0{}[]()',:\"0123456789LTFNeU<>|= \n\\#xO-+.*b"
+
+    def damage(data: bytearray) -> None:
+        for _ in range(chance.choice((1, 1, 2, 4, 12))):
+            data[chance.randrange(128)] = chance.choice(likely) if chance.random() < 0.8 else chance.randrange(256)
+
+    good = with_header(tmp_path / f"p0.{form}", lambda data: None)
+    lost = 0
+    for _ in range(400):
+        bad = with_header(tmp_path / f"p1.{form}", damage)
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", good, bad, "--overwrite")
+        assert said.code in (0, 1) and "Warning" not in said.err
+        lost += f"p1.{form}: " in said.err and "1 part, INCOMPLETE" in said.out
+    assert lost > 200
+
+
 def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
     values = [{"w": torch.zeros(2, 3)}, {"w": torch.zeros(2, 3).half()}]
     said = merge(capsys, "-o", tmp_path / "a.safetensors", *parts(tmp_path, "safetensors", *values))
@@ -394,10 +461,36 @@ def test_pt_dicts_by_the_rules(tmp_path: Path, capsys: Capture) -> None:
     assert "p0.pt: 'only': only one part has it" in said.err
     found = torch.load(tmp_path / "a.pt", weights_only=True)
     assert found["emb"].tolist() == [[0.0] * 3, [0.0] * 3, [1.0] * 3] and found["texts"] == ["a", "b", "c"]
-    assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1, 1))
+    assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1,))
     assert found["loss"].tolist() == [0.5, 0.25] and found["hist"].tolist() == [11, 22]
     assert found["meta"]["steps"] == [1, 2] and found["meta"]["n"] == 5 and found["meta"]["nan"] != found["meta"]["nan"]
     assert not found["grad"].requires_grad and list(found) == list(one)
+
+
+def test_pt_tuples_that_are_equal_are_kept_and_others_joined(tmp_path: Path, capsys: Capture) -> None:
+    same = {"betas": (0.9, 0.999), "size": torch.Size([2, 3]), "none": (float("nan"), (1, None)), "row": ("a",) * 3}
+    one = {"x": torch.zeros(3, 1), **same, "ids": (1, 2, 3), "kind": (1, 0), "t": (torch.ones(2),)}
+    two = {"x": torch.ones(3, 1), **same, "ids": (4, 5, 6), "kind": (True, 0), "t": (torch.ones(2),)}
+    said = merge(capsys, "-o", tmp_path / "a.pt", *parts(tmp_path, "pt", one, two))
+    assert said.code == 0 and "a.pt: 6 records of 2 parts" in said.out, said
+    assert "'row' is the same tuple in all parts: it is kept" in said.err and "betas" not in said.err
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert found["betas"] == (0.9, 0.999) and found["size"] == torch.Size([2, 3]) and found["row"] == ("a",) * 3
+    assert found["none"][1] == (1, None) and len(found["none"]) == 2 and len(found["t"]) == 2
+    assert found["ids"] == (1, 2, 3, 4, 5, 6) and found["kind"] == (1, 0, True, 0) and found["x"].shape == (6, 1)
+    assert merge(capsys, "-o", tmp_path / "b.pt", *parts(tmp_path, "pt", (1, 2), (1, 2))).code == 0
+    assert torch.load(tmp_path / "b.pt", weights_only=True) == (1, 2, 1, 2)  # a part that is a tuple is its records
+
+
+@pytest.mark.parametrize("form", ["pt", "npz", "safetensors"])
+def test_what_is_added_up_has_no_records(tmp_path: Path, capsys: Capture, form: str) -> None:
+    made = np.ones if form == "npz" else torch.ones
+    for i, (name, others, count) in enumerate([("h", {}, None), ("a.h", {"x": made((5, 2))}, 10)]):
+        value = {name: made(2), **others}
+        out = tmp_path / f"all{i}.{form}"
+        said = merge(capsys, "-o", out, *parts(tmp_path, form, value, value), "--sum", "h")
+        assert said.code == 0 and f"{out}: {'10 records of ' if count else ''}2 parts" in said.out, said
+        assert json.loads((tmp_path / f"all{i}_merged_metadata.json").read_text())["records"] == count
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -351,6 +352,53 @@ def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Pat
     parts[2].write_text("{}\n")
     said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
     assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+
+
+def test_parts_that_cannot_be_removed_are_told_of_and_the_merge_is_done(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, out, remove = written(tmp_path), tmp_path / "all.jsonl", os.unlink
+    whole = b"".join(path.read_bytes() for path in parts)
+    kept = [parts[0], parts[2]]
+
+    def refusing(path: str, **more: Any) -> None:  # root may remove anything
+        if Path(path) in kept:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        remove(path, **more)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    said = merge(capsys, "-o", out, *parts, "--remove-parts")
+    left = f"{out} is merged, and 2 parts cannot be removed: Operation not permitted: p0.jsonl, p2.jsonl"
+    assert said.code == 3 and left in said.err and "27 records of 3 parts; 1 part removed" in said.out, said
+    assert out.read_bytes() == whole and [path.exists() for path in parts] == [True, False, True]
+    assert json.loads((tmp_path / "all_merged_metadata.json").read_text())["complete"] is True
+    said = merge(capsys, "-o", out, *parts, "--remove-parts", "--allow-partial")
+    assert said.code == 3 and left in said.err and "was merged before; 0 parts" in said.out, said
+    kept.clear()
+    said = merge(capsys, "-o", out, *parts, "--remove-parts", "--allow-partial")
+    assert said.code == 0 and "was merged before; 2 parts" in said.out and not any(path.exists() for path in parts)
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "why"), [("more", 1, "has changed since"), ("gone", 3, "read again: No such")]
+)
+def test_a_part_that_changes_after_it_was_merged_is_told_of_and_the_merge_is_done(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, change: str, code: int, why: str
+) -> None:
+    parts, name_it = written(tmp_path), Output.commit
+
+    def and_change(out: Output) -> None:
+        name_it(out)
+        if change == "more":
+            parts[1].write_text("{}")
+        else:
+            parts[1].unlink()
+
+    monkeypatch.setattr(Output, "commit", and_change)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
+    assert said.code == code and "p1.jsonl: " in said.err and why in said.err and "no part is removed" in said.err
+    assert "27 records of 3 parts; 0 parts removed" in said.out and parts[0].exists() and parts[2].exists()
 
 
 def test_parts_that_an_earlier_merge_was_to_remove_are_kept_by_one_that_is_not(tmp_path: Path, capsys: Capture) -> None:

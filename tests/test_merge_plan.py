@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpusched.commands.merge.groups import _Files
@@ -195,7 +196,59 @@ def test_counts_are_compared_with_the_split(tmp_path: Path, capsys: Capture) -> 
     assert said.code == 1 and "x_gpu_1.jsonl: 1 record of 2 items" in said.err
     assert ids(tmp_path / "x_merged.jsonl") == [0, 1, 2] and "INCOMPLETE" in said.out
     said = merge(capsys, "--plan", plan, "--allow-partial")
-    assert said.code == 0 and "1 record of 2 items" in said.err
+    assert said.code == 0 and "warning: x_gpu_1.jsonl: 1 record of 2 items" in said.err and "INCOMPLETE" in said.out
+
+
+@pytest.mark.parametrize("left", [0, 3])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_short_part_makes_the_output_incomplete_and_no_part_is_removed(
+    tmp_path: Path, capsys: Capture, form: str, left: int
+) -> None:
+    write, read = FORMATS[form]
+    items = dealt(21, 3, "contiguous", (), None)
+    items[1] = items[1][:left]  # of seven: what a shard had written when it failed
+    parts = [tmp_path / f"x_gpu_{i}.{form}" for i in range(3)]
+    for path, some in zip(parts, items, strict=True):
+        write(path, some)
+    plan = write_plan(tmp_path / "p.json", 21, 3, f"{tmp_path}/*_{{suffix}}.{form}")
+    for words, code in [(["--remove-parts"], 1), (["--remove-parts", "--allow-partial"], 0)]:
+        said = merge(capsys, "--plan", plan, *words)
+        line = f"x_gpu_1.{form}: {left} records of 7 items"
+        assert said.code == code and line in said.err and "the parts are kept" in said.err, said
+        assert "INCOMPLETE" in said.out and "removed" not in said.out and all(path.exists() for path in parts)
+        told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
+        assert told["complete"] is False and told["remove_parts"] is False and told["missing"] == []
+        assert told["short"] == [
+            {"part": f"x_gpu_1.{form}", "shard": 1, "suffix": "gpu_1", "records": left, "items": 7, "lacks": 7 - left}
+        ]
+        assert line in (tmp_path / f"x_merged.{form}.incomplete").read_text()
+        assert read(tmp_path / f"x_merged.{form}") == [*items[0], *items[1], *items[2]]
+    write(parts[1], list(range(7, 14)))
+    said = merge(capsys, "--plan", plan, "--allow-partial", "--remove-parts")
+    assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+    assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["short"] == []
+    assert read(tmp_path / f"x_merged.{form}") == list(range(21))
+
+
+def test_a_complete_output_is_not_replaced_by_one_of_a_short_part(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(2):
+        jsonl(tmp_path, f"x_gpu_{i}.jsonl", [2 * i, 2 * i + 1])
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.jsonl")
+    assert merge(capsys, "--plan", plan).code == 0
+    jsonl(tmp_path, "x_gpu_1.jsonl", [2])
+    said = merge(capsys, "--plan", plan, "--allow-partial")
+    assert said.code == 1 and "it is kept:\n  x_gpu_1.jsonl: 1 record of 2 items" in said.err
+    assert ids(tmp_path / "x_merged.jsonl") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("total", "bins"), [(10, 3), (1, 0)])
+def test_lists_that_are_no_items_make_nothing_short(tmp_path: Path, capsys: Capture, total: int, bins: int) -> None:
+    np = pytest.importorskip("numpy")
+    for i in range(2):  # at 1 item, the second shard has none, and an array without rows
+        np.savez(tmp_path / f"x_gpu_{i}.npz", hist=np.zeros(bins), n=np.int64(i))
+    plan = write_plan(tmp_path / "p.json", total, 2, f"{tmp_path}/*_{{suffix}}.npz")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 0 and "INCOMPLETE" not in said.out, said
 
 
 @pytest.mark.parametrize(
@@ -232,6 +285,40 @@ def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: C
         (1, 101, 1, 2),
     ]
     assert "hf_" not in text and str(tmp_path) not in text
+
+
+def told_of(place: Path, capsys: Capture, *parts: tuple[str, object]) -> dict[str, Any]:
+    """The metadata of a merge of parts with these texts, and these metadata of their scripts."""
+    for i, (text, left) in enumerate(parts):
+        (place / f"x_{i}.jsonl").write_text(text, "latin-1")
+        (place / f"x_{i}_metadata.json").write_text(json.dumps(left))
+    merge(capsys, "-o", place / "x.jsonl", *(place / f"x_{i}.jsonl" for i in range(len(parts))))
+    found: dict[str, Any] = json.loads((place / "x_merged_metadata.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("key", [(), ("--key", "id")])
+@pytest.mark.parametrize(
+    "bad", ["\xff\xfe{\0}\0\n\0", "\0" * 90, "\0\n" * 9, '{"id": 7'], ids=["utf-16", "nul", "nuls", "cut"]
+)
+def test_what_is_left_out_counts_in_no_total(tmp_path: Path, capsys: Capture, bad: str, key: tuple[str, ...]) -> None:
+    good, left = "".join(f'{{"id": {i}}}\n' for i in range(10)), {"num_samples": 10, "accuracy": 0.5}
+    texts = [(good, left), (bad, {"num_samples": 30, "accuracy": 0.9})]
+    told = told_of(tmp_path, capsys, *texts)
+    assert told["records"] == 10 and told["complete"] is False and told["totals"] == {"num_samples": 10}
+    assert told["overall"] == {"accuracy": {"value": 0.5, "weight": 10, "parts": 1}}
+    assert "left_out" in told["parts"][1] and told["parts"][1]["metadata"]["num_samples"] == 30
+
+
+def test_an_accuracy_that_not_all_parts_have_is_none_over_all(tmp_path: Path, capsys: Capture) -> None:
+    one, empty, ten = '{"a": 1}\n', "", '{"a": 1}\n' * 10
+    left = {"accuracy": 0.9, "b_acc": 0.5, "n": 10}
+    assert told_of(tmp_path, capsys, (ten, left), (ten, {"n": 30, "b_acc": 0.1}))["overall"] == {
+        "b_acc": {"value": pytest.approx(0.2), "weight": 40, "parts": 2}
+    }
+    assert told_of(tmp_path, capsys, (ten, left), (one, {"n": 30, "accuracy": None}))["overall"] == {}
+    told = told_of(tmp_path, capsys, (ten, {"accuracy": 0.9}), (empty, {"accuracy": None}))
+    assert told["overall"] == {"accuracy": {"value": 0.9, "weight": 10, "parts": 1}}
 
 
 @pytest.mark.parametrize(

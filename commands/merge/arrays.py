@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -16,10 +18,11 @@ from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
-from .rules import Rules, wrapped
+from .rules import Rules, name_of_sum, wrapped
 from .trouble import PartUnreadable, Refused, Told, clean
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
+_MOST_AXES = 64  # of NumPy
 _DAMAGE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, RuntimeError)
 
 
@@ -111,14 +114,23 @@ def _npy_rows(part: Part) -> tuple[Rows, Any, tuple[int, ...]]:
 
 
 def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any, int]:
-    """(shape, stored by columns, dtype, where the data begins)"""
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version[0]}.{version[1]} of the format")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    """(shape, stored by columns, dtype, where the data begins). ValueError where it says no array that can be."""
+    try:
+        version = npy.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version[0]}.{version[1]} of the format")
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers by Python 2, and of words that are no Python any more
+            shape, fortran, dtype = read(file)
+    except OSError:
+        raise
+    except Exception as error:  # the header is Python's text: tokenizer, parser and dtype each have their own
+        raise ValueError(f"its header cannot be read: {clean(error, 120)}") from None
     if any(size < 0 for size in shape):
         raise ValueError(f"a negative size in its shape {shape}")
+    if len(shape) > _MOST_AXES or math.prod(max(size, 1) for size in shape) * max(dtype.itemsize, 1) > sys.maxsize:
+        raise ValueError(f"no array has the shape {clean(shape, 60)}")
     return tuple(shape), bool(fortran), dtype, file.tell()
 
 
@@ -143,7 +155,7 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     for part in parts:
         with reading(part, told):
             try:
-                compressed |= _check_npz(part)
+                compressed |= _check_npz(part, options.sums)
                 held.append((part, np.load(part.path, allow_pickle=False)))
             except (OSError, *_DAMAGE) as error:
                 why = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
@@ -166,7 +178,7 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     return Merged(total(parts), per_item=False)
 
 
-def _check_npz(part: Part) -> bool:
+def _check_npz(part: Part, sums: Sequence[str]) -> bool:
     """Whether it is compressed. Counts its records; PartUnreadable if a byte of it is wrong."""
     lengths: set[int] = set()
     values: dict[str, Any] = {}
@@ -178,11 +190,13 @@ def _check_npz(part: Part) -> bool:
             if name == member.filename:
                 raise PartUnreadable(f"holds {clean(name)!r}, which is no array")
             with archive.open(member) as file:
-                shape, _, dtype, _ = _read_header(file)
+                shape, _, dtype, offset = _read_header(file)
                 if dtype.hasobject:
                     raise PartUnreadable(f"array {clean(name)!r} holds Python objects, which are not merged")
+                if member.file_size < (whole := offset + dtype.itemsize * math.prod(shape)):
+                    raise PartUnreadable(f"array {clean(name)!r} is cut: {member.file_size:,} of {whole:,} bytes")
                 if shape:
-                    lengths.add(shape[0])
+                    lengths |= {shape[0]} if name_of_sum(name, sums) is None else set()
                 elif dtype.kind in "biufU":
                     values[name] = np.frombuffer(file.read(), dtype)[0].item()
         part.records = lengths.pop() if len(lengths) == 1 else None

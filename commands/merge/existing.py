@@ -9,13 +9,15 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .hashing import hash_file
 from .parts import Part
-from .trouble import EXIT_USAGE, Refused, clean, number
+from .trouble import EXIT_CANNOT_WORK, EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, Refused, clean, number
 
 TOOL = "gpusched merge"
+LEFT_SHOWN = 8  # of the parts that cannot be removed
 
 
 def check_place(path: str) -> None:
@@ -166,20 +168,47 @@ def _standing(path: str, document: Mapping[str, Any], parts: Sequence[Part], siz
 # ---- parts to be removed ---------------------------------------------------------------------------
 
 
-def remove_parts(output: str, document: Mapping[str, Any], parts: Sequence[Part]) -> int:
-    """Remove these parts, if they and the output are as the document says; how many were removed."""
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How many parts were removed after a merge; why others are left, which does not undo it."""
+
+    removed: int
+    errors: Sequence[str] = ()
+    exit_code: int = EXIT_OK
+
+
+def remove_parts(output: str, document: Mapping[str, Any], parts: Sequence[Part]) -> Removal:
+    """Remove these parts, if all of them and the output are as the document says."""
     sums = {row["name"]: row["sha256"] for row in document["parts"]}
     if not is_ours(output, document):
-        raise Refused("is not what was written; no part is removed", where=output)
+        return Removal(0, [f"{clean(output)}: is not what was written; no part is removed"], EXIT_INCOMPLETE)
     for part in parts:
-        if hash_file(part.path)[1].hexdigest() != sums.get(stored_name(part.name)):
-            raise Refused("has changed since it was merged; no part is removed", where=part.name)
+        try:
+            if hash_file(part.path)[1].hexdigest() == sums.get(stored_name(part.name)):
+                continue
+            why, code = "has changed since it was merged", EXIT_INCOMPLETE
+        except OSError as error:
+            why, code = f"is merged, and cannot be read again: {error.strerror}", EXIT_CANNOT_WORK
+        return Removal(0, [f"{clean(part.name)}: {why}; no part is removed"], code)
+    left: dict[str, list[str]] = {}
     for part in parts:
-        os.unlink(part.path)
-    return len(parts)
+        try:
+            os.unlink(part.path)
+        except OSError as error:
+            left.setdefault(str(error.strerror), []).append(clean(part.name))
+    kept = [name for names in left.values() for name in names]
+    return Removal(
+        len(parts) - len(kept), [_left(output, *one) for one in left.items()], EXIT_CANNOT_WORK if kept else EXIT_OK
+    )
 
 
-def finish_removal(output: str, parts: Sequence[Part], *, asked: bool) -> str | None:
+def _left(output: str, why: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - LEFT_SHOWN:,} more" if len(names) > LEFT_SHOWN else ""
+    shown = f"{', '.join(names[:LEFT_SHOWN])}{more}"
+    return f"{clean(output)} is merged, and {number(len(names), 'part')} cannot be removed: {why}: {shown}"
+
+
+def finish_removal(output: str, parts: Sequence[Part], *, asked: bool) -> tuple[str, Removal] | None:
     """What to say, where this output was made whole before and its parts were being removed; None to merge."""
     document = read_document(path_beside(output))
     if not (document.get("remove_parts") and document.get("complete") and isinstance(document.get("parts"), list)):
@@ -190,9 +219,8 @@ def finish_removal(output: str, parts: Sequence[Part], *, asked: bool) -> str | 
         return None  # what they would make now is compared with what stands there
     if gone <= 0 or not {stored_name(part.name) for part in parts} <= names or not is_ours(output, document):
         return None
-    removed = remove_parts(output, document, parts) if parts else 0
-    return (
-        f"{clean(output)} was merged before; {number(removed, 'part')} that was left is removed"
-        if removed
-        else (f"{clean(output)} was merged before, and its parts are removed")
-    )
+    said = f"{clean(output)} was merged before"
+    if not parts:
+        return f"{said}, and its parts are removed", Removal(0)
+    done = remove_parts(output, document, parts)
+    return f"{said}; {number(done.removed, 'part')} that was left is removed", done

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from . import metadata
 from .blocks import share
+from .counts import judge_counts
 from .existing import (
+    Removal,
     check_name,
     check_place,
     check_replaces,
@@ -72,7 +74,8 @@ def merge(job: Job) -> Result:
     if not job.options.overwrite:
         done = finish_removal(job.output, job.parts, asked=job.options.remove_parts)
         if done is not None:
-            return Result(done, (), (), EXIT_OK)
+            said, removal = done
+            return Result(said, (), removal.errors, removal.exit_code)
     if job.missing and not job.options.allow_partial:
         _refuse_missing(job)
     if not job.parts:
@@ -89,9 +92,12 @@ def merge(job: Job) -> Result:
     with Output(job.output, reporter(sum(part.size for part in job.parts))) as out:
         merged = _run(form, job, out, told)
         _look_at_parts(job.parts, before)
+        for part in job.parts:
+            if part.records == 0 and part.name in told.lost:
+                part.skipped = part.skipped or "none of its records can be read"
         if all(part.skipped for part in job.parts):
             raise Refused("nothing of any part can be merged:\n  " + "\n  ".join(told.lines()), where=job.output)
-        judge_counts(job, merged, told)
+        judge_counts(job.parts, merged, job.options, told)
         digest = out.finish()
         return _name_it(job, form, merged, told, out, digest)
 
@@ -216,27 +222,6 @@ def _run_text(form: str, job: Job, out: Output, told: Told) -> Merged:
     return Merged(merge_records(tables, parts, out, order, options, told))
 
 
-def judge_counts(job: Job, merged: Merged, told: Told) -> None:
-    """Compare the counts of the parts with what their shards were given, and the total with --expect."""
-    parts = [part for part in job.parts if part.items is not None and part.records is not None and not part.skipped]
-    given = [(part, part.records or 0, part.items or 0) for part in parts]
-    exact = any(records == items for _, records, items in given)
-    for part, records, items in given:
-        if records < items and (merged.per_item or exact) and part.name not in told.lost:
-            text = f"{clean(part.name)}: {number(records, 'record')} of {number(items, 'item')}"
-            (told.notes if job.options.allow_partial else told.wrong).append(text)
-    more = [(records, items) for _, records, items in given if records > items]
-    if more and merged.per_item:
-        ratios = {records / items for _, records, items in given if items}
-        if len(ratios) == 1 and len(more) == len(given) and (ratio := next(iter(ratios))).is_integer():
-            told.note(f"{ratio:.0f} records an item in each part")
-        else:
-            told.note(f"{number(len(more), 'part')} with more records than items")
-    if job.options.expect is not None and merged.records != job.options.expect:
-        found = "no count" if merged.records is None else number(merged.records, "record")
-        told.wrong.append(f"{found}, and --expect {job.options.expect:,}")
-
-
 # ---- after -----------------------------------------------------------------------------------------
 
 
@@ -246,12 +231,14 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
     What is said comes first, with what stands there now: killed at any step, the next merge knows either file as ours.
     """
     beside, marker = path_beside(job.output), _marker(job.output)
-    failed = bool(told.lost or told.wrong)
-    complete = not (failed or job.missing)
+    short = [str(one) for one in told.short]
+    failed = bool(told.lost or told.wrong or (short and not job.options.allow_partial))
+    complete = not (failed or short or job.missing)
     removes = job.options.remove_parts and complete
-    errors = told.lines()
+    errors = [*told.lines(), *([] if job.options.allow_partial else short)]
     missing = [f"{clean(m.suffix or f'shard {m.shard}')} is missing: {m.why}" for m in job.missing]
-    wrong = [] if complete else [*errors, *missing]
+    lacking = [*(short if job.options.allow_partial else []), *missing]
+    wrong = [*errors, *lacking]
     replaces = check_replaces(
         job.output, read_document(beside), job.parts, digest, wrong, overwrite=job.options.overwrite
     )
@@ -276,11 +263,13 @@ def _name_it(job: Job, form: str, merged: Merged, told: Told, out: Output, diges
         os.unlink(marker)
         sync_directory(out.directory)
     sweep(out.directory, os.path.basename(marker))
-    removed = remove_parts(job.output, document, job.parts) if removes else None
-    warnings = [*told.warnings(), *missing]
+    removal = remove_parts(job.output, document, job.parts) if removes else None
+    warnings = [*told.warnings(), *lacking]
     if job.options.remove_parts and not complete:
         warnings.append("the parts are kept, since the output is incomplete")
-    said = _said(job, merged.records, removed, complete=complete)
+    said = _said(job, merged.records, removal, complete=complete)
+    if removal is not None:
+        return Result(said, warnings, removal.errors, removal.exit_code)
     return Result(said, warnings, errors, EXIT_INCOMPLETE if failed else EXIT_OK)
 
 
@@ -288,10 +277,10 @@ def _marker(output: str) -> str:
     return f"{output}.incomplete"
 
 
-def _said(job: Job, records: int | None, removed: int | None, *, complete: bool) -> str:
+def _said(job: Job, records: int | None, removal: Removal | None, *, complete: bool) -> str:
     """The last line of a merge that has written."""
     count = "" if records is None else f"{number(records, 'record')} of "
     said = f"{clean(job.output)}: {count}{number(sum(not part.skipped for part in job.parts), 'part')}"
-    if removed is not None:
-        said += f"; {number(removed, 'part')} removed"
+    if removal is not None:
+        said += f"; {number(removal.removed, 'part')} removed"
     return said if complete else f"{said}, INCOMPLETE: see {clean(os.path.basename(_marker(job.output)))}"

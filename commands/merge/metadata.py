@@ -15,7 +15,7 @@ from gpusched import __version__
 
 from .existing import TOOL, stored_name
 from .parts import Missing, Part
-from .trouble import Told
+from .trouble import Short, Told
 
 WRITTEN_MOST = 1000  # of what was left out
 
@@ -70,7 +70,9 @@ def document(
     """The metadata document. Parts in or below the output's directory are named from there; no command is in it."""
     beside = [left_by_script(part) for part in parts]
     own = [found[1] if found else _plain(part.values) for found, part in zip(beside, parts, strict=True)]
-    totals, overall = _summed(own, [part.records for part in parts])
+    totals, overall = _summed(
+        [(values, part.records) for values, part in zip(own, parts, strict=True) if not part.skipped]
+    )
     rows = []
     for part, found, values in zip(parts, beside, own, strict=True):
         row: dict[str, Any] = {"name": stored_name(part.name)}
@@ -96,6 +98,7 @@ def document(
         "expected": expected,
         "order": order,
         "missing": [{k: v for k, v in _fields(m).items() if v is not None} for m in missing],
+        "short": [_fields(one) | {"lacks": one.items - one.records} for one in told.short],
         "left_out": [{"part": x.part, "line": x.line, "why": x.why} for x in told.left_out[:WRITTEN_MOST]],
         "left_out_records": sum(told.lost.values()),
         "wrong": told.wrong,
@@ -111,8 +114,8 @@ def text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _fields(missing: Missing) -> dict[str, Any]:
-    return {name: getattr(missing, name) for name in missing.__slots__}
+def _fields(told: Missing | Short) -> dict[str, Any]:
+    return {name: getattr(told, name) for name in told.__slots__}
 
 
 def _plain(value: Any) -> Any:
@@ -145,26 +148,28 @@ def is_count(name: str) -> bool:
     return name in _COUNTS or _COUNT_WORDS.fullmatch(name) is not None
 
 
-def _summed(own: Sequence[Any], records: Sequence[int | None]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Counts added up, and rates (accuracy, acc, *_accuracy, *_acc) weighted by the count beside them."""
+def _summed(merged: Sequence[tuple[Any, int | None]]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Counts added up, and rates (accuracy, acc, *_accuracy, *_acc) weighted by the count beside them.
+
+    Of each part that is in the output: what it says, and its records. A rate has to be in all that have any.
+    """
     totals: dict[str, float] = {}
     weighted: dict[str, list[tuple[float, float]]] = {}
-    bare: dict[str, int] = {}
-    for values, count in zip(own, records, strict=True):
+    filled: dict[str, int] = {}  # path -> parts with a rate there, of those with records
+    for values, count in merged:
         found = {path: value for path, _, value in _numbers(values)}
         for path, name, value in _numbers(values):
             if is_count(name):
                 totals[path] = totals.get(path, 0) + value
             elif _RATES.fullmatch(name):
                 weight = _weight(found, path, name, count)
-                if weight is None or weight < 0:
-                    bare[path] = bare.get(path, 0) + 1
-                else:
+                if weight is not None and weight >= 0:
                     weighted.setdefault(path, []).append((value, weight))
+                    filled[path] = filled.get(path, 0) + (count != 0)
     overall: dict[str, Any] = {}
     for path, pairs in weighted.items():
         total = sum(weight for _, weight in pairs)
-        if path in bare or not total:
+        if filled[path] < sum(count != 0 for _, count in merged) or not total:
             continue  # an average over some of the parts would look like one over all
         overall[path] = {"value": math.fsum(v * w for v, w in pairs) / total, "weight": total, "parts": len(pairs)}
     return totals, overall

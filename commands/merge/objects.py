@@ -5,11 +5,11 @@ Knows no format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from .parts import ItemOrder, Merged, Part, reading
-from .rules import Arrays, Rules
+from .rules import Arrays, Rules, name_of_sum
 from .trouble import Refused, Told
 
 
@@ -27,7 +27,7 @@ def merge_whole(
         with reading(part, told):
             held.append((part, read(part)))
     for part, value in held:
-        part.records = leading(value, arrays)
+        part.records = leading(value, arrays, sums)
         part.values = plain_values(value)
     if not held:
         return None, Merged(None)
@@ -55,8 +55,11 @@ def _named(value: Any) -> Iterator[tuple[str, Any]]:
             yield str(name), held
 
 
-def leading(value: Any, arrays: Arrays) -> int | None:
-    """How many records a part has: its length, or the one that all lists and arrays of its dict have in common."""
+def leading(value: Any, arrays: Arrays, sums: Collection[str]) -> int | None:
+    """How many records a part has: its length, or the one that all lists and arrays of its dict have in common.
+
+    Of a dict's, those that --sum adds up have no records, and tuples may be plain values.
+    """
     if arrays.holds(value):
         shape = arrays.shape(value)
         return shape[0] if shape else None
@@ -64,9 +67,10 @@ def leading(value: Any, arrays: Arrays) -> int | None:
         return len(value)
     if isinstance(value, dict):
         lengths = {
-            len(held) if isinstance(held, list | tuple) else arrays.shape(held)[0]
-            for held in value.values()
-            if isinstance(held, list | tuple) or (arrays.holds(held) and arrays.shape(held))
+            len(held) if isinstance(held, list) else arrays.shape(held)[0]
+            for name, held in value.items()
+            if isinstance(held, list) or (arrays.holds(held) and arrays.shape(held))
+            if name_of_sum(str(name), sums) is None
         }
         return lengths.pop() if len(lengths) == 1 else None
     return None

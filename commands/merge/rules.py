@@ -2,10 +2,10 @@
 
 | of a key, the parts hold | the output holds |
 |---|---|
-| lists, tuples | one, joined in the parts' order |
+| lists, or tuples that differ | one, joined in the parts' order |
 | arrays, tensors | one, concatenated on dimension 0 |
 | dicts | one, by the same rules, key by key |
-| plain values that are equal | that value |
+| plain values, or tuples, that are equal | that value |
 | numbers, and the key was given to --sum | their sum |
 | other plain values | a list with one a part |
 | only one part has the key | what it holds |
@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from .parts import ItemOrder, Part
@@ -53,6 +53,11 @@ def wrapped(made: Any, near: Any, bits: int) -> bool:
     `made` is the sum in that dtype, and `near` the same in 64-bit floats, both as floats and arrays of any library.
     """
     return bool((abs(made - near) > (_WIDEST if bits == 64 else 0.5)).any())
+
+
+def name_of_sum(key: str, sums: Collection[str]) -> str | None:
+    """Which of the names that --sum has been given is this key's: its whole path, or the last name."""
+    return next((name for name in (key, key.rpartition(".")[2]) if name in sums), None)
 
 
 class NoArrays:
@@ -196,11 +201,16 @@ class Rules:
     def _lists(self, key: str, held: Sequence[tuple[Part, Any]]) -> Any:
         if len(held) == 1 and self._several:
             return held[0][1]
+        first = held[0][1]
+        if key and isinstance(first, tuple) and all(_same(first, value) for _, value in held):
+            if all(part.records == len(first) for part, _ in held) and self._several:
+                self.told.note(f"{self._name(key)} is the same tuple in all parts: it is kept; lists are joined")
+            return first
         joined = [item for _, value in held for item in value]
         places = self.places(key, [part for part, _ in held], [len(value) for _, value in held])
         if places is not None:
             joined = [joined[place] for place in places]
-        return tuple(joined) if isinstance(held[0][1], tuple) else joined
+        return tuple(joined) if isinstance(first, tuple) else joined
 
     def _plain(self, key: str, held: Sequence[tuple[Part, Any]]) -> Any:
         values = [value for _, value in held]
@@ -227,11 +237,10 @@ class Rules:
 
     def summed_up(self, key: str) -> bool:
         """Whether --sum names this key; that somebody has it is remembered."""
-        for name in (key, key.rpartition(".")[2]):
-            if name in self.sums:
-                self.summed.add(name)
-                return True
-        return False
+        name = name_of_sum(key, self.sums)
+        if name is not None:
+            self.summed.add(name)
+        return name is not None
 
     def _alike(self, key: str, held: Sequence[tuple[Part, Any]], look: Callable[[Any], str]) -> None:
         if len({look(value) for _, value in held}) > 1:
@@ -255,6 +264,8 @@ class Rules:
 def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
     try:
         return bool(one == other) or (one != one and other != other)
     except Exception:  # of a class that was unpickled

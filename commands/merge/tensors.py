@@ -14,7 +14,7 @@ from .objects import total
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part, reading
 from .rows import Rows, write_rows
-from .rules import NoArrays, Rules
+from .rules import NoArrays, Rules, name_of_sum
 from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
 
 LARGEST_HEADER = 100_000_000
@@ -66,7 +66,7 @@ def merge_safetensors(
     held: list[tuple[Part, dict[str, Stored], Mapping[str, str]]] = []
     for part in parts:
         with reading(part, told):
-            held.append((part, *_header(part)))
+            held.append((part, *_header(part, options.sums)))
     if not held:
         return Merged(None)
     able = [part for part, _, _ in held]
@@ -82,7 +82,7 @@ def merge_safetensors(
     return Merged(total(parts), per_item=False)
 
 
-def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
+def _header(part: Part, sums: Sequence[str]) -> tuple[dict[str, Stored], Mapping[str, str]]:
     """The tensors and the texts of a part. PartUnreadable where they do not fit the file."""
     with open(part.path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -114,7 +114,7 @@ def _header(part: Part) -> tuple[dict[str, Stored], Mapping[str, str]]:
             raise PartUnreadable(f"is cut: the tensor {clean(name)!r} goes beyond its end")
         if one.dtype in _BITS and elements * _BITS[one.dtype] != one.size * 8:
             raise PartUnreadable(f"the tensor {clean(name)!r} has {one.size:,} bytes, which its shape does not say")
-    lengths = {one.shape[0] for one in tensors.values() if one.shape}
+    lengths = {one.shape[0] for name, one in tensors.items() if one.shape and name_of_sum(name, sums) is None}
     part.records = lengths.pop() if len(lengths) == 1 else None
     part.values = texts
     return tensors, texts

@@ -52,6 +52,20 @@ class LeftOut:
         return f"{place}: {self.why}"
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A part with fewer records than its shard has items: how it came to be is not known."""
+
+    part: str
+    shard: int | None
+    suffix: str
+    records: int
+    items: int
+
+    def __str__(self) -> str:
+        return f"{clean(self.part)}: {number(self.records, 'record')} of {number(self.items, 'item')}"
+
+
 @dataclass
 class Told:
     """What a merge has to say at its end. Bounded: of many like things, the first ones and their number."""
@@ -61,6 +75,7 @@ class Told:
     lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
     wrong: list[str] = field(default_factory=list)  # counts that are not what they should be
     placed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
+    short: list[Short] = field(default_factory=list)
 
     unordered: bool = False
 
