@@ -72,9 +72,9 @@ def _show(found: list[Found], *, as_json: bool, indent: int | None = 2) -> None:
 
 def _watch(box: _Box, interval_s: float, *, as_json: bool) -> None:
     from gpusched.views import tables
-    from gpusched.views.area import Area
+    from gpusched.views.area import Area, can_be_drawn_over
 
-    area = Area(sys.stdout) if sys.stdout.isatty() and not as_json else None
+    area = Area(sys.stdout) if can_be_drawn_over(sys.stdout) and not as_json else None
     try:
         while True:
             found = box.look()
@@ -82,7 +82,7 @@ def _watch(box: _Box, interval_s: float, *, as_json: bool) -> None:
                 stamp = time.strftime("%H:%M:%S", time.localtime(target.now()))
                 lines = [tables.line((f"{stamp}, every {interval_s:g} s, Ctrl-C ends", tables.DIM)), *_page(found)]
                 width, height = area.size
-                area.draw([tables.cut(line, width) for line in lines[: max(1, height - 1)]])
+                area.draw([tables.cut(line, width) for line in _within(lines, height - 1)])
             else:
                 _show(found, as_json=as_json, indent=None)
                 sys.stdout.flush()
@@ -90,6 +90,16 @@ def _watch(box: _Box, interval_s: float, *, as_json: bool) -> None:
     finally:
         if area is not None:
             area.close(keep=True)
+
+
+def _within(lines: list[Line], room: int) -> list[Line]:
+    """As many lines as there is room for; the last one tells of those that there is none for."""
+    from gpusched.views import tables
+
+    if len(lines) <= room:
+        return lines
+    shown = lines[: max(0, room - 1)]
+    return [*shown, tables.line((f"… and {len(lines) - len(shown)} more lines: the terminal is low", tables.DIM))]
 
 
 # ---- looking ---------------------------------------------------------------------------------------

@@ -261,8 +261,10 @@ def _observer(queue: str, *, as_json: bool, quiet: bool) -> Observer:
     from gpusched.views.lines import EventLines
 
     out = sys.stderr if as_json else sys.stdout
-    if out.isatty() and not quiet and os.environ.get("TERM", "dumb") != "dumb":
+    if out.isatty() and not quiet:
+        from gpusched.views.area import can_be_drawn_over
         from gpusched.views.live import LiveView
 
-        return LiveView(out, queue)
+        if can_be_drawn_over(out):
+            return LiveView(out, queue)
     return EventLines(out, quiet=quiet)

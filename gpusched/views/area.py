@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import select
 from collections.abc import Sequence
 from typing import TextIO, cast
@@ -17,6 +18,11 @@ from rich.text import Text
 from gpusched.views.tables import Line, is_unicode
 
 PIECE = 1024  # characters that a terminal which is ready takes without making its writer wait
+
+
+def can_be_drawn_over(out: TextIO) -> bool:
+    """Whether this is a terminal that can move its cursor."""
+    return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class PatientWriter(io.TextIOBase):
