@@ -379,6 +379,35 @@ def test_tables_without_a_common_column_are_refused(tmp_path: Path, capsys: Capt
     assert not (tmp_path / "all.csv").exists()
 
 
+@pytest.mark.parametrize("typed", ["x.csv", "{here}/x.csv", "./out/../x.csv"])
+def test_parts_of_one_name_in_two_directories_keep_their_columns(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    written(tmp_path, x__csv="id,a\n1,one\n")
+    written(tmp_path / "out", x__csv="id,b\n2,two\n")
+    said = merge(capsys, "-o", "out/o.csv", typed.format(here=tmp_path), "out/x.csv", "--by", "given")
+    assert said.code == 0, said
+    assert (tmp_path / "out" / "o.csv").read_text() == "id,a,b\n1,one,\n2,,two\n"
+    named = [part["name"] for part in json.loads((tmp_path / "out" / "o_merged_metadata.json").read_text())["parts"]]
+    assert named == [str(tmp_path / "x.csv") if typed[0] == "{" else "../x.csv", "x.csv"]
+
+
+def test_what_is_lost_of_parts_of_one_name_is_told_of_each(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    for place in (tmp_path, tmp_path / "out"):
+        written(place, x__jsonl='{"a": 1}\n' + "wrong\n" * 4)
+    said = merge(capsys, "-o", "out/o.jsonl", "x.jsonl", "out/x.jsonl")
+    assert said.code == 1 and "more of them" not in said.err
+    assert [f"{name}, line {n}: is no JSON" in said.err for name in (" ../x.jsonl", " x.jsonl") for n in (2, 5)] == [
+        True
+    ] * 4
+
+
 def test_tsv_and_blank_lines(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path, a__tsv='id\tv\n\n1\t"x\ty"\n', b__tsv="v\tid\nz,w\t2")
     assert merge(capsys, "-o", tmp_path / "all.tsv", *parts).code == 0

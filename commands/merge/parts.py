@@ -93,10 +93,13 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 
 
 def shown_name(path: str, here: str) -> str:
-    """A part's name as seen from the output's directory `here`, where it lies in or below it."""
+    """A part's name as seen from the output's directory `here`, which no other file has.
+
+    An absolute path stays, unless it leads into or below that directory.
+    """
     absolute = os.path.abspath(path)
     inside = os.path.commonpath([absolute, here]) == here
-    return os.path.relpath(absolute, here) if inside else path
+    return path if os.path.isabs(path) and not inside else os.path.relpath(absolute, here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Tables:
         self.delimiter = delimiter
         self.told = told
         self.key = options.key
-        headers: dict[str, list[str]] = {}
+        headers: list[tuple[Part, list[str]]] = []
         for part in parts:
             try:
                 header = next(self._rows(part), (1, [], True))[1]
@@ -41,7 +41,7 @@ class Tables:
                 part.skipped = str(error.strerror)
                 continue
             if header:
-                headers[part.name] = header
+                headers.append((part, header))
             else:
                 told.note(f"{clean(part.name)} is empty: it is skipped")
         self.columns = self._union(headers)
@@ -117,20 +117,20 @@ class Tables:
                 if other != self.delimiter and other in header[0]:
                     raise PartUnreadable(f"is separated by {name}, not by {DELIMITERS[self.delimiter]}", 1)
 
-    def _union(self, headers: dict[str, list[str]]) -> list[str]:
+    def _union(self, headers: Sequence[tuple[Part, list[str]]]) -> list[str]:
         """All columns, in the order in which they come; what only some parts have is told."""
         union: dict[str, None] = {}
-        for name, header in headers.items():
+        for part, header in headers:
             if union and not union.keys() & set(header):
-                first = next(iter(headers))
+                first = headers[0][0].name
                 raise Refused(
                     f"has no column in common with {clean(first)}: {clean(', '.join(header), 120)}",
-                    where=name,
+                    where=part.name,
                     hint="is its header missing? each part needs one",
                 )
             union.update(dict.fromkeys(header))
         for column in union:
-            without = [name for name, header in headers.items() if column not in header]
+            without = [part.name for part, header in headers if column not in header]
             if without:
                 which = clean(without[0]) if len(without) == 1 else f"{len(without)} of {len(headers)} parts"
                 self.told.note(f"column {clean(column)!r} is not in {which}: empty there")
