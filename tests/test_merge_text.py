@@ -242,6 +242,48 @@ def test_a_record_without_the_key_is_named(tmp_path: Path, capsys: Capture) -> N
     assert (tmp_path / "all.jsonl").read_text() == '{"id": "1"}\n{"id": 1}\n'
 
 
+@pytest.mark.parametrize("policy", ["error", "keep-first", "keep-last"])
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "json"])
+def test_records_without_the_key_are_left_out_by_name(tmp_path: Path, capsys: Capture, form: str, policy: str) -> None:
+    rows: list[list[dict[str, object]]] = [
+        [{"id": 1, "a": "x"}],
+        [{"a": "y"}, {"a": "z"}, {"a": "z"}],
+        [{"id": 2, "a": "w"}],
+    ]
+    parts = [keyed(tmp_path / f"p{number}.{form}", held) for number, held in enumerate(rows)]
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, "--key", "id", "--on-duplicate", policy)
+    where = "p1.json, line 1" if form == "json" else "p1.jsonl, line 3" if form == "jsonl" else f"p1.{form}"
+    assert said.code == 1 and f"error: {where}: has no field of the name that --key gives" in said.err, said
+    assert "repeated" not in said.err and "INCOMPLETE" in said.out
+    assert read_keyed(tmp_path / f"all.{form}") == [("1", "x"), ("2", "w")]
+
+
+def keyed(path: Path, rows: list[dict[str, object]]) -> Path:
+    """A part of these rows, under the columns of the first."""
+    if path.suffix == ".parquet":
+        pq = pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    else:
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else "".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def read_keyed(path: Path) -> list[tuple[str, str]]:
+    if path.suffix == ".parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    elif path.suffix == ".csv":
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+    else:
+        text = path.read_text()
+        rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    return [(str(row["id"]), row["a"]) for row in rows]
+
+
 @pytest.mark.parametrize("key", ['say "id"', "a\\b", "two\nlines", "é", " "])
 def test_a_key_of_any_name_is_found(tmp_path: Path, capsys: Capture, key: str) -> None:
     lines = "".join(json.dumps({key: n % 2}) + "\n" for n in range(4))

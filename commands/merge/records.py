@@ -20,6 +20,7 @@ Record = tuple[int, bytes, bytes | None]  # line, the text to write, identity of
 Placed = tuple[Part, Record]
 
 SHOWN_DUPLICATES = 5
+NO_KEY = "has no field of the name that --key gives"
 
 
 class Source(Protocol):
@@ -66,6 +67,21 @@ def merge_records(
             told.not_in_order()
     out.write(source.suffix)
     return written
+
+
+def check_key(key: str, columns: Sequence[str]) -> None:
+    """Refused where no part has the column that --key names."""
+    if key not in columns:
+        raise Refused(
+            f"there is no column {clean(key)!r} to find repeated rows by",
+            hint=f"the columns are {clean(', '.join(columns))}",
+        )
+
+
+def tell_lacking(told: Told, column: str, lacking: Sequence[Part], parts: int, filled: str) -> None:
+    """Say which of the parts lack a column, and what it is `filled` with there."""
+    which = clean(lacking[0].name) if len(lacking) == 1 else f"{len(lacking)} of {parts} parts"
+    told.note(f"column {clean(column)!r} is not in {which}: {filled} there")
 
 
 def field_identity(value: Any) -> bytes:

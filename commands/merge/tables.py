@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from .blocks import check_beginning
 from .parts import Options, Part
-from .records import Record
+from .records import NO_KEY, Record, check_key, tell_lacking
 from .trouble import PartUnreadable, Refused, Told, clean, number
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
@@ -48,11 +48,8 @@ class Tables:
         self._row = io.StringIO()
         self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\r\n")
         self.prefix = self._text(self.columns) if self.columns else b""
-        if self.key is not None and self.columns and self.key not in self.columns:
-            raise Refused(
-                f"there is no column {clean(self.key)!r} to find repeated rows by",
-                hint=f"the columns are {clean(', '.join(self.columns))}",
-            )
+        if self.key is not None and self.columns:
+            check_key(self.key, self.columns)
 
     def records(self, part: Part) -> Iterator[Record]:
         if part.skipped:
@@ -68,10 +65,11 @@ class Tables:
                 why = f"has {number(len(row), 'field')} under a header of {len(header)}"
                 self.told.leave_out(part.name, line, why)
                 continue
+            if self.key is not None and key is None:
+                raise PartUnreadable(NO_KEY)
             values = row if same else ["" if k is None else row[k] for k in takes]
             text = f"{self.delimiter.join(values)}\n".encode() if plain else self._text(values)
-            identity = None if self.key is None else b"" if key is None else row[key].encode()
-            yield line, text, identity
+            yield line, text, None if key is None else row[key].encode()
 
     def _text(self, row: Sequence[str]) -> bytes:
         self._row.seek(0)
@@ -130,10 +128,8 @@ class Tables:
                 )
             union.update(dict.fromkeys(header))
         for column in union:
-            without = [part.name for part, header in headers if column not in header]
-            if without:
-                which = clean(without[0]) if len(without) == 1 else f"{len(without)} of {len(headers)} parts"
-                self.told.note(f"column {clean(column)!r} is not in {which}: empty there")
+            if lacking := [part for part, header in headers if column not in header]:
+                tell_lacking(self.told, column, lacking, len(headers), "empty")
         return list(union)
 
 
