@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -255,6 +257,19 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
     assert said.code == 1 and "x_gpu_1.parquet: has no field of the name that --key gives" in said.err, said
     assert pq.read_table(tmp_path / "x_merged.parquet")["n"].to_pylist() == sorted(shards[0] + shards[2])
     assert "6 records of 2 parts, INCOMPLETE" in said.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "txt", "parquet", "npy", "npz", "safetensors"])
+def test_more_parts_than_files_may_be_open_are_no_fault_of_the_parts(tmp_path: Path, form: str) -> None:
+    for i, items in enumerate(dealt(200, 100, "strided", (), None)):
+        FORMATS[form][0](tmp_path / f"x_gpu_{i}.{form}", items)
+    plan = write_plan(tmp_path / "p.json", 200, 100, f"{tmp_path}/*_{{suffix}}.{form}", strategy="strided")
+    limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
+    command = [*limited, sys.executable, "-m", "gpusched.commands.merge", "--plan", str(plan)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 3 and "64 files are the limit" in done.stderr and "ulimit -n" in done.stderr, done
+    assert not list(tmp_path.glob("*merged*"))
 
 
 def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: Capture) -> None:

@@ -312,6 +312,45 @@ def test_a_part_of_which_nothing_is_read_is_not_counted(tmp_path: Path, capsys: 
     assert not (tmp_path / "none.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("form", "content", "why", "words"),
+    [
+        ("json", "x", "is neither a JSON array nor an object", ()),
+        ("json", "[x" + " " * 30 + "]", "line 1: is no JSON", ("--key", "id")),
+        ("json", "x", "line 1: is no JSON", ("--sum", "n")),
+        ("jsonl", '{"id": 1}\n'.encode("utf-16"), "line 1: is UTF-16", ("--key", "id")),
+        ("jsonl", "x\ny\n", "line 2: is no JSON", ()),
+        ("json", '[{"a": 1}]', "line 1: has no field", ("--key", "id")),
+        ("csv", "id,v\n1\n", "line 2: has 1 field", ()),
+        ("txt", "a\n".encode("utf-16"), "line 1: is UTF-16", ()),
+        ("csv", b"id,v\n1,\xff\n", "line 2: is not UTF-8", ()),
+        ("tsv", b"id\tid\n1\t2\n", "line 1: names the column 'id' twice", ()),
+        ("npy", "x", "is no .npy file", ()),
+        ("npz", "x", "is no .npz file", ()),
+        ("safetensors", "x", "is no safetensors file", ()),
+        ("parquet", "x", "is no Parquet file", ()),
+        ("pt", "x", "is no file of torch.save", ()),
+    ],
+)
+def test_where_no_part_can_be_read_nothing_is_written(
+    tmp_path: Path, capsys: Capture, form: str, content: str | bytes, why: str, words: tuple[str, ...]
+) -> None:
+    parts = written(tmp_path, **{f"p__{form}": content})
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, *words)
+    assert said.code == 1 and "nothing of any part can be merged" in said.err and why in said.err, said
+    assert list(tmp_path.iterdir()) == parts
+
+
+@pytest.mark.parametrize("policy", ["keep-first", "keep-last"])
+def test_a_part_that_stops_at_its_first_record_is_told_however_often_it_is_read(
+    tmp_path: Path, capsys: Capture, policy: str
+) -> None:
+    for form, good, bad in [("csv", b"id\n1\n", b"id\n\xff\n"), ("json", b'[{"id": 1}]', b"[x]")]:
+        parts = written(tmp_path, **{f"p__{form}": good, f"q__{form}": bad})
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, "--key", "id", "--on-duplicate", policy)
+        assert said.code == 1 and f"q.{form}, line" in said.err and "1 record of 1 part, INCOMPLETE" in said.out, said
+
+
 def test_expect(tmp_path: Path, capsys: Capture) -> None:
     parts = written(tmp_path, p__txt="a\nb")
     assert merge(capsys, "-o", tmp_path / "all.txt", *parts, "--expect", "2").code == 0

@@ -16,10 +16,12 @@ from typing import NoReturn
 from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge
 from .parts import Missing, Options, Part, natural_key, shown_name
-from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean
+from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean, too_many_open
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+_CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,12 +132,14 @@ def _one(job: Job) -> int:
 
 
 def _told(error: OSError) -> str:
+    if refused := too_many_open(error):
+        return str(refused)
     name = f" ({clean(error.filename)})" if error.filename else ""
     return f"{error.strerror or clean(error)}{name}"
 
 
 def _code(error: OSError) -> int:
-    return EXIT_CANNOT_WORK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES) else 1
+    return EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else 1
 
 
 def _fail(text: str, code: int) -> int:

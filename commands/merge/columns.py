@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part, reading
+from .parts import ItemOrder, Merged, Options, Part
 from .records import NO_KEY, KeyFilter, check_key, field_identity, tell_lacking
-from .trouble import PartUnreadable, Refused, Told, clean
+from .trouble import PartUnreadable, Refused, Told, clean, reading, too_many_open
 from .widening import widened
 
 BATCH_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class Opened:
             self.file = pq.ParquetFile(part.path, memory_map=False, pre_buffer=False, buffer_size=batch_bytes)
         except (pa.ArrowException, OSError, ValueError) as error:
             why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {clean(error, 120)}"
-            raise PartUnreadable(why) from None
+            raise too_many_open(error) or PartUnreadable(why) from None
         told = self.file.metadata
         self.rows: int = told.num_rows
         size = sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
@@ -157,10 +157,8 @@ def _conformed(table: Any, schema: Any, part: Part) -> Any:
 
 def _one_after_the_other(opened: Sequence[Opened], schema: Any, told: Told) -> Iterator[Any]:
     for one in opened:
-        try:
+        with reading(one.part, told):
             yield from one.tables(schema)
-        except PartUnreadable as error:
-            told.leave_out(one.part.name, error.line, error.why)
 
 
 class _Taker:

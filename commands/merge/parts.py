@@ -6,13 +6,10 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.core.split import shuffled, strided_positions
-
-from .trouble import PartUnreadable, Told, clean
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -35,19 +32,6 @@ class Part:
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
     values: Mapping[str, Any] = field(default_factory=dict)  # its own plain values, where it is one object
-
-
-@contextmanager
-def reading(part: Part, told: Told) -> Iterator[None]:
-    """Around what reads a part as a whole: one that cannot be read is left out, which is told; the others go on."""
-    try:
-        yield
-    except PartUnreadable as error:
-        part.skipped = error.why
-        told.leave_out(part.name, error.line, error.why)
-    except OSError as error:
-        part.skipped = f"cannot be read: {error.strerror or clean(error)}"
-        told.leave_out(part.name, None, part.skipped)
 
 
 @dataclass(frozen=True, slots=True)

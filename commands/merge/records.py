@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .output import Output
 from .parts import ItemOrder, Options, Part
-from .trouble import PartUnreadable, Refused, Told, clean, number
+from .trouble import Refused, Told, clean, number, reading
 
 Record = tuple[int, bytes, bytes | None]  # line, the text to write, identity of its key
 Placed = tuple[Part, Record]
@@ -59,7 +59,8 @@ def merge_records(
     if written is None:
         if copy is not None and options.key is None:
             for part in parts:
-                _whole(part, lambda part=part: copy(part), told)  # type: ignore[misc]
+                with reading(part, told):
+                    copy(part)
             written = sum(part.records or 0 for part in parts)
         else:
             written = _write(source, out, lambda: _one_after_the_other(source, parts, told), options, told)
@@ -90,32 +91,13 @@ def field_identity(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _whole(part: Part, read: Callable[[], None], told: Told) -> None:
-    try:
-        read()
-    except PartUnreadable as error:
-        _stopped(part, error.line, error.why, told)
-    except OSError as error:
-        _stopped(part, None, f"cannot be read: {error.strerror}", told)
-
-
-def _stopped(part: Part, line: int | None, why: str, told: Told) -> None:
-    part.records = part.records or 0
-    part.skipped = "" if part.records else why
-    told.leave_out(part.name, line, why)
-
-
 def _counted(source: Source, part: Part, told: Told) -> Iterator[Record]:
     """The records of a part up to where it cannot be read on; they are counted."""
     part.records = 0
-    try:
+    with reading(part, told):
         for record in source.records(part):
             part.records += 1
             yield record
-    except PartUnreadable as error:
-        told.leave_out(part.name, error.line, error.why)
-    except OSError as error:
-        told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
 
 
 def _one_after_the_other(source: Source, parts: Sequence[Part], told: Told) -> Iterator[Placed]:

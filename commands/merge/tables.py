@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from .blocks import check_beginning
 from .parts import Options, Part
 from .records import NO_KEY, Record, check_key, tell_lacking
-from .trouble import PartUnreadable, Refused, Told, clean, number
+from .trouble import PartUnreadable, Refused, Told, clean, number, reading
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
 DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
@@ -29,21 +29,14 @@ class Tables:
         self.key = options.key
         headers: list[tuple[Part, list[str]]] = []
         for part in parts:
-            try:
+            with reading(part, told):
                 header = next(self._rows(part), (1, [], True))[1]
                 self._check_header(header)
-            except PartUnreadable as error:
-                told.leave_out(part.name, error.line, error.why)
-                part.skipped = error.why
-                continue
-            except OSError as error:
-                told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
-                part.skipped = str(error.strerror)
-                continue
-            if header:
-                headers.append((part, header))
-            else:
-                told.note(f"{clean(part.name)} is empty: it is skipped")
+                if header:
+                    headers.append((part, header))
+                else:
+                    told.note(f"{clean(part.name)} is empty: it is skipped")
+        self._with_header = {part.path for part, _ in headers}
         self.columns = self._union(headers)
         self._row = io.StringIO()
         self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\r\n")
@@ -52,7 +45,7 @@ class Tables:
             check_key(self.key, self.columns)
 
     def records(self, part: Part) -> Iterator[Record]:
-        if part.skipped:
+        if part.path not in self._with_header:
             return
         rows = self._rows(part)
         header = next(rows, (1, [], True))[1]
