@@ -259,6 +259,21 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
     assert "6 records of 2 parts, INCOMPLETE" in said.out
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts what is read by /proc/self/io")
+def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path, capsys: Capture) -> None:
+    for i, items in enumerate(dealt(2000, 2, "contiguous", (), 3)):
+        (tmp_path / f"x_gpu_{i}.txt").write_text("".join(f"{item:01000d}\n" for item in items))
+    plan = write_plan(tmp_path / "p.json", 2000, 2, f"{tmp_path}/*_{{suffix}}.txt", seed=3)
+
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = read()
+    assert merge(capsys, "--plan", plan).code == 0
+    assert read() - before < 10_000_000, "a block of the file for each record"
+    assert [int(line) for line in (tmp_path / "x_merged.txt").read_text().split()] == list(range(2000))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "json", "csv", "txt", "parquet", "npy", "npz", "safetensors"])
 def test_more_parts_than_files_may_be_open_are_no_fault_of_the_parts(tmp_path: Path, form: str) -> None:

@@ -1,6 +1,6 @@
 """Records of text, one by one: put part after part, or back into the order of the items; repeated ones found.
 
-Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (30 bytes
+Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (80 bytes
 a record).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -166,6 +167,7 @@ class _Spool:
             if not order.fits(parts, [part.records for part in parts]):
                 raise _DoesNotFit
             self._places = order.places([_shard(part) for part in parts])
+            self._file.flush()  # what follows reads without its buffer, which each record would fill anew
         except BaseException:
             self._file.close()
             raise
@@ -178,10 +180,15 @@ class _Spool:
 
     def ordered(self) -> Iterator[Placed]:
         for place in self._places:
-            self._file.seek(self._starts[place])
-            text = self._file.read(self._starts[place + 1] - self._starts[place])
+            text = self._text(self._starts[place], self._starts[place + 1])
             key = self._keys[place] if self._keys else None
             yield self._parts[self._part_of[place]], (self._lines[place], text, key)
+
+    def _text(self, begin: int, end: int) -> bytes:
+        text = os.pread(self._file.fileno(), end - begin, begin)
+        while len(text) < end - begin:  # one read gives 2 GiB at most
+            text += os.pread(self._file.fileno(), end - begin - len(text), begin + len(text))
+        return text
 
 
 # ---- writing, and repeated records -----------------------------------------------------------------
