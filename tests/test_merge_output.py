@@ -19,7 +19,7 @@ from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
 from gpusched.experiments import shard
-from tests.merging import FORMATS, merge
+from tests.merging import FORMATS, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -127,6 +127,33 @@ def test_what_other_merges_left_is_swept_and_what_they_write_is_not(tmp_path: Pa
         path.write_text("x")
     assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
     assert not dead.exists() and other.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("gone", ["pipe", "full", "closed"])
+def test_a_merge_that_nobody_listens_to_makes_all_outputs(tmp_path: Path, stream: str, gone: str) -> None:
+    for name in ("a", "b"):
+        for i in range(2):
+            (tmp_path / f"{name}_gpu_{i}.jsonl").write_text('{"i": 1}{"i": 2}\n')  # which is told on stderr
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.jsonl")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gpusched.commands.merge", "--plan", str(plan)]
+    if gone == "closed":
+        command = ["bash", "-c", f'exec "$@" {1 if stream == "stdout" else 2}>&-', "-", *command]
+    with open("/dev/full", "w") as full:
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if gone != "closed":
+            streams[stream] = writer if gone == "pipe" else full
+        done = subprocess.run(command, text=True, **streams)
+    os.close(writer)
+    assert done.returncode == 0, done
+    if stream == "stdout":
+        assert done.stderr.count("2 records on one line") == 4 and len(done.stderr.splitlines()) == 4, done
+    else:
+        assert done.stdout.count(": 4 records of 2 parts") == 2 and len(done.stdout.splitlines()) == 2, done
+    assert (tmp_path / "a_merged.jsonl").exists() and (tmp_path / "b_merged.jsonl").exists()
 
 
 # ---- what is there already -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge
@@ -124,11 +124,23 @@ def _one(job: Job) -> int:
     except RecursionError:
         return _fail(f"{clean(job.output)}: the parts hold something that is nested too deeply", 1)
     for text in result.warnings:
-        print(f"gpusched: warning: {text}", file=sys.stderr)
+        _say(f"gpusched: warning: {text}", sys.stderr)
     for text in result.errors:
-        print(f"gpusched: error: {text}", file=sys.stderr)
-    print(result.said, flush=True)
+        _say(f"gpusched: error: {text}", sys.stderr)
+    _say(result.said, sys.stdout)
     return result.exit_code
+
+
+def _say(text: str, stream: TextIO | None) -> None:
+    """Print it, if anybody listens: what was merged is no less merged where nobody does."""
+    if stream is None:  # closed before we began
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())  # else what its buffer still holds would fail again at exit
+        os.close(null)
 
 
 def _told(error: OSError) -> str:
@@ -143,7 +155,7 @@ def _code(error: OSError) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpusched: error: {text}", file=sys.stderr)
+    _say(f"gpusched: error: {text}", sys.stderr)
     return code
 
 
