@@ -1,4 +1,4 @@
-"""Parquet: columns by name, types widened only where no value can change. Holds a few row batches at a time."""
+"""Parquet: columns by name, types widened only where no value can change. Holds all rows only to shuffle them back."""
 
 from __future__ import annotations
 
