@@ -134,7 +134,7 @@ def reading(part: Part, told: Told) -> Iterator[None]:
         line, why = None, f"cannot be read: {error.strerror or clean(error)}"
     else:
         if not part.records and part.name in told.lost:
-            part.skipped = "holds no record that can be read"
+            part.skipped = "none of its records can be read"
         return
     part.skipped = "" if part.records else why
     told.leave_out(part.name, line, why)
