@@ -475,6 +475,20 @@ def test_parts_of_one_name_in_two_directories_keep_their_columns(
     assert named == [str(tmp_path / "x.csv") if typed[0] == "{" else "../x.csv", "x.csv"]
 
 
+def test_a_part_behind_a_link_and_two_dots_has_a_name_of_its_own(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/below")
+    written(tmp_path, x__txt="one\n")
+    written(tmp_path / "real", x__txt="two\n")
+    said = merge(capsys, "-o", "o.txt", "x.txt", "link/../x.txt", "--by", "given", "--remove-parts")
+    assert said.code == 0 and "2 parts removed" in said.out, said
+    named = [part["name"] for part in json.loads((tmp_path / "o_merged_metadata.json").read_text())["parts"]]
+    assert named == ["x.txt", "real/x.txt"] and (tmp_path / "o.txt").read_text() == "one\ntwo\n"
+
+
 def test_what_is_lost_of_parts_of_one_name_is_told_of_each(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,10 @@ def shown_name(path: str, here: str) -> str:
 
     An absolute path stays, unless it leads into or below that directory.
     """
-    absolute = os.path.abspath(path)
+    directory, name = os.path.split(path)
+    if os.pardir in directory.split(os.sep):  # after a link it leads elsewhere than the words say
+        directory = os.path.realpath(directory)
+    absolute = os.path.abspath(os.path.join(directory, name))
     inside = os.path.commonpath([absolute, here]) == here
     return path if os.path.isabs(path) and not inside else os.path.relpath(absolute, here)
 
