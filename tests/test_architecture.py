@@ -61,7 +61,7 @@ TABLE = (
     Row("esd", ("api", "core.*", "host.*", "config", "errors", "submit", "dispatcher.*", "experiments.*")),
     Row("cli.*", ANYTHING, ("click",)),
     Row("commands.esd*", ("commands.esd*", "core.modelrecord"), ANYTHING),
-    Row("commands.merge*", ("commands.merge*", "core.split"), ANYTHING),
+    Row("commands.merge*", ("commands.merge*", "core.naturalorder", "core.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "host.simfiles"), ANYTHING),
 )
 

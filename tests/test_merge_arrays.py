@@ -65,6 +65,19 @@ def test_a_cut_part_is_named_and_the_others_are_merged(
     assert told["complete"] is False and told["parts"][1]["left_out"]
 
 
+def test_a_parquet_part_that_is_damaged_from_its_first_row_on_is_not_counted(tmp_path: Path, capsys: Capture) -> None:
+    paths = parts(tmp_path, "parquet", {"x": list(range(1000))}, {"x": list(range(1000, 2000))})
+    data = bytearray(paths[1].read_bytes())
+    data[4:2000] = b"\xff" * 1996
+    paths[1].write_bytes(data)
+    said = merge(capsys, "-o", tmp_path / "all.parquet", *paths)
+    assert said.code == 1 and "p1.parquet: is damaged: from row 1 on" in said.err, said
+    assert "1,000 records of 1 part, INCOMPLETE" in said.out
+    said = merge(capsys, "-o", tmp_path / "none.parquet", paths[1])
+    assert said.code == 1 and "nothing of any part can be merged" in said.err, said
+    assert not (tmp_path / "none.parquet").exists()
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_parts_make_the_same_bytes(tmp_path: Path, capsys: Capture, form: str) -> None:
     write, _ = FORMATS[form]

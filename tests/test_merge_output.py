@@ -207,6 +207,33 @@ def test_what_other_merges_left_is_swept_and_what_they_write_is_not(tmp_path: Pa
     assert merge(capsys, "-o", tmp_path / "all.jsonl", *parts).code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("gone", ["pipe", "full", "closed"])
+def test_a_merge_that_nobody_listens_to_makes_all_outputs(tmp_path: Path, stream: str, gone: str) -> None:
+    for name in ("a", "b"):
+        for i in range(2):
+            (tmp_path / f"{name}_gpu_{i}.jsonl").write_text('{"i": 1}{"i": 2}\n')  # which is told on stderr
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.jsonl")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gpusched.commands.merge", "--plan", str(plan)]
+    if gone == "closed":
+        command = ["bash", "-c", f'exec "$@" {1 if stream == "stdout" else 2}>&-', "-", *command]
+    with open("/dev/full", "w") as full:
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if gone != "closed":
+            streams[stream] = writer if gone == "pipe" else full
+        done = subprocess.run(command, text=True, **streams)
+    os.close(writer)
+    assert done.returncode == 0, done
+    if stream == "stdout":
+        assert done.stderr.count("2 records on one line") == 4 and len(done.stderr.splitlines()) == 4, done
+    else:
+        assert done.stdout.count(": 4 records of 2 parts") == 2 and len(done.stdout.splitlines()) == 2, done
+    assert (tmp_path / "a_merged.jsonl").exists() and (tmp_path / "b_merged.jsonl").exists()
+
+
 # ---- what is there already -------------------------------------------------------------------------
 
 
@@ -693,14 +720,6 @@ def test_progress_is_said_in_the_file_that_is_named(
     assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
     monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
     assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0
-
-
-def test_a_number_of_any_length_in_a_name_is_sorted() -> None:
-    from gpusched.commands.merge.parts import natural_key
-
-    right = ["x_2.txt", "x_02b.txt", "x_10.txt", f"x_1{'0' * 5000}.txt", f"x_2{'0' * 5000}.txt", "y.txt"]
-    assert sorted(set(right), key=natural_key) == right
-    assert sorted(["a_01", "a_1", "a_2", "b_0"], key=natural_key) == ["a_01", "a_1", "a_2", "b_0"]
 
 
 def test_a_part_whose_name_is_a_number_of_5000_digits_is_refused(tmp_path: Path, capsys: Capture) -> None:

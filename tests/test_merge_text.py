@@ -242,6 +242,48 @@ def test_a_record_without_the_key_is_named(tmp_path: Path, capsys: Capture) -> N
     assert (tmp_path / "all.jsonl").read_text() == '{"id": "1"}\n{"id": 1}\n'
 
 
+@pytest.mark.parametrize("policy", ["error", "keep-first", "keep-last"])
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "json"])
+def test_records_without_the_key_are_left_out_by_name(tmp_path: Path, capsys: Capture, form: str, policy: str) -> None:
+    rows: list[list[dict[str, object]]] = [
+        [{"id": 1, "a": "x"}],
+        [{"a": "y"}, {"a": "z"}, {"a": "z"}],
+        [{"id": 2, "a": "w"}],
+    ]
+    parts = [keyed(tmp_path / f"p{number}.{form}", held) for number, held in enumerate(rows)]
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, "--key", "id", "--on-duplicate", policy)
+    where = "p1.json, line 1" if form == "json" else "p1.jsonl, line 3" if form == "jsonl" else f"p1.{form}"
+    assert said.code == 1 and f"error: {where}: has no field of the name that --key gives" in said.err, said
+    assert "repeated" not in said.err and "INCOMPLETE" in said.out
+    assert read_keyed(tmp_path / f"all.{form}") == [("1", "x"), ("2", "w")]
+
+
+def keyed(path: Path, rows: list[dict[str, object]]) -> Path:
+    """A part of these rows, under the columns of the first."""
+    if path.suffix == ".parquet":
+        pq = pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    else:
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else "".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def read_keyed(path: Path) -> list[tuple[str, str]]:
+    if path.suffix == ".parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    elif path.suffix == ".csv":
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+    else:
+        text = path.read_text()
+        rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    return [(str(row["id"]), row["a"]) for row in rows]
+
+
 @pytest.mark.parametrize("key", ['say "id"', "a\\b", "two\nlines", "é", " "])
 def test_a_key_of_any_name_is_found(tmp_path: Path, capsys: Capture, key: str) -> None:
     lines = "".join(json.dumps({key: n % 2}) + "\n" for n in range(4))
@@ -268,6 +310,45 @@ def test_a_part_of_which_nothing_is_read_is_not_counted(tmp_path: Path, capsys: 
     said = merge(capsys, "-o", tmp_path / "none.jsonl", tmp_path / "q.jsonl")
     assert said.code == 1 and "nothing of any part can be merged" in said.err and "is UTF-16" in said.err
     assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "why", "words"),
+    [
+        ("json", "x", "is neither a JSON array nor an object", ()),
+        ("json", "[x" + " " * 30 + "]", "line 1: is no JSON", ("--key", "id")),
+        ("json", "x", "line 1: is no JSON", ("--sum", "n")),
+        ("jsonl", '{"id": 1}\n'.encode("utf-16"), "line 1: is UTF-16", ("--key", "id")),
+        ("jsonl", "x\ny\n", "line 2: is no JSON", ()),
+        ("json", '[{"a": 1}]', "line 1: has no field", ("--key", "id")),
+        ("csv", "id,v\n1\n", "line 2: has 1 field", ()),
+        ("txt", "a\n".encode("utf-16"), "line 1: is UTF-16", ()),
+        ("csv", b"id,v\n1,\xff\n", "line 2: is not UTF-8", ()),
+        ("tsv", b"id\tid\n1\t2\n", "line 1: names the column 'id' twice", ()),
+        ("npy", "x", "is no .npy file", ()),
+        ("npz", "x", "is no .npz file", ()),
+        ("safetensors", "x", "is no safetensors file", ()),
+        ("parquet", "x", "is no Parquet file", ()),
+        ("pt", "x", "is no file of torch.save", ()),
+    ],
+)
+def test_where_no_part_can_be_read_nothing_is_written(
+    tmp_path: Path, capsys: Capture, form: str, content: str | bytes, why: str, words: tuple[str, ...]
+) -> None:
+    parts = written(tmp_path, **{f"p__{form}": content})
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, *words)
+    assert said.code == 1 and "nothing of any part can be merged" in said.err and why in said.err, said
+    assert list(tmp_path.iterdir()) == parts
+
+
+@pytest.mark.parametrize("policy", ["keep-first", "keep-last"])
+def test_a_part_that_stops_at_its_first_record_is_told_however_often_it_is_read(
+    tmp_path: Path, capsys: Capture, policy: str
+) -> None:
+    for form, good, bad in [("csv", b"id\n1\n", b"id\n\xff\n"), ("json", b'[{"id": 1}]', b"[x]")]:
+        parts = written(tmp_path, **{f"p__{form}": good, f"q__{form}": bad})
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", *parts, "--key", "id", "--on-duplicate", policy)
+        assert said.code == 1 and f"q.{form}, line" in said.err and "1 record of 1 part, INCOMPLETE" in said.out, said
 
 
 def test_expect(tmp_path: Path, capsys: Capture) -> None:
@@ -377,6 +458,49 @@ def test_tables_without_a_common_column_are_refused(tmp_path: Path, capsys: Capt
     said = merge(capsys, "-o", tmp_path / "all.csv", *parts)
     assert said.code == 1 and "b.csv: has no column in common with a.csv" in said.err and "header missing" in said.err
     assert not (tmp_path / "all.csv").exists()
+
+
+@pytest.mark.parametrize("typed", ["x.csv", "{here}/x.csv", "./out/../x.csv"])
+def test_parts_of_one_name_in_two_directories_keep_their_columns(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    written(tmp_path, x__csv="id,a\n1,one\n")
+    written(tmp_path / "out", x__csv="id,b\n2,two\n")
+    said = merge(capsys, "-o", "out/o.csv", typed.format(here=tmp_path), "out/x.csv", "--by", "given")
+    assert said.code == 0, said
+    assert (tmp_path / "out" / "o.csv").read_text() == "id,a,b\n1,one,\n2,,two\n"
+    named = [part["name"] for part in json.loads((tmp_path / "out" / "o_merged_metadata.json").read_text())["parts"]]
+    assert named == [str(tmp_path / "x.csv") if typed[0] == "{" else "../x.csv", "x.csv"]
+
+
+def test_a_part_behind_a_link_and_two_dots_has_a_name_of_its_own(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/below")
+    written(tmp_path, x__txt="one\n")
+    written(tmp_path / "real", x__txt="two\n")
+    said = merge(capsys, "-o", "o.txt", "x.txt", "link/../x.txt", "--by", "given", "--remove-parts")
+    assert said.code == 0 and "2 parts removed" in said.out, said
+    named = [part["name"] for part in json.loads((tmp_path / "o_merged_metadata.json").read_text())["parts"]]
+    assert named == ["x.txt", "real/x.txt"] and (tmp_path / "o.txt").read_text() == "one\ntwo\n"
+
+
+def test_what_is_lost_of_parts_of_one_name_is_told_of_each(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    for place in (tmp_path, tmp_path / "out"):
+        written(place, x__jsonl='{"a": 1}\n' + "wrong\n" * 4)
+    said = merge(capsys, "-o", "out/o.jsonl", "x.jsonl", "out/x.jsonl")
+    assert said.code == 1 and "more of them" not in said.err
+    assert [f"{name}, line {n}: is no JSON" in said.err for name in (" ../x.jsonl", " x.jsonl") for n in (2, 5)] == [
+        True
+    ] * 4
 
 
 def test_tsv_and_blank_lines(tmp_path: Path, capsys: Capture) -> None:

@@ -11,15 +11,19 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
+
+from gpusched.core.naturalorder import natural_key
 
 from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge
-from .parts import Missing, Options, Part, natural_key, shown_name
-from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean
+from .parts import Missing, Options, Part, shown_name
+from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean, too_many_open
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+_CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -122,24 +126,38 @@ def _one(job: Job) -> int:
     except RecursionError:
         return _fail(f"{clean(job.output)}: the parts hold something that is nested too deeply", 1)
     for text in result.warnings:
-        print(f"gpusched: warning: {text}", file=sys.stderr)
+        _say(f"gpusched: warning: {text}", sys.stderr)
     for text in result.errors:
-        print(f"gpusched: error: {text}", file=sys.stderr)
-    print(result.said, flush=True)
+        _say(f"gpusched: error: {text}", sys.stderr)
+    _say(result.said, sys.stdout)
     return result.exit_code
 
 
+def _say(text: str, stream: TextIO | None) -> None:
+    """Print it, if anybody listens: what was merged is no less merged where nobody does."""
+    if stream is None:  # closed before we began
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())  # else what its buffer still holds would fail again at exit
+        os.close(null)
+
+
 def _told(error: OSError) -> str:
+    if refused := too_many_open(error):
+        return str(refused)
     name = f" ({clean(error.filename)})" if error.filename else ""
     return f"{error.strerror or clean(error)}{name}"
 
 
 def _code(error: OSError) -> int:
-    return EXIT_CANNOT_WORK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES) else 1
+    return EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else 1
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpusched: error: {text}", file=sys.stderr)
+    _say(f"gpusched: error: {text}", sys.stderr)
     return code
 
 

@@ -16,10 +16,10 @@ from numpy.lib import format as npy
 
 from .objects import total
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part, reading
+from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
 from .rules import Rules, name_of_sum, wrapped
-from .trouble import PartUnreadable, Refused, Told, clean
+from .trouble import PartUnreadable, Refused, Told, clean, reading, too_many_open
 
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can say: the same parts make the same bytes
 _MOST_AXES = 64  # of NumPy
@@ -105,10 +105,11 @@ def _npy_rows(part: Part) -> tuple[Rows, Any, tuple[int, ...]]:
         each = dtype.itemsize * math.prod(shape[1:])
         if part.size < offset + shape[0] * each:
             raise PartUnreadable(f"is cut: {part.size:,} of {offset + shape[0] * each:,} bytes")
-        part.records = shape[0]
+        rows = Rows(part, offset, shape[0], each)
         if fortran and len(shape) > 1:  # stored by columns: turned in memory
-            return Rows(part, 0, shape[0], each, np.load(part.path).tobytes("C")), dtype, shape
-        return Rows(part, offset, shape[0], each), dtype, shape
+            rows = Rows(part, 0, shape[0], each, np.load(part.path).tobytes("C"))
+        part.records = shape[0]
+        return rows, dtype, shape
     except _DAMAGE as error:
         raise PartUnreadable(f"is no .npy file, or damaged: {clean(error, 120)}") from None
 
@@ -155,11 +156,12 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     for part in parts:
         with reading(part, told):
             try:
-                compressed |= _check_npz(part, options.sums)
+                deflated, records = _check_npz(part, options.sums)
                 held.append((part, np.load(part.path, allow_pickle=False)))
+                compressed, part.records = compressed or deflated, records
             except (OSError, *_DAMAGE) as error:
                 why = "is empty" if part.size == 0 else f"is no .npz file, or cut: {clean(error, 120)}"
-                raise PartUnreadable(why) from None
+                raise too_many_open(error) or PartUnreadable(why) from None
     if not held:
         return Merged(None)
     try:
@@ -178,8 +180,8 @@ def merge_npz(parts: Sequence[Part], out: Output, order: ItemOrder | None, optio
     return Merged(total(parts), per_item=False)
 
 
-def _check_npz(part: Part, sums: Sequence[str]) -> bool:
-    """Whether it is compressed. Counts its records; PartUnreadable if a byte of it is wrong."""
+def _check_npz(part: Part, sums: Sequence[str]) -> tuple[bool, int | None]:
+    """Whether it is compressed, and its records; PartUnreadable if a byte of it is wrong."""
     lengths: set[int] = set()
     values: dict[str, Any] = {}
     with zipfile.ZipFile(part.path) as archive:
@@ -199,6 +201,6 @@ def _check_npz(part: Part, sums: Sequence[str]) -> bool:
                     lengths |= {shape[0]} if name_of_sum(name, sums) is None else set()
                 elif dtype.kind in "biufU":
                     values[name] = np.frombuffer(file.read(), dtype)[0].item()
-        part.records = lengths.pop() if len(lengths) == 1 else None
         part.values = values
-        return any(member.compress_type == zipfile.ZIP_DEFLATED for member in archive.infolist())
+        deflated = any(member.compress_type == zipfile.ZIP_DEFLATED for member in archive.infolist())
+        return deflated, lengths.pop() if len(lengths) == 1 else None

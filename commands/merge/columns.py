@@ -1,4 +1,4 @@
-"""Parquet: columns by name, types widened only where no value can change. Holds a few row batches at a time."""
+"""Parquet: columns by name, types widened only where no value can change. Holds all rows only to shuffle them back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part, reading
-from .records import KeyFilter, field_identity
-from .trouble import PartUnreadable, Refused, Told, clean
+from .parts import ItemOrder, Merged, Options, Part
+from .records import NO_KEY, KeyFilter, check_key, field_identity, tell_lacking
+from .trouble import PartUnreadable, Refused, Told, clean, reading, too_many_open
 from .widening import widened
 
 BATCH_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class Opened:
             self.file = pq.ParquetFile(source, memory_map=False, pre_buffer=False, buffer_size=batch_bytes)
         except (pa.ArrowException, OSError, ValueError) as error:
             why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {clean(error, 120)}"
-            raise PartUnreadable(why) from None
+            raise too_many_open(error) or PartUnreadable(why) from None
         told = self.file.metadata
         self.rows: int = told.num_rows
         size = sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
@@ -75,11 +75,9 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
     if not opened:
         return Merged(None)
     schema = _union(opened, told)
-    if options.key is not None and options.key not in schema.names:
-        raise Refused(
-            f"there is no column {clean(options.key)!r} to find repeated rows by",
-            hint=f"the columns are {clean(', '.join(schema.names))}",
-        )
+    if options.key is not None:
+        check_key(options.key, schema.names)
+        opened = _with_key(opened, options.key, told)
     if order is not None and not order.fits([one.part for one in opened], [one.rows for one in opened]):
         told.not_in_order()
         order = None
@@ -129,16 +127,25 @@ def _union(opened: Sequence[Opened], told: Told) -> Any:
             made = pa.field(field.name, kind, before.nullable or field.nullable, before.metadata)
             fields[field.name] = (made, first if kind == before.type else part)
     for name, (field, first) in fields.items():
-        lacking = [part for part, schema in schemas if name not in schema.names]
-        if lacking:
-            which = clean(lacking[0].name) if len(lacking) == 1 else f"{len(lacking)} of {len(schemas)} parts"
-            told.note(f"column {clean(name)!r} is not in {which}: null there")
+        if lacking := [part for part, schema in schemas if name not in schema.names]:
+            tell_lacking(told, name, lacking, len(schemas), "null")
             fields[name] = (field.with_nullable(True), first)
     texts = schemas[0][1].metadata
     if any(schema.metadata != texts for _, schema in schemas):
         told.note("the parts' schema metadata differ (those of pandas, say): the output has none")
         texts = None
     return pa.schema([field for field, _ in fields.values()], metadata=texts)
+
+
+def _with_key(opened: Sequence[Opened], key: str, told: Told) -> list[Opened]:
+    """Those that have the column; the rows of the others are not repeated ones, and are left out."""
+    kept = []
+    for one in opened:
+        with reading(one.part, told):
+            if one.rows and key not in one.file.schema_arrow.names:
+                raise PartUnreadable(NO_KEY)
+            kept.append(one)
+    return kept
 
 
 def _conformed(table: Any, schema: Any, part: Part) -> Any:
@@ -163,10 +170,8 @@ def _conformed(table: Any, schema: Any, part: Part) -> Any:
 
 def _one_after_the_other(opened: Sequence[Opened], schema: Any, told: Told) -> Iterator[Any]:
     for one in opened:
-        try:
+        with reading(one.part, told):
             yield from one.tables(schema)
-        except PartUnreadable as error:
-            told.leave_out(one.part.name, error.line, error.why)
 
 
 class _Taker:

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpusched.core.naturalorder import natural_key
+
 from .merge import FORMATS, WITH_KEYS, Job, format_of
 from .metadata import names_beside
-from .parts import Missing, Options, Part, natural_key, shown_name
+from .parts import Missing, Options, Part, shown_name
 from .plan import Asked, Plan, item_order, read_plan
 from .trouble import EXIT_USAGE, Refused, clean
 
@@ -79,20 +81,16 @@ def _job(plan: Plan, group: Group, options: Options) -> Job:
             missing.append(Missing(shard.shard, shard.suffix, clean(why), **given))
         elif shard.count:
             missing.append(Missing(shard.shard, shard.suffix, "it has left no file", **given))
-    order = item_order(plan)
-    described = "the items' own order" if order or plan.strategy != "strided" else ""
-    return Job(group.name, parts, options, order, missing, described=described)
+    return Job(group.name, parts, options, item_order(plan), missing, described="the items' own order")
 
 
 def _name_outputs(jobs: Sequence[Job], output: str | None) -> None:
-    if output is None:
-        return
-    if output.endswith("/") or os.path.isdir(output):
+    if output is not None and (output.endswith("/") or os.path.isdir(output)):
         for job in jobs:
             job.output = os.path.join(output, os.path.basename(job.output))
-    elif len(jobs) == 1:
+    elif output is not None and len(jobs) == 1:
         jobs[0].output = output
-    else:
+    elif output is not None:
         names = ", ".join(os.path.basename(job.output) for job in jobs)
         raise Refused(
             f"the shards make {len(jobs)} outputs ({clean(names)}), and one is named",
@@ -100,6 +98,17 @@ def _name_outputs(jobs: Sequence[Job], output: str | None) -> None:
             hint="name a directory, or a narrower pattern",
             exit_code=EXIT_USAGE,
         )
+    made: dict[str, Job] = {}
+    for job in jobs:
+        directory, name = os.path.split(job.output)
+        before = made.setdefault(os.path.join(os.path.realpath(directory), name), job)
+        if before is not job:
+            raise Refused(
+                f"would be made twice: of {clean(before.parts[0].path)}, and of {clean(job.parts[0].path)}",
+                where=job.output,
+                hint="patterns that name files of different names, or a merge for each",
+                exit_code=EXIT_USAGE,
+            )
 
 
 # ---- patterns -> groups ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from .lines import nulled
 from .objects import merge_whole, plain_values
 from .output import Output
 from .parts import ItemOrder, Merged, Options, Part
-from .records import Record, field_identity
+from .records import NO_KEY, Record, field_identity
 from .rules import NoArrays
 from .trouble import PartUnreadable, Refused, Told, clean
 
@@ -82,7 +82,7 @@ class JsonDocuments:
         key = None
         if self.key is not None:
             if not isinstance(value, dict) or self.key not in value:
-                self.told.leave_out(part.name, line, "has no field of the name that --key gives")
+                self.told.leave_out(part.name, line, NO_KEY)
                 return
             key = field_identity(value[self.key])
         yield line, b"\n" + data, key

@@ -17,7 +17,7 @@ import msgspec
 from .blocks import whole_lines
 from .output import Output
 from .parts import Options, Part
-from .records import Record, field_identity
+from .records import NO_KEY, Record, field_identity
 from .trouble import Told, clean
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
@@ -75,7 +75,7 @@ class JsonLines:
                         elif (key := self.key(record)) is not None:
                             yield number, record, key
                         else:
-                            self.told.leave_out(part.name, number, "has no field of the name that --key gives")
+                            self.told.leave_out(part.name, number, NO_KEY)
                 line += chunk.count(b"\n")
 
     def check(self, part: Part, number: int, text: bytes) -> list[bytes]:

@@ -92,9 +92,6 @@ def merge(job: Job) -> Result:
     with Output(job.output, reporter(sum(part.size for part in job.parts))) as out:
         merged = _run(form, job, out, told)
         _look_at_parts(job.parts, before)
-        for part in job.parts:
-            if part.records == 0 and part.name in told.lost:
-                part.skipped = part.skipped or "none of its records can be read"
         if all(part.skipped for part in job.parts):
             raise Refused("nothing of any part can be merged:\n  " + "\n  ".join(told.lines()), where=job.output)
         judge_counts(job.parts, merged, job.options, told)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from .parts import ItemOrder, Merged, Part, reading
+from .parts import ItemOrder, Merged, Part
 from .rules import Arrays, Rules, name_of_sum
-from .trouble import Refused, Told
+from .trouble import Refused, Told, reading
 
 
 def merge_whole(

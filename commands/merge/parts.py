@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.core.split import shuffled, strided_positions
-
-from .trouble import PartUnreadable, Told, clean
-
-_DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass
@@ -35,19 +29,6 @@ class Part:
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
     values: Mapping[str, Any] = field(default_factory=dict)  # its own plain values, where it is one object
-
-
-@contextmanager
-def reading(part: Part, told: Told) -> Iterator[None]:
-    """Around what reads a part as a whole: one that cannot be read is left out, which is told; the others go on."""
-    try:
-        yield
-    except PartUnreadable as error:
-        part.skipped = error.why
-        told.leave_out(part.name, error.line, error.why)
-    except OSError as error:
-        part.skipped = f"cannot be read: {error.strerror or clean(error)}"
-        told.leave_out(part.name, None, part.skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +66,17 @@ class Merged:
     per_item: bool = True  # whether the parts' counts are of records; else of whatever their arrays and lists hold
 
 
-def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Sorts `gpu_2` before `gpu_10`; names that differ in leading zeros only, by their text."""
-    words: list[str | tuple[int, str]] = list(_DIGITS.split(name))
-    for place, word in enumerate(_DIGITS.findall(name)):  # as numbers, without int: it takes 4,300 digits at most
-        digits = word.lstrip("0")
-        words[2 * place + 1] = len(digits), digits
-    return words, name
-
-
 def shown_name(path: str, here: str) -> str:
-    """A part's name as seen from the output's directory `here`, where it lies in or below it."""
-    absolute = os.path.abspath(path)
+    """A part's name as seen from the output's directory `here`, which no other file has.
+
+    An absolute path stays, unless it leads into or below that directory.
+    """
+    directory, name = os.path.split(path)
+    if os.pardir in directory.split(os.sep):  # after a link it leads elsewhere than the words say
+        directory = os.path.realpath(directory)
+    absolute = os.path.abspath(os.path.join(directory, name))
     inside = os.path.commonpath([absolute, here]) == here
-    return os.path.relpath(absolute, here) if inside else path
+    return path if os.path.isabs(path) and not inside else os.path.relpath(absolute, here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Records of text, one by one: put part after part, or back into the order of the items; repeated ones found.
 
-Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (30 bytes
+Knows no format. Memory does not grow with the records, but for --key (their identities) and a shuffled plan (80 bytes
 a record).
 """
 
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from .output import Output
 from .parts import ItemOrder, Options, Part
-from .trouble import PartUnreadable, Refused, Told, clean, number
+from .trouble import Refused, Told, clean, number, reading
 
 Record = tuple[int, bytes, bytes | None]  # line, the text to write, identity of its key
 Placed = tuple[Part, Record]
 
 SHOWN_DUPLICATES = 5
+NO_KEY = "has no field of the name that --key gives"
 
 
 class Source(Protocol):
@@ -58,7 +60,8 @@ def merge_records(
     if written is None:
         if copy is not None and options.key is None:
             for part in parts:
-                _whole(part, lambda part=part: copy(part), told)  # type: ignore[misc]
+                with reading(part, told):
+                    copy(part)
             written = sum(part.records or 0 for part in parts)
         else:
             written = _write(source, out, lambda: _one_after_the_other(source, parts, told), options, told)
@@ -68,38 +71,34 @@ def merge_records(
     return written
 
 
+def check_key(key: str, columns: Sequence[str]) -> None:
+    """Refused where no part has the column that --key names."""
+    if key not in columns:
+        raise Refused(
+            f"there is no column {clean(key)!r} to find repeated rows by",
+            hint=f"the columns are {clean(', '.join(columns))}",
+        )
+
+
+def tell_lacking(told: Told, column: str, lacking: Sequence[Part], parts: int, filled: str) -> None:
+    """Say which of the parts lack a column, and what it is `filled` with there."""
+    which = clean(lacking[0].name) if len(lacking) == 1 else f"{len(lacking)} of {parts} parts"
+    told.note(f"column {clean(column)!r} is not in {which}: {filled} there")
+
+
 def field_identity(value: Any) -> bytes:
     """Equal for equal JSON values."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
 
 
-def _whole(part: Part, read: Callable[[], None], told: Told) -> None:
-    try:
-        read()
-    except PartUnreadable as error:
-        _stopped(part, error.line, error.why, told)
-    except OSError as error:
-        _stopped(part, None, f"cannot be read: {error.strerror}", told)
-
-
-def _stopped(part: Part, line: int | None, why: str, told: Told) -> None:
-    part.records = part.records or 0
-    part.skipped = "" if part.records else why
-    told.leave_out(part.name, line, why)
-
-
 def _counted(source: Source, part: Part, told: Told) -> Iterator[Record]:
     """The records of a part up to where it cannot be read on; they are counted."""
     part.records = 0
-    try:
+    with reading(part, told):
         for record in source.records(part):
             part.records += 1
             yield record
-    except PartUnreadable as error:
-        told.leave_out(part.name, error.line, error.why)
-    except OSError as error:
-        told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
 
 
 def _one_after_the_other(source: Source, parts: Sequence[Part], told: Told) -> Iterator[Placed]:
@@ -168,6 +167,7 @@ class _Spool:
             if not order.fits(parts, [part.records for part in parts]):
                 raise _DoesNotFit
             self._places = order.places([_shard(part) for part in parts])
+            self._file.flush()  # what follows reads without its buffer, which each record would fill anew
         except BaseException:
             self._file.close()
             raise
@@ -180,10 +180,15 @@ class _Spool:
 
     def ordered(self) -> Iterator[Placed]:
         for place in self._places:
-            self._file.seek(self._starts[place])
-            text = self._file.read(self._starts[place + 1] - self._starts[place])
+            text = self._text(self._starts[place], self._starts[place + 1])
             key = self._keys[place] if self._keys else None
             yield self._parts[self._part_of[place]], (self._lines[place], text, key)
+
+    def _text(self, begin: int, end: int) -> bytes:
+        text = os.pread(self._file.fileno(), end - begin, begin)
+        while len(text) < end - begin:  # one read gives 2 GiB at most
+            text += os.pread(self._file.fileno(), end - begin - len(text), begin + len(text))
+        return text
 
 
 # ---- writing, and repeated records -----------------------------------------------------------------

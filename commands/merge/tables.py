@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from .blocks import check_beginning
 from .parts import Options, Part
-from .records import Record
-from .trouble import PartUnreadable, Refused, Told, clean, number
+from .records import NO_KEY, Record, check_key, tell_lacking
+from .trouble import PartUnreadable, Refused, Told, clean, number, reading
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
 DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
@@ -27,35 +27,25 @@ class Tables:
         self.delimiter = delimiter
         self.told = told
         self.key = options.key
-        headers: dict[str, list[str]] = {}
+        headers: list[tuple[Part, list[str]]] = []
         for part in parts:
-            try:
+            with reading(part, told):
                 header = next(self._rows(part), (1, [], True))[1]
                 self._check_header(header)
-            except PartUnreadable as error:
-                told.leave_out(part.name, error.line, error.why)
-                part.skipped = error.why
-                continue
-            except OSError as error:
-                told.leave_out(part.name, None, f"cannot be read: {error.strerror}")
-                part.skipped = str(error.strerror)
-                continue
-            if header:
-                headers[part.name] = header
-            else:
-                told.note(f"{clean(part.name)} is empty: it is skipped")
+                if header:
+                    headers.append((part, header))
+                else:
+                    told.note(f"{clean(part.name)} is empty: it is skipped")
+        self._with_header = {part.path for part, _ in headers}
         self.columns = self._union(headers)
         self._row = io.StringIO()
         self._writer = csv.writer(self._row, delimiter=delimiter, lineterminator="\r\n")
         self.prefix = self._text(self.columns) if self.columns else b""
-        if self.key is not None and self.columns and self.key not in self.columns:
-            raise Refused(
-                f"there is no column {clean(self.key)!r} to find repeated rows by",
-                hint=f"the columns are {clean(', '.join(self.columns))}",
-            )
+        if self.key is not None and self.columns:
+            check_key(self.key, self.columns)
 
     def records(self, part: Part) -> Iterator[Record]:
-        if part.skipped:
+        if part.path not in self._with_header:
             return
         rows = self._rows(part)
         header = next(rows, (1, [], True))[1]
@@ -68,10 +58,11 @@ class Tables:
                 why = f"has {number(len(row), 'field')} under a header of {len(header)}"
                 self.told.leave_out(part.name, line, why)
                 continue
+            if self.key is not None and key is None:
+                raise PartUnreadable(NO_KEY)
             values = row if same else ["" if k is None else row[k] for k in takes]
             text = f"{self.delimiter.join(values)}\n".encode() if plain else self._text(values)
-            identity = None if self.key is None else b"" if key is None else row[key].encode()
-            yield line, text, identity
+            yield line, text, None if key is None else row[key].encode()
 
     def _text(self, row: Sequence[str]) -> bytes:
         self._row.seek(0)
@@ -117,23 +108,21 @@ class Tables:
                 if other != self.delimiter and other in header[0]:
                     raise PartUnreadable(f"is separated by {name}, not by {DELIMITERS[self.delimiter]}", 1)
 
-    def _union(self, headers: dict[str, list[str]]) -> list[str]:
+    def _union(self, headers: Sequence[tuple[Part, list[str]]]) -> list[str]:
         """All columns, in the order in which they come; what only some parts have is told."""
         union: dict[str, None] = {}
-        for name, header in headers.items():
+        for part, header in headers:
             if union and not union.keys() & set(header):
-                first = next(iter(headers))
+                first = headers[0][0].name
                 raise Refused(
                     f"has no column in common with {clean(first)}: {clean(', '.join(header), 120)}",
-                    where=name,
+                    where=part.name,
                     hint="is its header missing? each part needs one",
                 )
             union.update(dict.fromkeys(header))
         for column in union:
-            without = [name for name, header in headers.items() if column not in header]
-            if without:
-                which = clean(without[0]) if len(without) == 1 else f"{len(without)} of {len(headers)} parts"
-                self.told.note(f"column {clean(column)!r} is not in {which}: empty there")
+            if lacking := [part for part, header in headers if column not in header]:
+                tell_lacking(self.told, column, lacking, len(headers), "empty")
         return list(union)
 
 

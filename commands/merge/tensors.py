@@ -12,10 +12,10 @@ from typing import Any
 
 from .objects import total
 from .output import Output
-from .parts import ItemOrder, Merged, Options, Part, reading
+from .parts import ItemOrder, Merged, Options, Part
 from .rows import Rows, write_rows
 from .rules import NoArrays, Rules, name_of_sum
-from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean
+from .trouble import EXIT_CANNOT_WORK, PartUnreadable, Refused, Told, clean, reading
 
 LARGEST_HEADER = 100_000_000
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}

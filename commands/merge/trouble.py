@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from .parts import Part
 
 EXIT_OK = 0
 EXIT_INCOMPLETE = 1
@@ -37,6 +43,17 @@ class PartUnreadable(Exception):
         super().__init__(why)
         self.why = why
         self.line = line
+
+
+def too_many_open(error: BaseException) -> Refused | None:
+    """What to say where this process may open no more files: it is the fault of no part."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    return Refused(
+        f"too many parts to be open together: {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files are the limit",
+        hint="raise it (ulimit -n), or merge fewer parts at once",
+        exit_code=EXIT_CANNOT_WORK,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +134,25 @@ class Told:
         """Forget what was told since `other` was copied."""
         self.notes, self.left_out, self.lost = list(other.notes), list(other.left_out), dict(other.lost)
         self.wrong, self.placed = list(other.wrong), dict(other.placed)
+
+
+@contextmanager
+def reading(part: Part, told: Told) -> Iterator[None]:
+    """Around what reads a part: what cannot be read of it is left out, which is told; the others go on."""
+    try:
+        yield
+    except PartUnreadable as error:
+        line, why = error.line, error.why
+    except OSError as error:
+        if refused := too_many_open(error):
+            raise refused from None
+        line, why = None, f"cannot be read: {error.strerror or clean(error)}"
+    else:
+        if not part.records and part.name in told.lost:
+            part.skipped = "none of its records can be read"
+        return
+    part.skipped = "" if part.records else why
+    told.leave_out(part.name, line, why)
 
 
 def number(count: int, noun: str) -> str:

@@ -76,7 +76,7 @@ def _no(path: str, what: str, hint: str = "") -> GpuschedError:
 
 class _Light:
     def release(self) -> None:
-        """Only where the items stand is held."""
+        """Nothing: names and places are small, and the pages of a mapped file are the kernel's to take back."""
 
 
 class NumberItems(_Light):
