@@ -59,14 +59,17 @@ def write_plan(
     created_at: float | None = None,
     **asked: object,
 ) -> Path:
-    """A plan as gpusched shard writes it; {suffix} in the pattern is each shard's."""
+    """A plan as gpusched shard writes it; {suffix}, {shard}, {start}, {end}, {seed} in the pattern are each shard's."""
     shards = []
     for i, (start, end) in enumerate(ranges(total, n, strategy, weights)):
         count = len(strided_positions(total, n, i)) if strategy == "strided" else end - start
         suffix = f"gpu_{i}"
         shards.append(
             {"shard": i, "suffix": suffix, "start": start, "end": end, "count": count, "seed": 100 + i}
-            | {"items_file": None, "outputs": [pattern.format(suffix=suffix, shard=i)]}
+            | {
+                "items_file": None,
+                "outputs": [pattern.format(suffix=suffix, shard=i, start=start, end=end, seed=100 + i)],
+            }
         )
     plan = {
         "version": 1,

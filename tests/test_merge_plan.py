@@ -171,6 +171,44 @@ def test_names_with_numbers_only(tmp_path: Path, capsys: Capture) -> None:
     assert ids(tmp_path / "out-merged.jsonl") == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "name", ["x_{suffix}_{start}-{end}", "{seed}_{suffix}", "{start}/{suffix}", "{suffix}/{shard}"]
+)
+def test_what_a_pattern_without_wildcards_names_is_one_output(tmp_path: Path, capsys: Capture, name: str) -> None:
+    plan = write_plan(tmp_path / "p.json", 40, 4, f"{tmp_path}/{name}.jsonl")
+    parts = [Path(shard["outputs"][0]) for shard in json.loads(plan.read_text())["shards"]]
+    for i, part in enumerate(parts):
+        part.parent.mkdir(exist_ok=True)
+        jsonl(part.parent, part.name, list(range(i * 10, i * 10 + 10)))
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 0, said
+    (whole,) = tmp_path.rglob("*merged.jsonl")
+    assert ids(whole) == list(range(40))
+    whole.unlink()
+    parts[2].unlink()
+    assert merge(capsys, "--plan", plan, "--allow-partial").code == 0
+    assert ids(whole) == [*range(20), *range(30, 40)]  # under the same name
+
+
+def test_a_directory_with_wildcards_and_a_suffix_in_its_name(tmp_path: Path, capsys: Capture) -> None:
+    place = tmp_path / "gpu_0 [a]"
+    place.mkdir()
+    for i in range(2):
+        jsonl(place, f"x_gpu_{i}.jsonl", [i])
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{glob.escape(str(place))}/*_{{suffix}}.jsonl")
+    assert merge(capsys, "--plan", plan).code == 0
+    assert ids(place / "x_merged.jsonl") == [0, 1]
+
+
+def test_where_no_file_is_as_the_plan_says_the_nearest_is_named(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(2):
+        jsonl(tmp_path, f"samples_gpu_{i}.jsonl", [i])
+    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.pt"))
+    assert said.code == 1
+    assert f"no shard has left a file\n  looked for {tmp_path}/*_gpu_0.pt, {tmp_path}/*_gpu_1.pt" in said.err
+    assert "; samples_gpu_0.jsonl is there: the same command with a --merge that names it only merges" in said.err
+
+
 def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, capsys: Capture) -> None:
     jsonl(tmp_path, "x_gpu_0.jsonl", [0, 1])
     jsonl(tmp_path, "x_gpu_2.jsonl", [4])

@@ -50,12 +50,7 @@ def jobs_of_plan(path: str, output: str | None, options: Options) -> list[Job]:
     )
     groups, notes = find_groups(plan)
     if not groups:
-        patterns = sorted({pattern for shard in plan.shards for pattern in shard.outputs})
-        raise Refused(
-            "no shard has left a file" if patterns else "it names no outputs of its shards",
-            where=path,
-            hint=f"looked for {clean(', '.join(patterns[:3]))}" if patterns else "gpusched shard --merge PATTERN",
-        )
+        raise _no_file(plan, path)
     found = [_job(plan, group, options) for group in groups]
     _name_outputs(found, output or asked.output)
     for job in found:
@@ -111,6 +106,20 @@ def _name_outputs(jobs: Sequence[Job], output: str | None) -> None:
             )
 
 
+def _no_file(plan: Plan, path: str) -> Refused:
+    patterns = [(shard, pattern) for shard in plan.shards for pattern in shard.outputs]
+    if not patterns:
+        return Refused("it names no outputs of its shards", where=path, hint="gpusched shard --merge PATTERN")
+    hint = f"looked for {clean(', '.join(_literal(pattern) for _, pattern in patterns[:3]))}"
+    files = _Files()
+    for shard, pattern in patterns[:100]:
+        near = [one for one in files.beside(pattern) if _bearing(shard.suffix).search(one)]
+        if near:
+            hint += f"; {clean(near[0])} is there: the same command with a --merge that names it only merges"
+            break
+    return Refused("no shard has left a file", where=path, hint=hint)
+
+
 # ---- patterns -> groups ----------------------------------------------------------------------------
 
 
@@ -121,10 +130,13 @@ def find_groups(plan: Plan) -> tuple[list[Group], list[str]]:
     plain: dict[int, dict[int, str]] = {}  # pattern -> shard -> path, where no suffix is in the name
     root = _root(plan)
     claimed = _claimed(plan, root)
+    joint = _joint_names(plan, root)
     for (shard, path), pattern in _without_metadata(claimed).items():
         suffix = plan.shards[shard].suffix
         name = path.removeprefix(root)
-        if (template := _bearing(suffix).sub(_MARK, name)) != name:
+        if pattern in joint:
+            groups.setdefault(("", pattern), Group(joint[pattern])).files[shard] = path
+        elif (template := _bearing(suffix).sub(_MARK, name)) != name:
             group = groups.setdefault((template, 0), Group(root + _output_name(template)))
             if shard in group.files:
                 raise Refused("is one of two files of one shard that would be one part", where=path)
@@ -159,9 +171,9 @@ def _root(plan: Plan) -> str:
     found = []
     for pattern in (pattern for shard in plan.shards for pattern in shard.outputs):
         directory = os.path.dirname(pattern)
-        while glob.has_magic(directory):
+        while _has_wildcard(directory):
             directory = os.path.dirname(directory)
-        found.append(os.path.normpath(directory or "."))
+        found.append(os.path.normpath(_literal(directory) or "."))
     if not found:
         return ""
     try:
@@ -169,6 +181,30 @@ def _root(plan: Plan) -> str:
     except ValueError:  # absolute and relative ones
         return ""
     return "" if root in ("", ".") else f"{root.rstrip('/')}/"
+
+
+def _joint_names(plan: Plan, root: str) -> dict[int, str]:
+    """The outputs of patterns that name one file a shard, and more of the shard than its suffix: where it begins, say.
+
+    What each names belongs together, whatever it is called.
+    """
+    found = {}
+    for number, patterns in enumerate(zip(*(shard.outputs for shard in plan.shards), strict=False)):
+        paths = [os.path.normpath(_literal(pattern)) for pattern in patterns]
+        bearing = [_bearing(shard.suffix) for shard in plan.shards]
+        names = {bears.sub(_MARK, path.removeprefix(root)) for bears, path in zip(bearing, paths, strict=True)}
+        if len(names) > 1 and not any(map(_has_wildcard, patterns)):
+            found[number] = _common_name(paths)
+    return found
+
+
+def _has_wildcard(pattern: str) -> bool:
+    return glob.has_magic(_ESCAPED.sub("", pattern))
+
+
+def _literal(pattern: str) -> str:
+    """What is escaped in it as it is meant."""
+    return _ESCAPED.sub(r"\1", pattern)
 
 
 def _claimed(plan: Plan, root: str) -> dict[tuple[int, str], int]:
@@ -179,7 +215,7 @@ def _claimed(plan: Plan, root: str) -> dict[tuple[int, str], int]:
         bears = _bearing(shard.suffix)
         for number, pattern in enumerate(shard.outputs):
             for path in files.matching(pattern):
-                if bears.search(pattern.removeprefix(root)) and not bears.search(path.removeprefix(root)):
+                if bears.search(_literal(pattern).removeprefix(root)) and not bears.search(path.removeprefix(root)):
                     continue  # gpu_1* names gpu_10 too
                 found.setdefault(path, {}).setdefault(shard.shard, number)
     owned: dict[tuple[int, str], int] = {}
@@ -208,23 +244,31 @@ class _Files:
         found: Iterable[str]
         if not glob.has_magic(pattern):
             found = [pattern]
-        elif glob.has_magic(_ESCAPED.sub("", directory)) or "**" in name:
+        elif _has_wildcard(directory) or "**" in name:
             found = glob.iglob(pattern, recursive=True)
         else:
-            directory = _ESCAPED.sub(r"\1", directory)
+            directory = _literal(directory)
             found = [os.path.join(directory, one) for one in self._in(directory, name)]
         return sorted((os.path.normpath(path) for path in found if os.path.isfile(path)), key=natural_key)
 
-    def _in(self, directory: str, pattern: str) -> list[str]:
+    def beside(self, pattern: str) -> list[str]:
+        """The names in the directory of a pattern, in natural order; none where that is a pattern itself."""
+        directory = os.path.dirname(pattern)
+        return [] if _has_wildcard(directory) else sorted(self._listed(_literal(directory)), key=natural_key)
+
+    def _listed(self, directory: str) -> list[str]:
         if directory not in self._names:
             try:
                 self._names[directory] = os.listdir(directory or ".")
             except OSError:
                 self._names[directory] = []
+        return self._names[directory]
+
+    def _in(self, directory: str, pattern: str) -> list[str]:
         # Most names lack what is literal in the pattern; seeing that costs little.
         plain = _ESCAPED.sub("*", pattern)
         literal = "" if "[" in plain else max(re.split(r"[*?]", plain), key=len)
-        names = [name for name in self._names[directory] if literal in name]
+        names = [name for name in self._listed(directory) if literal in name]
         hidden = pattern.startswith(".")
         return [name for name in fnmatch.filter(names, pattern) if hidden or not name.startswith(".")]
 
