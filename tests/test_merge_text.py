@@ -205,6 +205,26 @@ def test_many_blocks_come_back_and_their_sums_are_right(tmp_path: Path, capsys: 
     assert [p["sha256"] for p in told["parts"]] == [hashlib.sha256(p.read_bytes()).hexdigest() for p in parts]
 
 
+def test_a_byte_order_mark_inside_a_part_is_dropped(tmp_path: Path, capsys: Capture) -> None:
+    one, bom = '{"id": 1}\n', "\ufeff"
+    for words in ((), ("--key", "id")):
+        parts = written(tmp_path, p__jsonl=f'{bom}{one}{bom}{{"id": 2}}\n{bom}\n{bom} {{"id": 3}}')
+        said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, *words)
+        assert (
+            said.code == 0
+            and "p.jsonl, line 2: a byte order mark before it is dropped, and on 2 lines more" in said.err
+        ), said
+        found = [json.loads(line)["id"] for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+        assert found == [1, 2, 3]
+
+
+def test_text_in_another_encoding_without_a_mark_is_no_record(tmp_path: Path, capsys: Capture) -> None:
+    line = '{"a": 1}'.encode("utf-16-le")
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *written(tmp_path, p__jsonl=b'{"a": 2}\n' + line))
+    assert said.code == 1 and "p.jsonl, line 2: is no JSON" in said.err, said
+    assert (tmp_path / "all.jsonl").read_text() == '{"a": 2}\n'
+
+
 # ---- repeated records, counts ----------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from .blocks import whole_lines
+from .blocks import BOM, whole_lines
 from .output import Output
 from .parts import Options, Part
 from .records import NO_KEY, Record, field_identity
@@ -81,6 +81,10 @@ class JsonLines:
     def check(self, part: Part, number: int, text: bytes) -> list[bytes]:
         """The records of one line, each with its newline: one, or none, or the two of a line that lacks a newline."""
         body = text.strip(b" \t\r\n")
+        if body.startswith(BOM):  # of a file that somebody has added to another
+            self.told.note_at(part.name, number, "a byte order mark before it is dropped")
+            text = text.replace(BOM, b"", 1)
+            body = text.strip(b" \t\r\n")
         if not body:
             return []
         try:
@@ -186,7 +190,7 @@ def check_line(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes], str]
 def _as_python_reads(body: bytes, nan: str, *, ended: bool) -> tuple[list[bytes], str]:
     words: list[str] = []
     try:
-        json.loads(body, parse_constant=words.append)
+        json.loads(body.decode(), parse_constant=words.append)  # as text: of bytes it guesses the encoding
     except RecursionError:
         raise BadRecord("is nested too deeply to be read") from None
     except ValueError as error:
