@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.merging import FORMATS, merge
+from tests.merging import FORMATS, dealt, merge, write_plan
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 torch = pytest.importorskip("torch")
 pq = pytest.importorskip("pyarrow.parquet")
 st_torch = pytest.importorskip("safetensors.torch")
+columns = pytest.importorskip("gpusched.commands.merge.columns")
 
 Capture = pytest.CaptureFixture[str]
 CASES = Path(__file__).parent / "cases" / "files"
@@ -424,9 +425,64 @@ def test_parquet_value_that_does_not_fit_a_finer_unit(tmp_path: Path, capsys: Ca
 def test_parquet_repeated_rows(tmp_path: Path, capsys: Capture, policy: str, names: list[str]) -> None:
     paths = parts(tmp_path, "parquet", {"id": [1, 2], "n": ["a", "b"]}, {"id": [1], "n": ["c"]})
     said = merge(capsys, "-o", tmp_path / "a.parquet", *paths, "--key", "id")
-    assert said.code == 1 and "row 3 of the output: 1 is there before" in said.err
+    assert said.code == 1 and "p1.parquet, row 1: 1 is there before" in said.err
     assert merge(capsys, "-o", tmp_path / "a.parquet", *paths, "--key", "id", "--on-duplicate", policy).code == 0
     assert pq.read_table(tmp_path / "a.parquet").column("n").to_pylist() == names
+
+
+def test_parquet_without_columns(tmp_path: Path, capsys: Capture) -> None:
+    paths = parts(tmp_path, "parquet", {}, {})
+    for path in paths:  # rows all the same
+        pq.write_table(pa.table({"x": [1, 2]}).select([]), path)
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *paths)
+    assert said.code == 0, said
+    said = merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x")
+    assert said.code == 1 and "there is no column 'x'" in said.err
+
+
+def test_parquet_repeated_times_of_any_unit_are_found(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("ns", "us"):
+        times = pa.array([0, 1000], pa.timestamp(name)), pa.array([1000, 1], pa.timestamp(name))
+        paths = parts(tmp_path, "parquet", *({"t": held, "n": [0, 1]} for held in times))
+        said = merge(capsys, "-o", tmp_path / "a.parquet", *paths, "--key", "t")
+        assert said.code == 1 and "1 repeated record by t:\n  " in said.err and "p1.parquet, row 1: " in said.err, said
+
+
+def test_parquet_repeated_rows_of_a_type_that_cannot_be_compared(tmp_path: Path, capsys: Capture) -> None:
+    times = pa.array([[1], [1]], pa.list_(pa.timestamp("ns")))
+    said = merge(capsys, "-o", tmp_path / "a.parquet", *parts(tmp_path, "parquet", {"t": times}), "--key", "t")
+    assert said.code == 1 and "no repeated rows can be found by a column of list<" in said.err, said
+
+
+@pytest.mark.parametrize(("strategy", "seed"), [("contiguous", None), ("strided", None), ("strided", 4)])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_damaged_parquet_part_takes_no_other_with_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, strategy: str, seed: int | None, first: bool
+) -> None:
+    """The first or the last row group of one part is damaged: what stands before it is kept, and all of the others."""
+    monkeypatch.setattr(columns, "BATCH_ROWS", 4)
+    items = dealt(30, 3, strategy, (), seed)
+    for i in range(3):
+        table = pa.table({"id": pa.array(items[i], pa.int64()), "name": [f"name {item}" for item in items[i]]})
+        pq.write_table(table, tmp_path / f"x_gpu_{i}.parquet", row_group_size=4, compression="none")
+    damaged = tmp_path / "x_gpu_1.parquet"
+    group = pq.read_metadata(damaged).row_group(0 if first else 2).column(1)
+    data = bytearray(damaged.read_bytes())
+    begin = group.dictionary_page_offset
+    data[begin : begin + group.total_compressed_size] = bytes(group.total_compressed_size)
+    damaged.write_bytes(data)
+    plan = write_plan(tmp_path / "p.json", 30, 3, f"{tmp_path}/*_{{suffix}}.parquet", strategy=strategy, seed=seed)
+    said = merge(capsys, "--plan", plan)
+    kept = [] if first else items[1][:8]
+    assert said.code == 1 and f"x_gpu_1.parquet: is damaged: from row {len(kept) + 1} on it is left out" in said.err, (
+        said
+    )
+    found = pq.read_table(tmp_path / "x_merged.parquet")
+    assert found.column("id").to_pylist() == sorted([*items[0], *kept, *items[2]])
+    assert found.column("name").to_pylist() == [f"name {item}" for item in found.column("id").to_pylist()]
+    told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
+    assert [part["records"] for part in told["parts"]] == [10, len(kept), 10] and not told["complete"]
+    assert f"{20 + len(kept)} records of {2 if first else 3} parts" in said.out
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------

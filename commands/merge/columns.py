@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +24,16 @@ BATCH_ROWS = 1 << 12  # few enough that rows which are larger than the first one
 PROBED_ROWS = 256
 GROUP_ROWS = 1 << 20
 
+_ROWS = 1 << 40  # more than a part has
+_ORIGIN = pa.field("\0origin", pa.int64(), nullable=False)  # part * _ROWS + row: a column more, where rows are named
+
 
 class Opened:
     """One part, read batch by batch, under the columns of all."""
 
-    def __init__(self, part: Part, batch_bytes: int) -> None:
+    def __init__(self, part: Part, number: int, batch_bytes: int) -> None:
         self.part = part
+        self.number = number  # of the part, among all
         try:
             # Not mapped and not read ahead: memory stays that of a batch.
             # By bytes: pyarrow takes no name that is not UTF-8.
@@ -53,13 +58,16 @@ class Opened:
         return float(batch.nbytes / max(batch.num_rows, 1))
 
     def tables(self, schema: Any) -> Iterator[Any]:
-        """All rows; PartUnreadable where they cannot be read on."""
+        """All rows, with _ORIGIN if the schema has it; PartUnreadable where they cannot be read on."""
         self.part.records = 0
         try:
             for batch in self.file.iter_batches(batch_size=self.batch_rows):
-                table = _conformed(pa.Table.from_batches([batch]), schema, self.part)
+                table = pa.Table.from_batches([batch])
+                if _ORIGIN.name in schema.names:
+                    first = self.number * _ROWS + self.part.records
+                    table = table.append_column(_ORIGIN, pa.array(range(first, first + table.num_rows), pa.int64()))
                 self.part.records += table.num_rows
-                yield table
+                yield _conformed(table, schema, self.part)
         except (pa.ArrowException, OSError) as error:
             raise PartUnreadable(
                 f"is damaged: from row {self.part.records + 1} on it is left out: {clean(error, 120)}"
@@ -69,9 +77,9 @@ class Opened:
 def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, options: Options, told: Told) -> Merged:
     opened: list[Opened] = []
     batch_bytes = max(1 << 16, min(BATCH_BYTES, TOGETHER_BYTES // len(parts)))
-    for part in parts:
+    for number, part in enumerate(parts):
         with reading(part, told):
-            opened.append(Opened(part, batch_bytes))
+            opened.append(Opened(part, number, batch_bytes))
     if not opened:
         return Merged(None)
     schema = _union(opened, told)
@@ -82,12 +90,16 @@ def merge_parquet(parts: Sequence[Part], out: Output, order: ItemOrder | None, o
         told.not_in_order()
         order = None
 
-    def stream() -> Iterator[Any]:
+    def stream(schema: Any) -> Iterator[Any]:
+        streams = [_rows(one, schema, told) for one in opened]
         if order is None:
-            return _one_after_the_other(opened, schema, told)
-        return (_dealt if order.shuffle_seed is None else _in_memory)(opened, schema, order)
+            return chain.from_iterable(streams)
+        return (_dealt if order.shuffle_seed is None else _in_memory)(opened, streams, schema, order)
 
-    chosen = stream() if options.key is None else _without_duplicates(stream, options, told)
+    if options.key is None:
+        chosen = stream(schema)
+    else:
+        chosen = _without_duplicates(lambda: stream(schema.append(_ORIGIN)), parts, options, told)
     rows = 0
     codec = next((one.codec for one in opened if one.codec), "SNAPPY")
     with out.file() as file, pq.ParquetWriter(file, schema, compression=_codec(codec)) as writer:
@@ -168,82 +180,92 @@ def _conformed(table: Any, schema: Any, part: Part) -> Any:
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-def _one_after_the_other(opened: Sequence[Opened], schema: Any, told: Told) -> Iterator[Any]:
-    for one in opened:
-        with reading(one.part, told):
-            yield from one.tables(schema)
+def _rows(one: Opened, schema: Any, told: Told) -> Iterator[Any]:
+    """Those of a part that can be read; what cannot is told."""
+    with reading(one.part, told):
+        yield from one.tables(schema)
 
 
 class _Taker:
-    """Takes as many rows of a part as are wanted, one after the other."""
+    """Takes as many rows of a part as are wanted, one after the other; fewer at its end."""
 
-    def __init__(self, one: Opened, schema: Any) -> None:
-        self._tables = one.tables(schema)
+    def __init__(self, tables: Iterator[Any], schema: Any) -> None:
+        self._tables = tables
         self._held = schema.empty_table()
 
     def take(self, count: int) -> Any:
-        while self._held.num_rows < count:
-            self._held = pa.concat_tables([self._held, next(self._tables)])
+        while self._held.num_rows < count and (table := next(self._tables, None)) is not None:
+            self._held = pa.concat_tables([self._held, table])
         taken, self._held = self._held.slice(0, count), self._held.slice(count)
         return taken
 
 
-def _dealt(opened: Sequence[Opened], schema: Any, order: ItemOrder) -> Iterator[Any]:
+# Each row knows its item by its number in the part. So what a damaged part lacks at its end moves no other row.
+
+
+def _dealt(opened: Sequence[Opened], streams: Sequence[Iterator[Any]], schema: Any, order: ItemOrder) -> Iterator[Any]:
     """Strided parts: one row of each in turn, a block at a time."""
-    takers = [_Taker(one, schema) for one in opened]
+    takers = [_Taker(stream, schema) for stream in streams]
     sequence = order.sequence([one.part.shard for one in opened if one.part.shard is not None])
     size = max(len(opened), min(one.batch_rows for one in opened))
     while block := list(islice(sequence, size)):
         counts = [0] * len(opened)
         for k in block:
             counts[k] += 1
-        firsts = [sum(counts[:k]) for k in range(len(counts))]
-        try:
-            table = pa.concat_tables([taker.take(count) for taker, count in zip(takers, counts, strict=True)])
-        except PartUnreadable as error:
-            raise Refused(error.why, hint="dealt out row by row, the others have no order without it") from None
+        tables = [taker.take(count) for taker, count in zip(takers, counts, strict=True)]
+        ends = list(accumulate(table.num_rows for table in tables))
+        nexts = [0, *ends[:-1]]
         places = []
         for k in block:
-            places.append(firsts[k])
-            firsts[k] += 1
-        yield table.take(pa.array(places, pa.int64()))
+            if nexts[k] < ends[k]:
+                places.append(nexts[k])
+                nexts[k] += 1
+        yield pa.concat_tables(tables).take(pa.array(places, pa.int64()))
 
 
-def _in_memory(opened: Sequence[Opened], schema: Any, order: ItemOrder) -> Iterator[Any]:
+def _in_memory(
+    opened: Sequence[Opened], streams: Sequence[Iterator[Any]], schema: Any, order: ItemOrder
+) -> Iterator[Any]:
     """Shuffled parts: rows have to be taken from everywhere at once."""
-    try:
-        tables = [table for one in opened for table in one.tables(schema)]
-    except PartUnreadable as error:
-        raise Refused(error.why, hint="shuffled, the others have no order without it") from None
+    tables, count = [schema.empty_table()], 0
+    found = array("q")  # for each row of all parts, where it stands; -1 if it could not be read
+    for one, stream in zip(opened, streams, strict=True):
+        first = count
+        for table in stream:
+            tables.append(table)
+            count += table.num_rows
+        found.extend(range(first, count))
+        found.extend([-1] * (one.rows - (count - first)))
     places = order.places([one.part.shard for one in opened if one.part.shard is not None])
-    table = pa.concat_tables(tables) if tables else schema.empty_table()
-    yield table.take(pa.array(places, pa.int64()))
+    kept = array("q", (found[place] for place in places if found[place] >= 0))
+    yield pa.concat_tables(tables).take(pa.array(kept, pa.int64()))
 
 
-def _without_duplicates(stream: Callable[[], Iterator[Any]], options: Options, told: Told) -> Iterator[Any]:
+def _without_duplicates(
+    stream: Callable[[], Iterator[Any]], parts: Sequence[Part], options: Options, told: Told
+) -> Iterator[Any]:
+    """Each key once, at its own place, of rows with their origin."""
     column = options.key
     assert column is not None
-
-    def keys() -> Iterator[bytes]:
-        for table in stream():
-            yield from (_identity(value) for value in _values(table.column(column)))
-
-    known = KeyFilter(options, told, keys)
-    place = 0
+    known = KeyFilter(options, told, lambda: (key for table in stream() for key in _keys(table.column(column))))
     for table in stream():
+        origin = table.column(_ORIGIN.name).to_pylist()
         keep = []
-        for value in _values(table.column(column)):
-            place += 1
-            keep.append(known.takes(_identity(value), f"row {place} of the output"))
-        yield table.filter(pa.array(keep, pa.bool_()))
+        for key, place in zip(_keys(table.column(column)), origin, strict=True):
+            keep.append(known.takes(key, f"{clean(parts[place // _ROWS].name)}, row {place % _ROWS + 1}"))
+        yield table.drop_columns([_ORIGIN.name]).filter(pa.array(keep, pa.bool_()))
     known.close()
 
 
-def _values(column: Any) -> list[Any]:
+def _keys(column: Any) -> Iterator[bytes]:
+    """The identity of each row."""
+    if getattr(column.type, "unit", "") == "ns":  # for which Python has no type
+        column = column.cast(pa.int64())
     try:
-        return list(column.to_pylist())
-    except ValueError:  # nanoseconds, for which Python has no type
-        return list(column.cast(pa.int64()).to_pylist())
+        return map(_identity, column.to_pylist())
+    except ValueError:
+        what = f"no repeated rows can be found by a column of {clean(column.type)}"
+        raise Refused(what, hint="--key another column") from None
 
 
 def _identity(value: Any) -> bytes:
