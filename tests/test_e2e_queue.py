@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -572,6 +573,67 @@ def test_a_start_on_a_full_disk(box: Box) -> None:
         assert ended.code in (2, 3)
         assert "No space left" in ended.err or "full" in ended.err
         assert "Traceback" not in ended.text
+
+
+WAITS = "while [ ! -e {0} ]; do sleep 0.05; done; "
+
+
+def _no_room(box: Box, running: Running) -> None:
+    """From now on the dispatcher cannot make its database longer, as on a full disk. Its other files are smaller."""
+    size = (box.queue() / "queue.db-wal").stat().st_size
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGINT], 130)],
+)
+def test_a_dispatcher_ends_although_it_cannot_book_how_its_jobs_ended(box: Box, signals: list[int], code: int) -> None:
+    box.write(WAITS.format("go") + "exit 7", WAITS.format("go2"), "echo three >> ran")
+    running = box.start("run", "list.txt", "--max-gpus", "2")
+    wait_for(lambda: box.running() == 2)
+    _no_room(box, running)
+    (box.work / "go").touch()
+    running.wait_until_said("disk is full")
+    for number in signals:
+        running.signal(number)
+        running.wait_until_said("TERM" if number == signal.SIGTERM else "Ctrl-C")
+    (box.work / "go2").touch()
+    ended = running.wait()
+    assert ended.code == code, ended.text
+    assert "how these jobs ended cannot be noted now: 1, 2;" in ended.out and "Traceback" not in ended.text
+    assert "the same command notes how what still counts as running has ended, and goes on" in ended.out
+    assert (box.claimed(), box.processes()) == (set(), [])
+    assert box.states() == ["running", "running", "queued"]
+    assert "has ended; the next dispatcher notes how" in box.gpusched("status").out
+    assert box.gpusched("run", "list.txt").code == 1
+    assert [row.outcome for row in box.jobs()] == ["exited 7", "exited 0", "exited 0"]
+    assert len(box.jobs()[0].attempts) == 1
+    assert box.read("ran") == "three\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
+    with small_disk(box.root / "disk", 1) as disk:
+        box.write("sleep 0.3; head -c 3000000 /dev/zero; exit 0", "echo second >> ran")
+        options = ["--log-dir", str(disk / "q"), "--max-gpus", "1"]
+        running = box.start("run", "list.txt", *options)
+        running.wait_until_said(f"the disk is full ({disk}/q)")
+        shown = box.gpusched("status").out
+        assert f"the disk of {disk}/q is full: " in shown
+        assert f"the disk is full ({disk}/q):\n" in shown  # what job 2 waits for
+        assert "has ended; how is noted once the disk has room" in shown
+        assert f"why   the disk is full ({disk}/q)" in box.gpusched("explain", "2").out
+        stop = box.gpusched("stop", "--now")
+        assert stop.code == 3 and f"kill {running.pid}" in stop.err
+        wait_for(lambda: box.claimed() == set(), "giving the GPU back")
+        running.signal(signal.SIGTERM)
+        ended = running.wait()
+        assert ended.code == 143 and f"make room on the disk of {disk}/q; then" in ended.out
+        for log in (disk / "q/logs").iterdir():
+            log.unlink()
+        assert box.gpusched("run", "list.txt", *options).code == 0
+        assert box.read("ran") == "second\n"
 
 
 def _pretend_network(box: Box, network: Path) -> list[str]:

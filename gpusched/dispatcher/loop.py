@@ -98,6 +98,7 @@ class Dispatcher:
         self._trouble_until = 0.0
         self._trouble_told = ""
         self._trouble_since = 0.0
+        self._unbooked = False  # the last plan could not be booked
         self._gone = False  # the queue's files were removed
         self._seen_at = 0.0  # when the last tick was
         self._next_poll = self._next_metrics = self._next_frame = 0.0
@@ -281,7 +282,7 @@ class Dispatcher:
             limits=self.limits,
             devices=self.devices.views(self.meter.residents()),
             attempts=attempts,
-            closed_to_starts=self.draining or self._trouble,
+            closed_to_starts=self._closed(),
             gpus_closed=self.devices.error,
             stop_all=self.stop_all_since is not None,
             threshold_bytes=self.devices.criteria.threshold_bytes,
@@ -302,7 +303,9 @@ class Dispatcher:
         except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
             self._head.forget()
+            self._unbooked = True
             return False
+        self._unbooked = False
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head.take_out(gone)
@@ -413,7 +416,8 @@ class Dispatcher:
         """The box cannot do what it is asked: nothing new starts for a while, running jobs go on. Said once."""
         full = full or isinstance(error, DiskFull)
         full = full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
-        self._trouble = "the disk is full" if full else "no job can be started"
+        where = self.queue.full_disk() or self.queue.state
+        self._trouble = f"the disk is full ({where})" if full else "no job can be started"
         self._trouble_until = now + TROUBLE_AGAIN_S
         self._trouble_since = now
         if self._trouble != self._trouble_told:
@@ -424,8 +428,11 @@ class Dispatcher:
     # ---- telling ----
 
     def _board(self, now: float) -> Board:
-        closed = self.draining or self._trouble
-        return self.reporter.board(now, self.meter.residents(), self.limits, closed, self._waited_since)
+        return self.reporter.board(now, self.meter.residents(), self.limits, self._closed(), self._waited_since)
+
+    def _closed(self) -> str:
+        """Why nothing new starts."""
+        return "; ".join(why for why in (self.draining, self._trouble) if why)
 
     def _publish(self, now: float) -> None:
         try:
@@ -454,7 +461,7 @@ class Dispatcher:
         if refresh is not None and now >= self._next_frame:
             self._next_frame = now + refresh
             running = self.attempts.live.values()
-            self.observer.frame(self.reporter.frame(self._board(now), running, self._reason, self.draining))
+            self.observer.frame(self.reporter.frame(self._board(now), running, self._reason, self._closed()))
 
     def _write_metrics(self, now: float, *, every_job: bool) -> None:
         try:
@@ -484,8 +491,8 @@ class Dispatcher:
         return max(0.0, min(moments) - self.clock())
 
     def _finished(self) -> bool:
-        if self.attempts.live:
-            return False
+        if self.attempts.live:  # those that have ended and cannot be booked are left to the next start
+            return bool(self.draining) and self._unbooked and not self.attempts.unfinished()
         if self.draining:
             return True
         if self.follow or self.intake.waits() or not self.feed.ended() or self._head.rows:
@@ -493,6 +500,10 @@ class Dispatcher:
         return not self.store.has_startable()
 
     def _end(self) -> int:
+        if self.attempts.live and not self.quit:
+            ids = ", ".join(str(live.job.id) for live in self.attempts.live.values())
+            kept = "it is kept beside each of them, and the next start notes it"
+            self.reporter.tell("error", f"{self._trouble}: how these jobs ended cannot be noted now: {ids}; {kept}")
         if self.exit_code is not None:
             return self.exit_code
         counts = self.store.counts()
