@@ -152,7 +152,36 @@ def test_follow_stays_for_later_lines_until_it_is_stopped(box: Box) -> None:
     wait_for(lambda: box.states() == ["succeeded"] * 2)
     assert running.process.poll() is None
     assert box.gpusched("stop").code == 0
-    running.wait()
+    said = running.wait().text
+    assert "gpusched stop: nothing new starts\n" in said and "is queued" not in said
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_what_is_said_while_nothing_runs_and_nothing_waits(box: Box, now: bool) -> None:
+    running = box.start("run", box.write("echo one"), "--follow")
+    wait_for(lambda: box.states() == ["succeeded"])
+    if now:
+        stopped = box.gpusched("stop", "--now").out
+        assert "starts nothing new, and leaves" in stopped and "0 running" not in stopped
+    else:
+        running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.code == 143 and ": leaving; nothing runs\n" in ended.out
+    assert "next" not in ended.out and "queued" not in ended.out
+
+
+def test_what_is_said_while_some_run_and_some_wait(box: Box) -> None:
+    running = box.start("run", box.write("sleep 3600", "echo two"), "--max-gpus", "1")
+    wait_for(lambda: box.running() == 1)
+    running.signal(signal.SIGINT)
+    running.wait_until_said(
+        "Ctrl-C: nothing new starts; 1 running job goes on to the end (once more: what runs is stopped and queued "
+        "again); the same command goes on with what is queued\n"
+    )
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert "Ctrl-C: stopping 1 running job: TERM, and KILL after 2 s; what is stopped is queued again\n" in ended.out
+    assert "next     the same command goes on with what is queued\n" in ended.out
 
 
 # ---- a second start --------------------------------------------------------------------------------
@@ -685,7 +714,7 @@ def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
     shutil.rmtree(box.work / "gpusched-runs")
     ended = running.wait()
     assert ended.code == 3
-    assert "were removed" in ended.err and "2 running job(s) go on" in ended.err
+    assert "were removed" in ended.err and "2 running jobs: what runs goes on" in ended.err
     assert len(box.claimed()) == 2
     wait_for(lambda: not box.claimed())
     assert sorted(box.read("ran").split()) == ["one", "two"]

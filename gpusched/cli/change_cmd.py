@@ -297,7 +297,7 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
         click.echo(f"{who} has just left by itself")
     elif not heard:
         click.echo(f"{who} has been asked, but has not answered in {ACK_WAIT_S:g} s; it stops when it hears of it")
-    elif at_once:
+    elif at_once and running:
         click.echo(f"{who} stops {count(running, 'running job')}, queues what it stops again, and leaves")
     elif running:
         click.echo(f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}")

@@ -255,11 +255,12 @@ class Dispatcher:
 
     def _queue_gone(self) -> GpuschedError:
         self._gone = True
-        running = len(self.attempts.live)
+        running = self.attempts.unfinished()
+        goes_on = f"{_jobs(running)}: what runs goes on and keeps its GPU to its end; nobody records how it ends"
         return GpuschedError(
             "this queue's files were removed while it was dispatched: leaving",
             where=self.queue.state,
-            hint=f"{running} running job(s) go on and keep their GPUs to their end; nobody records how they end",
+            hint=goes_on if running else "no job ran",
             exit_code=EXIT_CANNOT_WORK,
         )
 
@@ -340,10 +341,15 @@ class Dispatcher:
 
     def _drain(self, why: str, code: int) -> None:
         self.draining, self.exit_code = f"stopping ({why})", code
-        running = len(self.attempts.live)
-        text = f"{why}: nothing new starts; {running} running job(s) go on to their end; the same command resumes"
-        again = " (once more: they are stopped and queued again)" if code == EXIT_INTERRUPTED else ""
-        self.reporter.tell("queue", text + again)
+        running = self.attempts.unfinished()
+        text = f"{why}: nothing new starts"
+        if running:
+            text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
+        if running and code == EXIT_INTERRUPTED:
+            text += " (once more: what runs is stopped and queued again)"
+        if self.store.counts()[JobState.QUEUED]:
+            text += "; the same command goes on with what is queued"
+        self.reporter.tell("queue", text)
 
     def _stop_everything(self, why: str, code: int, now: float) -> None:
         if self.stop_all_since is not None:
@@ -355,9 +361,14 @@ class Dispatcher:
             again = self.store.blame_shutdown(now - SHUTDOWN_WINDOW_S)
         except DiskFull as error:
             self._note_trouble(error, now)
-        what = f"stopping {len(self.attempts.live)} running job(s): TERM, and KILL after {self.style.grace_s:g} s"
-        with_these = f", and so are those that failed just now: {', '.join(map(str, again))}" if again else ""
-        self.reporter.tell("queue", f"{why}: {what}; they are queued again{with_these}")
+        running = self.attempts.unfinished()
+        parts = ["leaving; nothing runs"]
+        if running:
+            parts = [f"stopping {_jobs(running)}: TERM, and KILL after {self.style.grace_s:g} s"]
+            parts.append("what is stopped is queued again")
+        if again:
+            parts.append(f"what failed just now is queued again: {', '.join(map(str, again))}")
+        self.reporter.tell("queue", f"{why}: {'; '.join(parts)}")
 
     def _hear_requests(self, now: float) -> None:
         heard = []
@@ -522,3 +533,7 @@ class Dispatcher:
         self.feed.detach()
         self.sleeper.close()
         self.reporter.leave(now)
+
+
+def _jobs(running: int) -> str:
+    return "1 running job" if running == 1 else f"{running} running jobs"
