@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -371,10 +373,46 @@ def test_a_failed_line_that_is_mended_counts_no_more(box: Box) -> None:
     assert box.run("false", "true").code == 1  # its line is back, and so is its failure
 
 
-def test_an_empty_stream(box: Box) -> None:
+@pytest.mark.parametrize("text", ["", "\n  \n", "# a comment", "\ufeff# a comment\n\n"])
+def test_a_stream_without_a_command_is_no_success(box: Box, text: str) -> None:
     pipe = Pipe(box)
+    pipe.write(text)
+    pipe.close()
+    ended = pipe.running.wait()
+    assert ended.code == 2 and ended.out == ""
+    what = "ended without a command" if text else "was empty"
+    assert f"standard input: {what}\n  did the program that writes the commands fail?" in ended.err
+    assert not (box.work / "gpusched-runs").exists()
+
+
+def test_an_empty_stream_for_a_queue_with_work_left(box: Box) -> None:
+    for code in (1, 0, 2):  # one job waits; it is done by the empty stream; nothing is left to do
+        pipe = Pipe(box, "--log-dir", "q", "--max-fails", "1", "--max-gpus", "1")
+        if code == 1:
+            pipe.write("[ -e go ]\necho two >> ran\n")
+        pipe.close()
+        assert pipe.running.wait().code == code
+        (box.work / "go").touch()
+        if code == 1:
+            assert box.gpusched("requeue", "1", "-q", "q").code == 0
+    assert box.read("ran") == "two\n"
+
+
+def test_a_stream_whose_first_command_comes_late(box: Box) -> None:
+    pipe = Pipe(box)
+    pipe.write("# wait for it\n\necho o")
+    time.sleep(0.2)
+    pipe.write("ne >> ran\n# the end")
     pipe.close()
     assert pipe.running.wait().code == 0
+    assert box.read("ran") == "one\n"
+    pipe = Pipe(box)
+    pipe.write("# nothing yet\n")
+    unread = bytearray(4)
+    wait_for(lambda: fcntl.ioctl(pipe.write_end, termios.FIONREAD, unread) == 0 and not any(unread), "its reading")
+    pipe.running.signal(signal.SIGINT)
+    assert pipe.running.wait().code == 130
+    pipe.close()
 
 
 def test_the_terminals_descriptor_is_left_as_it_was(box: Box) -> None:
