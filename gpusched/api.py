@@ -273,6 +273,19 @@ def names_in(place: QueueDir) -> set[str]:
         store.close()
 
 
+def has_work(place: QueueDir) -> bool:
+    """Whether the queue is there and a dispatcher works on it, or jobs of it wait or run."""
+    if not place.exists():
+        return False
+    if place.dispatcher() is not None:
+        return True
+    store = Store(place.database)
+    try:
+        return store.has_work()
+    finally:
+        store.close()
+
+
 def settings_for(place: QueueDir, loaded: Loaded) -> Settings:
     """The settings for a start: while a dispatcher works on the queue, its own, but for what was given this time.
 

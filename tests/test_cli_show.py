@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +97,25 @@ def test_status_as_json(dispatched: Sample9, capsys: Capture) -> None:
     assert jobs[6]["waits_for"].startswith("behind job 5")
     assert jobs[7]["waits_for"] == "tried again in 15 s"
     assert [device["state"] for device in found["devices"]] == ["running", "busy", "checking", "free"]
+
+
+def test_status_sees_a_full_disk_and_an_old_look(
+    dispatched: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched.publish(a_board(at=NOW - 621))
+    assert "told nothing since it looked at the GPUs 10:21 ago" in shown(capsys, "status")
+    real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
+    fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
+    out = shown(capsys, "status")
+    assert "the disk of gpusched-runs/commands is full: " in out
+    assert f"the disk is full ({dispatched.place.path}):\n      5" in out
+    (found,) = json.loads(shown(capsys, "status", "--json"))["queues"]
+    assert found["waits_for"] == f"the disk is full ({dispatched.place.path})"
+    blocks |= {"f_bavail": 1 << 20, "f_bfree": 1 << 20, "f_files": 100, "f_favail": 0}
+    assert "is full" in shown(capsys, "status")  # no inode is left
+    blocks |= {"f_files": 0}
+    assert "is full" not in shown(capsys, "status")  # a file system that does not count them
 
 
 def test_a_board_of_another_dispatcher_is_not_believed(

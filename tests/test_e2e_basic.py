@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import time
 from collections.abc import Iterator
@@ -454,6 +455,17 @@ def test_quiet_says_only_the_end(box: Box) -> None:
     ended = box.run("true", "true #2", options="-q")
     assert ended.code == 0
     assert "job 1" not in ended.text
+
+
+def test_a_dry_run_beside_a_dispatcher_knows_its_jobs(tmp_path: Path) -> None:
+    with Box(tmp_path, gpus="1") as box:
+        box.write(f"{SIMJOB} --mem 8000 --hold 3600", "echo second")
+        running = box.start("run", "list.txt")
+        wait_for(lambda: box.running() == 1 and "simjob: pid" in box.jobs()[0].said())
+        waits = "job 2, line 2: waits for a GPU (GPU 0: runs a job of this queue)"
+        assert waits in box.gpusched("run", "list.txt", "--dry-run").out
+        running.signal(signal.SIGTERM)
+        running.wait()
 
 
 def test_dry_run_changes_nothing(box: Box) -> None:

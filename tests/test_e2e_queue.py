@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +154,36 @@ def test_follow_stays_for_later_lines_until_it_is_stopped(box: Box) -> None:
     wait_for(lambda: box.states() == ["succeeded"] * 2)
     assert running.process.poll() is None
     assert box.gpusched("stop").code == 0
-    running.wait()
+    said = running.wait().text
+    assert "gpusched stop: nothing new starts\n" in said and "is queued" not in said
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_what_is_said_while_nothing_runs_and_nothing_waits(box: Box, now: bool) -> None:
+    running = box.start("run", box.write("echo one"), "--follow")
+    wait_for(lambda: box.states() == ["succeeded"])
+    if now:
+        stopped = box.gpusched("stop", "--now").out
+        assert "starts nothing new, and leaves" in stopped and "0 running" not in stopped
+    else:
+        running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.code == 143 and ": leaving; nothing runs\n" in ended.out
+    assert "next" not in ended.out and "queued" not in ended.out
+
+
+def test_what_is_said_while_some_run_and_some_wait(box: Box) -> None:
+    running = box.start("run", box.write("sleep 3600", "echo two"), "--max-gpus", "1")
+    wait_for(lambda: box.running() == 1)
+    running.signal(signal.SIGINT)
+    running.wait_until_said(
+        "Ctrl-C: nothing new starts; 1 running job goes on to the end (once more: what runs is stopped and queued "
+        "again); the same command goes on with what is queued\n"
+    )
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert "Ctrl-C: stopping 1 running job: TERM, and KILL after 2 s; what is stopped is queued again\n" in ended.out
+    assert "next     the same command goes on with what is queued\n" in ended.out
 
 
 # ---- a second start --------------------------------------------------------------------------------
@@ -341,10 +373,46 @@ def test_a_failed_line_that_is_mended_counts_no_more(box: Box) -> None:
     assert box.run("false", "true").code == 1  # its line is back, and so is its failure
 
 
-def test_an_empty_stream(box: Box) -> None:
+@pytest.mark.parametrize("text", ["", "\n  \n", "# a comment", "\ufeff# a comment\n\n"])
+def test_a_stream_without_a_command_is_no_success(box: Box, text: str) -> None:
     pipe = Pipe(box)
+    pipe.write(text)
+    pipe.close()
+    ended = pipe.running.wait()
+    assert ended.code == 2 and ended.out == ""
+    what = "ended without a command" if text else "was empty"
+    assert f"standard input: {what}\n  did the program that writes the commands fail?" in ended.err
+    assert not (box.work / "gpusched-runs").exists()
+
+
+def test_an_empty_stream_for_a_queue_with_work_left(box: Box) -> None:
+    for code in (1, 0, 2):  # one job waits; it is done by the empty stream; nothing is left to do
+        pipe = Pipe(box, "--log-dir", "q", "--max-fails", "1", "--max-gpus", "1")
+        if code == 1:
+            pipe.write("[ -e go ]\necho two >> ran\n")
+        pipe.close()
+        assert pipe.running.wait().code == code
+        (box.work / "go").touch()
+        if code == 1:
+            assert box.gpusched("requeue", "1", "-q", "q").code == 0
+    assert box.read("ran") == "two\n"
+
+
+def test_a_stream_whose_first_command_comes_late(box: Box) -> None:
+    pipe = Pipe(box)
+    pipe.write("# wait for it\n\necho o")
+    time.sleep(0.2)
+    pipe.write("ne >> ran\n# the end")
     pipe.close()
     assert pipe.running.wait().code == 0
+    assert box.read("ran") == "one\n"
+    pipe = Pipe(box)
+    pipe.write("# nothing yet\n")
+    unread = bytearray(4)
+    wait_for(lambda: fcntl.ioctl(pipe.write_end, termios.FIONREAD, unread) == 0 and not any(unread), "its reading")
+    pipe.running.signal(signal.SIGINT)
+    assert pipe.running.wait().code == 130
+    pipe.close()
 
 
 def test_the_terminals_descriptor_is_left_as_it_was(box: Box) -> None:
@@ -574,6 +642,67 @@ def test_a_start_on_a_full_disk(box: Box) -> None:
         assert "Traceback" not in ended.text
 
 
+WAITS = "while [ ! -e {0} ]; do sleep 0.05; done; "
+
+
+def _no_room(box: Box, running: Running) -> None:
+    """From now on the dispatcher cannot make its database longer, as on a full disk. Its other files are smaller."""
+    size = (box.queue() / "queue.db-wal").stat().st_size
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGINT], 130)],
+)
+def test_a_dispatcher_ends_although_it_cannot_book_how_its_jobs_ended(box: Box, signals: list[int], code: int) -> None:
+    box.write(WAITS.format("go") + "exit 7", WAITS.format("go2"), "echo three >> ran")
+    running = box.start("run", "list.txt", "--max-gpus", "2")
+    wait_for(lambda: box.running() == 2)
+    _no_room(box, running)
+    (box.work / "go").touch()
+    running.wait_until_said("disk is full")
+    for number in signals:
+        running.signal(number)
+        running.wait_until_said("TERM" if number == signal.SIGTERM else "Ctrl-C")
+    (box.work / "go2").touch()
+    ended = running.wait()
+    assert ended.code == code, ended.text
+    assert "how these jobs ended cannot be noted now: 1, 2;" in ended.out and "Traceback" not in ended.text
+    assert "the same command notes how what still counts as running has ended, and goes on" in ended.out
+    assert (box.claimed(), box.processes()) == (set(), [])
+    assert box.states() == ["running", "running", "queued"]
+    assert "has ended; the next dispatcher notes how" in box.gpusched("status").out
+    assert box.gpusched("run", "list.txt").code == 1
+    assert [row.outcome for row in box.jobs()] == ["exited 7", "exited 0", "exited 0"]
+    assert len(box.jobs()[0].attempts) == 1
+    assert box.read("ran") == "three\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
+    with small_disk(box.root / "disk", 1) as disk:
+        box.write("sleep 0.3; head -c 3000000 /dev/zero; exit 0", "echo second >> ran")
+        options = ["--log-dir", str(disk / "q"), "--max-gpus", "1"]
+        running = box.start("run", "list.txt", *options)
+        running.wait_until_said(f"the disk is full ({disk}/q)")
+        shown = box.gpusched("status").out
+        assert f"the disk of {disk}/q is full: " in shown
+        assert f"the disk is full ({disk}/q):\n" in shown  # what job 2 waits for
+        assert "has ended; how is noted once the disk has room" in shown
+        assert f"why   the disk is full ({disk}/q)" in box.gpusched("explain", "2").out
+        stop = box.gpusched("stop", "--now")
+        assert stop.code == 3 and f"kill {running.pid}" in stop.err
+        wait_for(lambda: box.claimed() == set(), "giving the GPU back")
+        running.signal(signal.SIGTERM)
+        ended = running.wait()
+        assert ended.code == 143 and f"make room on the disk of {disk}/q; then" in ended.out
+        for log in (disk / "q/logs").iterdir():
+            log.unlink()
+        assert box.gpusched("run", "list.txt", *options).code == 0
+        assert box.read("ran") == "second\n"
+
+
 def _pretend_network(box: Box, network: Path) -> list[str]:
     """A gpusched that finds `network` mounted by NFS."""
     code = (
@@ -623,7 +752,7 @@ def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
     shutil.rmtree(box.work / "gpusched-runs")
     ended = running.wait()
     assert ended.code == 3
-    assert "were removed" in ended.err and "2 running job(s) go on" in ended.err
+    assert "were removed" in ended.err and "2 running jobs: what runs goes on" in ended.err
     assert len(box.claimed()) == 2
     wait_for(lambda: not box.claimed())
     assert sorted(box.read("ran").split()) == ["one", "two"]

@@ -270,6 +270,7 @@ def stop(queue: str | None, at_once: bool) -> int:
 
 def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
     from gpusched.core.model import JobState
+    from gpusched.host.store import DiskFull
     from gpusched.views.words import count, short_path
 
     name = short_path(place.path, os.getcwd())
@@ -283,7 +284,12 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
         return
     who = f"the dispatcher of {name}" + (f" (pid {pid})" if pid else "")
     running = store.counts()[JobState.RUNNING]
-    request = store.request("stop_now" if at_once else "stop", target.now())
+    try:
+        request = store.request("stop_now" if at_once else "stop", target.now())
+    except DiskFull as error:
+        signal = f"kill {pid}" if at_once else f"kill -INT {pid}"
+        same = f"make room on that disk; or ask by `{signal}`, which does the same and needs no room" if pid else ""
+        raise GpuschedError(error.what, where=error.where, hint=same or error.hint, exit_code=error.exit_code) from None
     place.ring()
     heard = _wait(place, store, request)
     if heard is None:
@@ -291,7 +297,7 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
         click.echo(f"{who} has just left by itself")
     elif not heard:
         click.echo(f"{who} has been asked, but has not answered in {ACK_WAIT_S:g} s; it stops when it hears of it")
-    elif at_once:
+    elif at_once and running:
         click.echo(f"{who} stops {count(running, 'running job')}, queues what it stops again, and leaves")
     elif running:
         click.echo(f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}")

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import target
+from gpusched.cli import facts, target
 from gpusched.errors import EXIT_OK, GpuschedError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: Rules, *, as_json: bool) -> i
     finally:
         if store is not None:
             store.close()
-    box = _box(jobs, rules, {uuid for attempt in attempts for uuid in attempt.devices})
+    box = _box(jobs, rules, {uuid for attempt in attempts for uuid in attempt.devices}, _shepherds(place, attempts))
     reasons = _reasons(entries, attempts, box, rules)
     if as_json:
         print(json.dumps(_document(place, entries, box, reasons), indent=2))
@@ -107,6 +107,12 @@ def _attempts(store: Store | None) -> list[Attempt]:
     return [Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running()]
 
 
+def _shepherds(place: QueueDir, attempts: list[Attempt]) -> dict[int, str]:
+    """Pids of the shepherds of these attempts, and which each of them minds."""
+    told = ((facts.look(place, a.job_id, a.number).fields.get("pid", ""), f"{a.job_id}.{a.number}") for a in attempts)
+    return {int(pid): name for pid, name in told if pid.isdigit()}
+
+
 def _counts(store: Store | None) -> str:
     from gpusched.views.report import tally
 
@@ -119,13 +125,17 @@ def _counts(store: Store | None) -> str:
 # ---- the GPUs --------------------------------------------------------------------------------------
 
 
-def _box(jobs: JobFile, rules: Rules, occupied: set[str]) -> Box:
-    """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs."""
+def _box(jobs: JobFile, rules: Rules, occupied: set[str], shepherds: dict[int, str]) -> Box:
+    """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs.
+
+    `occupied` are the devices that jobs of this queue have; what descends from one of the `shepherds` is ours there.
+    """
     from gpusched import api
     from gpusched.core.availability import Availability, Criteria, fold
     from gpusched.core.masking import clean
     from gpusched.core.model import MIB
     from gpusched.core.snapshot import DeviceView
+    from gpusched.host.reaper import shepherds_of
 
     settings = rules.settings
     wanted = rules.gpus_wanted(jobs.specs)
@@ -149,7 +159,10 @@ def _box(jobs: JobFile, rules: Rules, occupied: set[str]) -> Box:
         device, mine = devices[uuid], uuid in occupied
         known = Availability(uuid)
         if uuid in samples:
-            known = fold(known, device, samples[uuid], occupied=mine, criteria=criteria)
+            sample = samples[uuid]
+            pids = [process.pid for process in sample.processes or ()] if mine else []
+            ours = shepherds_of(pids, shepherds).keys()
+            known = fold(known, device, sample, ours=ours, occupied=mine, criteria=criteria)
         holder = claims.holder(uuid) if claims is not None and not mine else None
         refused = f"claimed by {clean(holder.user)}'s gpusched" if holder is not None else ""
         label = f"MIG {uuid[:12]}" if device.is_mig else f"GPU {device.index}"

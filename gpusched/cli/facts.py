@@ -28,14 +28,24 @@ JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is
 
 @dataclass(frozen=True, slots=True)
 class Dispatching:
-    """Who works on a queue now. `board`: what it has published; None: not yet, or there is nobody."""
+    """Who works on a queue now. `board`: what it has published; None: not yet, or there is nobody.
+
+    `full_disk`: the directory of the queue whose disk has no room, so that nothing new is published or noted.
+    """
 
     pid: int | None
     board: Board | None
+    full_disk: str = ""
 
     @property
     def alive(self) -> bool:
         return self.pid is not None
+
+    @property
+    def closed(self) -> str:
+        """Why nothing new starts."""
+        told = self.board.closed if self.board is not None else ""
+        return told or (f"the disk is full ({self.full_disk})" if self.full_disk else "")
 
 
 def dispatching(place: QueueDir) -> Dispatching:
@@ -45,7 +55,7 @@ def dispatching(place: QueueDir) -> Dispatching:
     found = board.read(place.board) if pid is not None else None
     if found is not None and pid and found.pid != pid:
         found = None  # left by one that was killed
-    return Dispatching(pid, found)
+    return Dispatching(pid, found, place.full_disk())
 
 
 def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = None) -> dict[int, tuple[str, str]]:
@@ -56,7 +66,7 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
     rows = list(_head(store, until))
     blocked = dict(_unmet(store, rows, until))
     if by.board is None:
-        who = f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
+        who = by.closed or f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
         return {row.id: blocked.get(row.id, nobody) for row in rows}
     devices = tuple(item.view for item in by.board.devices)
@@ -67,7 +77,7 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
             devices=devices,
             waiting=tuple(row.waiting for row in rows if not row.blocked),
             attempts=_attempts(store),
-            closed_to_starts=by.board.closed,
+            closed_to_starts=by.closed,
             gpus_closed=by.board.gpus_closed,
             threshold_bytes=by.board.threshold_bytes,
             max_checks=by.board.max_checks,
@@ -160,12 +170,17 @@ class Sight:
     ended: bool
     fields: Mapping[str, str]  # of its mark or record
 
-    @property
-    def word(self) -> str:
-        """What it does while there is no dispatcher, after "it"."""
+    def word(self, by: Dispatching) -> str:
+        """What it does, after "it", where that is not to run for a dispatcher; else empty."""
+        if by.alive:
+            return "has ended; how is noted once the disk has room" if self.ended and by.full_disk else ""
         if self.alive:
             return "goes on by itself"
         return "has ended; the next dispatcher notes how" if self.ended else "is not seen running any more"
+
+    def elapsed_s(self, started_at: float, now: float) -> float:
+        """For how long it has run, or ran."""
+        return max(0.0, (float(self.fields.get("ended_at", now)) if self.ended else now) - started_at)
 
 
 def look(place: QueueDir, job_id: int, number: int) -> Sight:
@@ -239,7 +254,7 @@ def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) 
     if counts.queued and not by.alive:
         told = "a dispatcher" if can_start or not counts.held else "held jobs"
     runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
-    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start)
+    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start, by.full_disk)
 
 
 def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import stat
 import sys
 from collections.abc import Callable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 STREAM = "-"
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,34 @@ def _take_as_stdin(pipe: str) -> None:
     if fd != 0:
         os.dup2(fd, 0)
         os.close(fd)
+
+
+def await_command() -> bytes:
+    """Wait for a command on standard input; what has been read of it by then.
+
+    Raises GpuschedError where it ends without any: whoever was to write them has probably failed.
+    """
+    data = b""
+    while not _holds_command(data):
+        select.select([0], [], [])  # it is left blocking or not, as it was
+        try:
+            more = os.read(0, CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError:  # a terminal that is gone
+            more = b""
+        if not more:
+            what = "ended without a command" if data else "was empty"
+            hint = "did the program that writes the commands fail? one shell command a line; lines with # are skipped"
+            raise GpuschedError(what, where="standard input", hint=hint)
+        data += more
+    return data
+
+
+def _holds_command(data: bytes) -> bool:
+    """Whether a line, which may still be cut off, is neither blank nor a comment."""
+    lines = (line.strip() for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n"))
+    return any(line and not line.startswith(b"#") for line in lines)
 
 
 def read_all(given: Given) -> Given:

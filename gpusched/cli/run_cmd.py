@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpusched.cli.given import STREAM, Given, read_given, source_arguments
+from gpusched.cli.given import STREAM, Given, await_command, read_given, source_arguments
 from gpusched.cli.options import SettingsCommand
 from gpusched.cli.work import (
     Asked,
@@ -23,7 +23,9 @@ from gpusched.cli.work import (
 from gpusched.errors import GpuschedError
 
 if TYPE_CHECKING:
+    from gpusched.api import Devices
     from gpusched.dispatcher.feed import Feed
+    from gpusched.host.queuedir import QueueDir
     from gpusched.submit import Rules
 
 
@@ -68,12 +70,31 @@ def run(
     rules = replace(rules, dirs=api.job_dirs(place, rules))
     looked = api.look(place, rules.settings, rules.gpus_wanted(jobs.specs))
     check_devices(jobs, rules, looked)
+    begun = b"" if follow else _begin_stream(given, place, looked[0])
     # a stream has more to come, and a sweep with other values than before takes none of those back
     complete = isinstance(given.source, str) and given.source != STREAM
-    return work(given.source, jobs, rules, asked, looked[0], complete=complete, feed=_feed(given, rules), follow=follow)
+    feed = _feed(given, rules, begun)
+    return work(given.source, jobs, rules, asked, looked[0], complete=complete, feed=feed, follow=follow)
 
 
-def _feed(given: Given, rules: Rules) -> Feed | None:
+def _begin_stream(given: Given, place: QueueDir, devices: Devices | None) -> bytes:
+    """The beginning of a stream, up to its first command; nothing where its queue has work without it.
+
+    Raises GpuschedError for a stream without a command, and closes the devices; then no queue was made.
+    """
+    from gpusched import api
+
+    if given.source != STREAM or api.has_work(place):
+        return b""
+    try:
+        return await_command()
+    except BaseException:
+        if devices is not None:
+            devices.close()
+        raise
+
+
+def _feed(given: Given, rules: Rules, begun: bytes) -> Feed | None:
     """Where later jobs come from: the file as it is edited, or the stream."""
     from gpusched.core.jobfile import LineFeed
     from gpusched.dispatcher.feed import FileFeed, StreamFeed
@@ -82,7 +103,7 @@ def _feed(given: Given, rules: Rules) -> Feed | None:
     settings = rules.settings
     if given.source == STREAM:
         lines = LineFeed(force=rules.force, strip_gpu_env=settings.strip_gpu_env, gpus=settings.gpus_per_job)
-        return StreamFeed(0, lines)
+        return StreamFeed(0, lines, begun)
     if not isinstance(given.source, str) or given.found is None:
         return None
     path = os.path.abspath(given.source)

@@ -100,8 +100,10 @@ def _status_page(place: QueueDir, store: Store, by: facts.Dispatching, now: floa
     ]
     for view in views:
         shown = report.running_line(view, now)
-        if not by.alive:
-            shown = replace(shown, mark=facts.look(place, view.job.id, view.attempt.number).word)
+        sight = facts.look(place, view.job.id, view.attempt.number)
+        if sight.word(by):
+            elapsed_s = sight.elapsed_s(view.attempt.started_at, now)
+            shown = replace(shown, mark=sight.word(by), elapsed_s=elapsed_s)
         running.append((shown, facts.last_log_line(place, view.attempt)))
     waiting = list(islice(store.jobs([JobState.QUEUED, JobState.HELD]), pages.SHOWN_JOBS))
     held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
@@ -200,8 +202,8 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
         from gpusched.views.report import leftover_text
 
         texts.append(f"its command has ended, but left {leftover_text(sight.fields['leftovers'])}")
-    if not by.alive:
-        texts.append(f"it {sight.word}")
+    if sight.word(by):
+        texts.append(f"it {sight.word(by)}")
     attempts = store.attempts(row.id)
     tail = facts.last_log_line(place, attempts[-1]) if attempts else ""
     return [*texts, *([f"last line: {tail}"] if tail else []), *goes_on]

@@ -231,11 +231,16 @@ def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
     """What one may want to type next."""
     from gpusched.core.model import JobState
     from gpusched.core.readiness import CAUSE_DEPENDENCY
+    from gpusched.views.words import short_path
 
     steps: list[str] = []
     if code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
-    elif queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED):
+    elif counts.running:  # they have ended, and that could not be booked
+        disk = queue.place.full_disk()
+        room = f"make room on the disk of {short_path(disk, os.getcwd())}; then " if disk else ""
+        steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
+    elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
     if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
         steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")

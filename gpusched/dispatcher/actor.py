@@ -102,6 +102,7 @@ class Actor:
                 self._step("booking")
         except BaseException:
             booked = []
+            self._store.take_rippled()  # rolled back with the closes
             raise
         finally:
             for ready in prepared:

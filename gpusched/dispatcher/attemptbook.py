@@ -238,6 +238,10 @@ class AttemptBook:
         """Pid of the shepherd of an attempt that this dispatcher launched."""
         return self._launcher.pid(directory)
 
+    def unfinished(self) -> int:
+        """How many have not ended."""
+        return sum(not live.ended for live in self.live.values())
+
     def find(self, job_id: int, number: int) -> Live:
         return self.live[attemptdir.directory(self.queue.state, job_id, number)]
 

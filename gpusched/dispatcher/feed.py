@@ -126,12 +126,15 @@ class FileFeed:
 
 
 class StreamFeed:
-    """Lines that arrive on a descriptor, taken as they come. Nothing is gone before a clean end of the stream."""
+    """Lines that arrive on a descriptor, taken as they come. Nothing is gone before a clean end of the stream.
 
-    def __init__(self, fd: int, lines: LineFeed) -> None:
+    `begun`: what was read of it before.
+    """
+
+    def __init__(self, fd: int, lines: LineFeed, begun: bytes = b"") -> None:
         self._fd = fd
         self._lines = lines
-        self._buffer = b""
+        self._buffer = begun
         self._specs: list[JobSpec] = []
         self._over = False  # end of input seen
         self._clean = False
@@ -179,7 +182,8 @@ class StreamFeed:
             jobs = self._lines.finish()
             self._specs += jobs.specs
             whole = JobFile(tuple(self._specs), jobs.findings, jobs.complete)
-            return Batch(whole, append=False, complete=self._clean)
+            # what brought no command takes none away: whoever was to write them has probably failed
+            return Batch(whole, append=False, complete=self._clean and bool(self._specs))
         return None
 
     def ended(self) -> bool:

@@ -98,6 +98,7 @@ class Dispatcher:
         self._trouble_until = 0.0
         self._trouble_told = ""
         self._trouble_since = 0.0
+        self._unbooked = False  # the last plan could not be booked
         self._gone = False  # the queue's files were removed
         self._seen_at = 0.0  # when the last tick was
         self._next_poll = self._next_metrics = self._next_frame = 0.0
@@ -254,11 +255,12 @@ class Dispatcher:
 
     def _queue_gone(self) -> GpuschedError:
         self._gone = True
-        running = len(self.attempts.live)
+        running = self.attempts.unfinished()
+        goes_on = f"{_jobs(running)}: what runs goes on and keeps its GPU to its end; nobody records how it ends"
         return GpuschedError(
             "this queue's files were removed while it was dispatched: leaving",
             where=self.queue.state,
-            hint=f"{running} running job(s) go on and keep their GPUs to their end; nobody records how they end",
+            hint=goes_on if running else "no job ran",
             exit_code=EXIT_CANNOT_WORK,
         )
 
@@ -281,7 +283,7 @@ class Dispatcher:
             limits=self.limits,
             devices=self.devices.views(self.meter.residents()),
             attempts=attempts,
-            closed_to_starts=self.draining or self._trouble,
+            closed_to_starts=self._closed(),
             gpus_closed=self.devices.error,
             stop_all=self.stop_all_since is not None,
             threshold_bytes=self.devices.criteria.threshold_bytes,
@@ -302,7 +304,9 @@ class Dispatcher:
         except (DiskFull, OSError) as error:
             self._note_trouble(error, now)
             self._head.forget()
+            self._unbooked = True
             return False
+        self._unbooked = False
         if gone:
             self._waited_since = {job: since for job, since in self._waited_since.items() if job not in gone}
             self._head.take_out(gone)
@@ -337,10 +341,15 @@ class Dispatcher:
 
     def _drain(self, why: str, code: int) -> None:
         self.draining, self.exit_code = f"stopping ({why})", code
-        running = len(self.attempts.live)
-        text = f"{why}: nothing new starts; {running} running job(s) go on to their end; the same command resumes"
-        again = " (once more: they are stopped and queued again)" if code == EXIT_INTERRUPTED else ""
-        self.reporter.tell("queue", text + again)
+        running = self.attempts.unfinished()
+        text = f"{why}: nothing new starts"
+        if running:
+            text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
+        if running and code == EXIT_INTERRUPTED:
+            text += " (once more: what runs is stopped and queued again)"
+        if self.store.counts()[JobState.QUEUED]:
+            text += "; the same command goes on with what is queued"
+        self.reporter.tell("queue", text)
 
     def _stop_everything(self, why: str, code: int, now: float) -> None:
         if self.stop_all_since is not None:
@@ -352,9 +361,14 @@ class Dispatcher:
             again = self.store.blame_shutdown(now - SHUTDOWN_WINDOW_S)
         except DiskFull as error:
             self._note_trouble(error, now)
-        what = f"stopping {len(self.attempts.live)} running job(s): TERM, and KILL after {self.style.grace_s:g} s"
-        with_these = f", and so are those that failed just now: {', '.join(map(str, again))}" if again else ""
-        self.reporter.tell("queue", f"{why}: {what}; they are queued again{with_these}")
+        running = self.attempts.unfinished()
+        parts = ["leaving; nothing runs"]
+        if running:
+            parts = [f"stopping {_jobs(running)}: TERM, and KILL after {self.style.grace_s:g} s"]
+            parts.append("what is stopped is queued again")
+        if again:
+            parts.append(f"what failed just now is queued again: {', '.join(map(str, again))}")
+        self.reporter.tell("queue", f"{why}: {'; '.join(parts)}")
 
     def _hear_requests(self, now: float) -> None:
         heard = []
@@ -413,7 +427,8 @@ class Dispatcher:
         """The box cannot do what it is asked: nothing new starts for a while, running jobs go on. Said once."""
         full = full or isinstance(error, DiskFull)
         full = full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
-        self._trouble = "the disk is full" if full else "no job can be started"
+        where = self.queue.full_disk() or self.queue.state
+        self._trouble = f"the disk is full ({where})" if full else "no job can be started"
         self._trouble_until = now + TROUBLE_AGAIN_S
         self._trouble_since = now
         if self._trouble != self._trouble_told:
@@ -424,8 +439,11 @@ class Dispatcher:
     # ---- telling ----
 
     def _board(self, now: float) -> Board:
-        closed = self.draining or self._trouble
-        return self.reporter.board(now, self.meter.residents(), self.limits, closed, self._waited_since)
+        return self.reporter.board(now, self.meter.residents(), self.limits, self._closed(), self._waited_since)
+
+    def _closed(self) -> str:
+        """Why nothing new starts."""
+        return "; ".join(why for why in (self.draining, self._trouble) if why)
 
     def _publish(self, now: float) -> None:
         try:
@@ -454,7 +472,7 @@ class Dispatcher:
         if refresh is not None and now >= self._next_frame:
             self._next_frame = now + refresh
             running = self.attempts.live.values()
-            self.observer.frame(self.reporter.frame(self._board(now), running, self._reason, self.draining))
+            self.observer.frame(self.reporter.frame(self._board(now), running, self._reason, self._closed()))
 
     def _write_metrics(self, now: float, *, every_job: bool) -> None:
         try:
@@ -484,8 +502,8 @@ class Dispatcher:
         return max(0.0, min(moments) - self.clock())
 
     def _finished(self) -> bool:
-        if self.attempts.live:
-            return False
+        if self.attempts.live:  # those that have ended and cannot be booked are left to the next start
+            return bool(self.draining) and self._unbooked and not self.attempts.unfinished()
         if self.draining:
             return True
         if self.follow or self.intake.waits() or not self.feed.ended() or self._head.rows:
@@ -493,6 +511,10 @@ class Dispatcher:
         return not self.store.has_startable()
 
     def _end(self) -> int:
+        if self.attempts.live and not self.quit:
+            ids = ", ".join(str(live.job.id) for live in self.attempts.live.values())
+            kept = "it is kept beside each of them, and the next start notes it"
+            self.reporter.tell("error", f"{self._trouble}: how these jobs ended cannot be noted now: {ids}; {kept}")
         if self.exit_code is not None:
             return self.exit_code
         counts = self.store.counts()
@@ -511,3 +533,7 @@ class Dispatcher:
         self.feed.detach()
         self.sleeper.close()
         self.reporter.leave(now)
+
+
+def _jobs(running: int) -> str:
+    return "1 running job" if running == 1 else f"{running} running jobs"

@@ -22,6 +22,7 @@ from gpusched.host.attemptdir import write_atomically
 
 DEFAULT_PARENT = "gpusched-runs"
 LOGS = "logs"
+ROOM_BYTES = 64 * 1024  # with less left on its disk, a queue is taken to have no room
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
 
 
@@ -63,6 +64,18 @@ class QueueDir:
 
     def exists(self) -> bool:
         return os.path.exists(self.database)
+
+    def full_disk(self) -> str:
+        """The directory of this queue whose disk has no room left; empty: there is room."""
+        for path in dict.fromkeys((self.state, self.path)):
+            try:
+                found = os.statvfs(path)
+            except OSError:
+                continue
+            blocks = found.f_bavail if os.geteuid() else found.f_bfree  # what is set aside is for root
+            if blocks * found.f_frsize < ROOM_BYTES or (found.f_files and not found.f_favail):
+                return path
+        return ""
 
     def dispatcher(self) -> int | None:
         """Pid of the dispatcher that works on this queue; 0 if there is one that cannot be named; None: none."""

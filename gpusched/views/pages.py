@@ -16,13 +16,17 @@ from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, gri
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
 
 SHOWN_JOBS = 10  # of each group, unless all are asked for
+OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for so long may be stuck, or unable to
 
 Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHead:
-    """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does."""
+    """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does.
+
+    `full_disk`: the directory of the queue whose disk has no room.
+    """
 
     name: str
     pid: int | None
@@ -31,6 +35,7 @@ class QueueHead:
     started_at: float
     waits_for: str
     can_start: bool = True  # whether a queued job waits for no other job
+    full_disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,10 @@ def queue_page(
     """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {clean(short_path(source, scene.cwd))}")]
     lines.append(line(_by_whom(scene, head, looked_at)))
+    if head.full_disk:
+        where = clean(short_path(head.full_disk, scene.cwd))
+        what = f"the disk of {where} is full: until it has room nothing new starts, and no end of a job is noted"
+        lines.append(line((what, "bold red")))
     words: list[Cell] = []
     for word, number in head.counts.parts():
         words += [", " if words else "", (f"{number} {word}", STATES[word] if number else "")]
@@ -104,8 +113,12 @@ def queue_page(
 def _by_whom(scene: Scene, head: QueueHead, looked_at: float | None) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        since = "" if looked_at is None else f", which looked at the GPUs {max(0.0, scene.now - looked_at):.0f} s ago"
-        return who + since
+        if looked_at is None:
+            return who
+        since_s = max(0.0, scene.now - looked_at)
+        if since_s >= OLD_LOOK_S:
+            return f"{who}, which has told nothing since it looked at the GPUs {clock(since_s)} ago"
+        return f"{who}, which looked at the GPUs {since_s:.0f} s ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} go on by themselves; to take them over: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
