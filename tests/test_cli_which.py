@@ -270,6 +270,7 @@ def test_queues_under_the_directory_are_found_without_the_list(
         "shard --total 2 -- true {start}",
         "status -q commands",
         "cancel 5 -q commands",
+        "merge -o x.txt y.txt",
     ),
 )
 def test_a_working_directory_that_is_gone_is_said(
@@ -281,6 +282,7 @@ def test_a_working_directory_that_is_gone_is_said(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the stage was started"))
     assert front.run(line.split()) == 2
     says = "gpusched: error: the working directory is gone\n  change to a directory that exists\n"
     assert capsys.readouterr().err == says
