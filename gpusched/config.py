@@ -439,7 +439,7 @@ def load(
     Every layer's values are checked, those that a later layer replaces too.
     """
     environ = os.environ if environ is None else environ
-    cwd = _working_directory() if cwd is None else cwd
+    cwd = working_directory() if cwd is None else cwd
     warnings: list[str] = []
     files: list[FileSeen] = []
     given: list[_Given] = []
@@ -475,7 +475,8 @@ def user_config_file() -> str:
     return path if os.path.isabs(path) else ""
 
 
-def _working_directory() -> str:
+def working_directory() -> str:
+    """Raises GpuschedError where it is gone."""
     try:
         return os.getcwd()
     except OSError as e:

@@ -274,5 +274,5 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
     assert front.run(["status"]) == front.run(["status", "-q", "other"]) == 0
     capsys.readouterr()
     front.run(["explain", "5"])  # what is only shown is shown of one, which is said
-    assert "queue other, the one that is dispatched" in capsys.readouterr().err
+    assert "queue other, the newest that is dispatched" in capsys.readouterr().err
     other.close()

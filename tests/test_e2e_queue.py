@@ -14,12 +14,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e import GPUSCHED, Box, Running, wait_for
+from tests.e2e import GPUSCHED, Box, Ended, Running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -490,6 +490,81 @@ def test_a_queue_directory_of_another_user_is_refused(box: Box) -> None:
     ended = box.run("true", options="--log-dir theirs")
     assert ended.code == 2
     assert "another user" in ended.err
+
+
+NEEDS_SETPRIV = pytest.mark.skipif(os.getuid() == 0 and not shutil.which("setpriv"), reason="root may write all")
+
+
+@contextlib.contextmanager
+def readers(box: Box) -> Iterator[Callable[..., Ended]]:
+    """`gpusched` as one who may read what is in the box, but write nothing."""
+    for directory, folders, files in os.walk(box.root):
+        for name in (".", *folders, *files):
+            path = Path(directory, name)
+            path.chmod(path.stat().st_mode & 0o555 | (0o555 if path.is_dir() else 0o444))
+    powers = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # by which root may do all
+    program = GPUSCHED if os.getuid() else [*powers, *GPUSCHED]
+
+    def gpusched(*words: str) -> Ended:
+        done = subprocess.run([*program, *words], cwd=box.work, env=box.environment, capture_output=True, text=True)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    try:
+        yield gpusched
+    finally:
+        for directory, folders, _ in os.walk(box.root):
+            for name in (".", *folders):
+                Path(directory, name).chmod(0o700)
+
+
+@pytest.mark.slow
+@NEEDS_SETPRIV
+def test_a_queue_that_cannot_be_written_can_be_read(box: Box) -> None:
+    assert box.run("echo one", "false").code == 1
+    before = (box.queue() / "queue.db").read_bytes()
+    with readers(box) as gpusched:
+        for words, says in (
+            (["status", "-q", "list"], "0 running, 0 queued, 1 succeeded, 1 failed"),
+            (["logs", "1", "-q", "list"], "one\n"),
+            (["explain", "2"], "exit 1"),
+            (["status"], "1 succeeded, 1 failed"),
+        ):
+            ended = gpusched(*words)
+            assert ended.code == 0 and says in ended.out and not ended.err, ended.text
+        ended = gpusched("requeue", "2", "-q", "list")
+        assert ended.code == 3 and "Traceback" not in ended.err
+        assert "queue.db: cannot be used by you: attempt to write a readonly database\n" in ended.err
+        assert f"cp -r {box.queue()} COPY" in ended.err
+    assert (box.queue() / "queue.db").read_bytes() == before
+
+
+@pytest.mark.slow
+@NEEDS_SETPRIV
+def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> None:
+    """As a killed writer leaves it, without the index that a reader cannot make: only half of it is in queue.db."""
+    box.run("echo one")
+    with box.store() as store:
+        store.set_meta("later", "than queue.db")
+        for name in ("queue.db", "queue.db-wal"):
+            shutil.copy(box.queue() / name, box.root / name)
+    for name in ("queue.db", "queue.db-wal"):
+        os.replace(box.root / name, box.queue() / name)
+    with readers(box) as gpusched:
+        ended = gpusched("status", "-q", "list")
+        assert ended.code == 3 and "cannot be used by you" in ended.err and "COPY" in ended.err, ended.text
+
+
+@pytest.mark.slow
+@NEEDS_SETPRIV
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, whose dispatcher goes on writing")
+def test_a_queue_at_work_can_be_read_by_who_cannot_write_it(box: Box) -> None:
+    running = box.start("run", box.write("sleep 3600"))
+    wait_for(lambda: "sleep 3600" in box.commands())
+    with readers(box) as gpusched:
+        ended = gpusched("status", "-q", "list")
+        assert ended.code == 0 and "1 running" in ended.out and "dispatched by pid" in ended.out, ended.text
+    running.signal(signal.SIGTERM)
+    assert running.wait().code == 143
 
 
 def test_planted_links_are_not_followed(box: Box) -> None:

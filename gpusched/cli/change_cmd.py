@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -273,13 +272,13 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
     from gpusched.host.store import DiskFull
     from gpusched.views.words import count, short_path
 
-    name = short_path(place.path, os.getcwd())
+    option = shlex.quote(target.queue_name(place))
+    name = short_path(place.path, target.here())
     pid = place.dispatcher()
     if pid is None:
         click.echo(f"no dispatcher works on {name}: there is nothing to stop")
         running = store.counts()[JobState.RUNNING]
         if running:
-            option = shlex.quote(target.queue_name(place))
             click.echo(f"{count(running, 'job')} may still run by itself: gpusched status -q {option}")
         return
     who = f"the dispatcher of {name}" + (f" (pid {pid})" if pid else "")
@@ -301,7 +300,7 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
         click.echo(f"{who} stops {count(running, 'running job')}, queues what it stops again, and leaves")
     elif running:
         click.echo(f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}")
-        click.echo("to stop them too: gpusched stop --now")
+        click.echo(f"to stop them too: gpusched stop --now -q {option}")
     else:
         click.echo(f"{who} starts nothing new, and leaves")
     sys.stdout.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -246,7 +245,7 @@ def _page(
 
     pid = place.dispatcher() if place.exists() else None
     by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
-    lines = [tables.line((short_path(place.path, os.getcwd()), tables.HEAD), f": {counted}{by}")]
+    lines = [tables.line((short_path(place.path, target.here()), tables.HEAD), f": {counted}{by}")]
     kinds = Counter(entry.what for entry in entries)
     parts = [
         f"{_WOULD[what].split(':')[0]} {n}" for what, n in sorted(kinds.items(), key=lambda k: list(_WOULD).index(k[0]))

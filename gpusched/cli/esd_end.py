@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpusched.cli import target
 from gpusched.core.model import MIB
 from gpusched.core.modelrecord import DEFAULTS, TABLES, file_stem
 
@@ -52,7 +53,7 @@ def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
     lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2) if broken else []
     if len(failed) > SHOWN_FAILED:
         lines.append(tables.line(f"  … and {len(failed) - SHOWN_FAILED} more"))
-    cwd = os.getcwd()
+    cwd = target.here()
     paths: list[Row] = [
         ["summary", short_path(f"{experiment.output}/{SUMMARY}", cwd)],
         ["report", short_path(f"{experiment.output}/{REPORT}", cwd)],

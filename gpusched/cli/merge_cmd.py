@@ -59,6 +59,9 @@ def merge(
     Formats, by suffix: .jsonl .json .csv .tsv .txt .parquet .npz .npy .safetensors .pt. What is wrong in a part is
     named and left out, and the exit code is then 1; parts that do not go together are refused. Parts are kept.
     """
+    from gpusched.config import working_directory
+
+    working_directory()
     values = {
         "--output": output,
         "--plan": plan,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gpusched.cli import target
 from gpusched.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ def show(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str], 
 
 
 def _page(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str]) -> list[Line]:
-    import os
-
     from gpusched.views import tables
     from gpusched.views.words import command_text, count, short_path
 
@@ -55,7 +54,7 @@ def _page(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str])
         state = states.get("merge", "")
         rows.append(["merge", "", "", (state, tables.STATES.get(state, "")), command_text(spec.command)])
     lines = tables.grid(["SHARD", "ITEMS", "COUNT", "STATE", "COMMAND"], rows, right="COUNT")
-    where = short_path(place.path, os.getcwd())
+    where = short_path(place.path, target.here())
     done = sum(states.get(shard.job_name) == "succeeded" for shard in plan.shards)
     told = f", {done} of them done already" if done else ""
     summed = f"{count(plan.total, 'item')} in {count(len(plan.shards), 'shard')}{told}, queue {where}"

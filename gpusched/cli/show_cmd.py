@@ -35,8 +35,10 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> int:
     Without -q: all queues of yours on this host, those that are dispatched first, then the newest; a single one is
     shown in full. With -q or -v: one queue, its GPUs, what runs, what waits and why, what has failed.
     """
+    from gpusched.config import working_directory
     from gpusched.host import queuedir
 
+    working_directory()
     places = queuedir.known() if queue is None and not verbose else []
     if len(places) > 1:
         return _status_of_all(places, as_json=as_json)
@@ -139,7 +141,7 @@ def _scene(place: QueueDir, store: Store, now: float) -> Scene:
     from gpusched.views.pages import Scene
 
     option = shlex.quote(target.queue_name(place))
-    return Scene(now, os.getcwd(), place.path, option, target.resume_command(place, store))
+    return Scene(now, target.here(), place.path, option, target.resume_command(place, store))
 
 
 def _print(lines: list[Line]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -128,7 +127,7 @@ def page(queue: Queue, code: int) -> list[Line]:
         lines += failed_lines(queue, job)
     if unlisted:
         lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
-    cwd = os.getcwd()
+    cwd = target.here()
     rows: list[tables.Row] = [row for group in _groups(queue) for row in group_rows(queue, group)]
     rows += [
         ["metrics", short_path(place.metrics, cwd)],
@@ -195,7 +194,7 @@ def _merged(queue: Queue) -> list[tables.Row]:
         return [line for line in said if line.strip() and not line.startswith(b" ")]
 
     def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
-        return [last_line(line).replace(f"{os.getcwd()}/", "", 1) for line in found]
+        return [last_line(line).replace(f"{target.here()}/", "", 1) for line in found]
 
     # A line for each output; with one log for both streams its warnings and errors stand there too.
     made = [line for line in lines(last.log) if not line.startswith(begin)]
@@ -223,7 +222,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     ]
     if last:
         path = f"{queue.place.path}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, os.getcwd()), tables.DIM)))
+        lines.append(tables.line(("      " + short_path(path, target.here()), tables.DIM)))
     return lines
 
 

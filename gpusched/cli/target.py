@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.options import load
-from gpusched.errors import GpuschedError
+from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.config import Settings
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from gpusched.host.queuedir import QueueDir
     from gpusched.host.store import Store
 
+SHOWN_QUEUES = 8
+
 queue_option = click.option(
     "-q",
     "--queue",
     metavar="PATH|STEM",
-    help="Name the queue by its directory or its stem.  [default: the one that is dispatched, else the newest]",
+    help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
 
 
@@ -32,23 +34,131 @@ def now() -> float:
     return time.time()
 
 
+# ---- which queue -----------------------------------------------------------------------------------
+
+
 def find(name: str | None, *, to_change: bool = False) -> QueueDir:
     """The queue that is meant; which one is said where -q does not. Raises GpuschedError where there is none.
 
-    Where several are dispatched, and one is `to_change`, it has to be named.
+    What is `to_change` is never taken because it is the newest of several of other directories: it has to be named.
     """
     from gpusched.host import queuedir
 
-    place = queuedir.resolve(name, load().settings.state_dir)
-    known = queuedir.known() if name is None else []
-    if len(known) > 1:
-        live = [queue for queue in known if queue.dispatcher() is not None]
-        if to_change and len(live) > 1:
-            names = ", ".join(queue_name(queue, known) for queue in live)
-            raise GpuschedError(f"{len(live)} queues are being dispatched: {names}", hint="name one of them with -q")
-        which = "the one that is dispatched" if live else "the newest"
-        click.echo(f"gpusched: queue {queue_name(place, known)}, {which}; -q names another", err=True)
+    state_dir = load().settings.state_dir
+    known = queuedir.known(state_dir)
+    if name:
+        return _named(name, known, state_dir, to_change=to_change)
+    if not known:
+        raise GpuschedError(
+            "there is no queue yet",
+            hint="start one with `gpusched run FILE`, or name its directory with -q",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+    return _unnamed(known, to_change=to_change)
+
+
+def _named(name: str, known: Sequence[QueueDir], state_dir: str | None, *, to_change: bool) -> QueueDir:
+    found = _bearers(name, known, state_dir)
+    if not found:
+        names = ", ".join(queue_name(queue, known) for queue in known[:SHOWN_QUEUES])
+        hint = f"known here: {names}" if names else "start one with `gpusched run FILE`"
+        raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
+    place, others = found[0], [_short(queue.path) for queue in found[1:]]
+    if others and to_change:
+        where = "several of them are" if _is_here(place) else "none of them is"
+        listed = "".join(f"\n    {path}" for path in [_short(place.path), *others])
+        raise GpuschedError(
+            f"{len(found)} queues bear the name {name!r}, and {where} of this directory",
+            where="-q",
+            hint=f"name one by its path:{listed}",
+        )
+    if others:
+        rest = ", ".join(others[:SHOWN_QUEUES])
+        _say(place.path, f"the newest of {len(found)} named {name}; by path -q names another: {rest}")
+    elif os.sep not in name and not _is_here(place):
+        _say(place.path, "of another directory")
     return place
+
+
+def _unnamed(known: Sequence[QueueDir], *, to_change: bool) -> QueueDir:
+    """The one of this directory that is dispatched, else its newest; without any, the one that is dispatched."""
+    own = [queue for queue in known if _is_here(queue)]
+    among = own or known
+    live = [queue for queue in among if queue.dispatcher() is not None]
+    if to_change and len(live) > 1:
+        names = ", ".join(queue_name(queue, known) for queue in live)
+        raise GpuschedError(f"{len(live)} queues are being dispatched: {names}", hint="name one of them with -q")
+    if to_change and not own and not live:
+        names = ", ".join(queue_name(queue, known) for queue in known[:SHOWN_QUEUES])
+        what = "no queue is of this directory, and none is being dispatched"
+        raise GpuschedError(what, hint=f"name one with -q: {names}")
+    place = (live or among)[0]
+    if len(known) > 1 or not own:
+        here = " of this directory" if len(own) not in (0, len(known)) else ""
+        if live:
+            which = f"the {'one' if len(live) == 1 else 'newest'}{here} that is dispatched"
+        else:
+            which = f"the {'newest' if len(among) > 1 else 'only one'}{here}"
+        _say(queue_name(place, known) if own else place.path, f"{which}; -q names another")
+    return place
+
+
+def _say(name: str, which: str) -> None:
+    from gpusched.core.masking import clean
+
+    click.echo(clean(f"gpusched: queue {name}, {which}"), err=True)
+
+
+def _bearers(word: str, known: Sequence[QueueDir], state_dir: str | None = None) -> list[QueueDir]:
+    """The queues that a word after -q may mean, newest first; one alone where there is no doubt.
+
+    That is ./gpusched-runs/WORD, else the directory WORD, else those of this directory that bear the name, else others.
+    """
+    from gpusched.host import queuedir
+
+    paths = [] if os.sep in word else [f"{queuedir.DEFAULT_PARENT}/{word}"]
+    for path in [*paths, word]:
+        place = queuedir.locate(os.path.join(here(), path), state_dir)
+        if place.exists():
+            return [place]
+    found = [queue for queue in known if word in (queue.name, queue.path)]
+    return [queue for queue in found if _is_here(queue)] or found
+
+
+def _is_here(queue: QueueDir) -> bool:
+    """Whether it is of the working directory: below it, but not in the gpusched-runs of another directory."""
+    from gpusched.host.queuedir import DEFAULT_PARENT
+
+    above = here().rstrip("/") + "/"
+    return queue.path.startswith(above) and DEFAULT_PARENT not in queue.path[len(above) :].split("/")[1:]
+
+
+def queue_name(place: QueueDir, known: Sequence[QueueDir] | None = None) -> str:
+    """How to name this queue after -q in this directory: by its stem where that means it alone, else by its path."""
+    from gpusched.host import queuedir
+
+    bearers = _bearers(place.name, queuedir.known() if known is None else known)
+    if [queue.path for queue in bearers] == [place.path]:
+        return place.name
+    path = _short(place.path)
+    return path if os.sep in path else f"./{path}"
+
+
+def here() -> str:
+    """The working directory, to show what lies below it by a short path; the root where it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
+def _short(path: str) -> str:
+    from gpusched.views.words import short_path
+
+    return short_path(path, here())
+
+
+# ---- its jobs --------------------------------------------------------------------------------------
 
 
 def open_store(place: QueueDir, *, read_only: bool = True) -> Store:
@@ -141,19 +251,3 @@ def _flags(store: Store, verb: str) -> list[str]:
         else:
             flags += [setting.flag, show(setting, value)]
     return flags
-
-
-def _short(path: str) -> str:
-    from gpusched.views.words import short_path
-
-    return short_path(path, os.getcwd())
-
-
-def queue_name(place: QueueDir, known: Sequence[QueueDir] | None = None) -> str:
-    """How to name this queue after -q: by its stem, unless another queue of the same stem comes first."""
-    from gpusched.host import queuedir
-
-    for other in queuedir.known() if known is None else known:
-        if other.name == place.name:
-            return place.name if other.path == place.path else _short(place.path)
-    return _short(place.path)

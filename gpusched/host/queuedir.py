@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import platformdirs
 
-from gpusched.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
+from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.host import claims, locks
 from gpusched.host.attemptdir import write_atomically
 
@@ -203,15 +203,14 @@ def remember(queue: QueueDir) -> None:
         pass
 
 
-def known() -> list[QueueDir]:
-    """This user's queues on this host that still exist, newest first. Forgets those that are gone."""
-    found: list[tuple[float, QueueDir]] = []
+def known(state_dir: str | None = None) -> list[QueueDir]:
+    """This user's queues on this host that still exist, newest first. Forgets those that are gone.
+
+    Those under ./gpusched-runs are among them, though the list lack them: a home that cannot be written keeps none.
+    """
+    found: dict[str, tuple[float, QueueDir]] = {}
     register = _register()
-    try:
-        entries = list(os.scandir(register)) if register else []
-    except OSError:
-        return []
-    for entry in entries:
+    for entry in _entries(register) if register else []:
         if not re.fullmatch("[0-9a-f]{16}", entry.name):
             continue
         try:
@@ -222,31 +221,22 @@ def known() -> list[QueueDir]:
             continue
         queue = QueueDir(path, state)
         if queue.exists():
-            found.append((when, queue))
+            found[path] = (when, queue)
         elif not os.path.exists(path):
             with suppress(OSError):
                 os.unlink(entry.path)
-    return [queue for _, queue in sorted(found, key=lambda pair: pair[0], reverse=True)]
+    for entry in _entries(DEFAULT_PARENT):
+        queue = locate(entry.path, state_dir)
+        with suppress(OSError):
+            about = os.stat(queue.database)
+            if queue.path not in found and about.st_uid == os.getuid():
+                found[queue.path] = (about.st_mtime, queue)
+    return [queue for _, queue in sorted(found.values(), key=lambda pair: pair[0], reverse=True)]
 
 
-def resolve(name: str | None, state_dir: str | None = None) -> QueueDir:
-    """The queue that `-q` names by path or stem; without a name the one being dispatched, else the newest."""
-    queues = known()
-    if name:
-        queue = locate(name, state_dir)
-        if queue.exists():
-            return queue
-        for queue in queues:
-            if name in (queue.name, queue.path):
-                return queue
-        names = ", ".join(queue.name for queue in queues[:8])
-        hint = f"known here: {names}" if names else "start one with `gpusched run FILE`"
-        raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
-    live = [queue for queue in queues if queue.dispatcher() is not None]
-    if live or queues:
-        return (live or queues)[0]
-    raise GpuschedError(
-        "there is no queue yet",
-        hint="start one with `gpusched run FILE`, or name its directory with -q",
-        exit_code=EXIT_CANNOT_WORK,
-    )
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        return []

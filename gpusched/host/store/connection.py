@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
 from importlib import resources
 from inspect import isgeneratorfunction
@@ -63,7 +64,10 @@ class Connection:
         _in_words(cls)
 
     def __init__(self, path: str, *, create: bool = False, read_only: bool = False) -> None:
-        """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version."""
+        """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
+
+        With `read_only`, one that cannot be written is read too: as it lies if others work on it, else in a copy.
+        """
         self.path = path
         self._depth = 0
         if not create and not os.path.exists(path):
@@ -78,7 +82,9 @@ class Connection:
             self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
             try:
                 self._db.execute("PRAGMA foreign_keys = ON")
-                if not read_only:
+                if read_only:
+                    self._or_copy()
+                else:
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.execute("PRAGMA synchronous = FULL")
                 self._check_version()
@@ -107,6 +113,17 @@ class Connection:
         finally:
             if os.path.exists(private):
                 os.unlink(private)
+
+    def _or_copy(self) -> None:
+        """Where SQLite would have to make files beside the database to read it, and may not: a copy of it."""
+        try:
+            self._db.execute("PRAGMA user_version").fetchone()
+        except sqlite3.OperationalError as error:
+            copy = _copy_at_rest(self.path) if _is_for_want_of_rights(error, self.path) else None
+            if copy is None:
+                raise
+            self._db.close()
+            self._db = copy
 
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -164,6 +181,14 @@ class Connection:
                     hint="make room on that disk; running jobs go on, nothing new starts until then",
                     exit_code=EXIT_CANNOT_WORK,
                 ) from error
+            if _is_for_want_of_rights(error, self.path):
+                raise StoreError(
+                    f"cannot be used by you: {text}",
+                    where=self.path,
+                    hint="its files and their directory are not writable for you; to look at what is there: "
+                    f"cp -r {shlex.quote(os.path.dirname(self.path))} COPY, then -q ./COPY",
+                    exit_code=EXIT_CANNOT_WORK,
+                ) from error
             raise StoreError(f"cannot be used: {text}", where=self.path, exit_code=EXIT_CANNOT_WORK) from error
         except sqlite3.DatabaseError as error:
             if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
@@ -186,6 +211,40 @@ class Connection:
     def set_meta(self, key: str, value: str | bytes) -> None:
         with self.transaction():
             self._db.execute("INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2", (key, value))
+
+
+def _is_for_want_of_rights(error: sqlite3.OperationalError, path: str) -> bool:
+    if "readonly" not in str(error) and "unable to open" not in str(error):
+        return False
+    return not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK))
+
+
+def _copy_at_rest(path: str) -> sqlite3.Connection | None:
+    """A copy in memory of a database that nobody uses; None if somebody may.
+
+    Whoever uses it has a -wal beside it, and changes the file itself only while that is there. So the copy is whole if
+    there was none before and after, and the file is the same.
+    """
+    from urllib.parse import quote
+
+    before = _at_rest(path)
+    if before is None:
+        return None
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as lying:
+        lying.backup(copy)
+    if _at_rest(path) == before:
+        return copy
+    copy.close()
+    return None
+
+
+def _at_rest(path: str) -> tuple[int, ...] | None:
+    """What tells one content of the file from another; None while somebody may change it."""
+    about = os.stat(path)
+    if os.path.lexists(f"{path}-wal"):
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def _statements(script: str) -> Iterator[str]:
