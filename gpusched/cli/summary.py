@@ -237,7 +237,7 @@ def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
         disk = queue.place.full_disk()
-        room = f"make room on the disk of {short_path(disk, os.getcwd())}; then " if disk else ""
+        room = f"make room on the disk of {short_path(disk, target.here())}; then " if disk else ""
         steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
     elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
