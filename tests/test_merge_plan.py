@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.merge.groups import _Files
+from gpusched.commands.merge.wildcards import Files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +148,7 @@ def test_patterns_name_what_glob_says(tmp_path: Path) -> None:
         "a[*]_1.pt",
         "[ab]_[0-9].pt",
     )
-    files = _Files()
+    files = Files()
     for below in (glob.escape(str(tmp_path / "run [1] *")), f"{tmp_path}/run ?1*", f"{tmp_path}/none"):
         for pattern in [f"{below}/{name}" for name in (*names, "**", "**/a*", "*/*_1.pt")]:
             right = {os.path.normpath(one) for one in glob.glob(pattern, recursive=True) if os.path.isfile(one)}
@@ -190,6 +190,65 @@ def test_what_a_pattern_without_wildcards_names_is_one_output(tmp_path: Path, ca
     assert ids(whole) == [*range(20), *range(30, 40)]  # under the same name
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name", "output"),
+    [
+        ("*_{suffix}_{start}-{end}", "{which}_{suffix}_{start}-{end}", "{which}_gpu_merged"),
+        ("{start}_*_{suffix}", "{start}_{which}_{suffix}", "{which}_gpu_merged"),
+        ("v2_{seed}_*", "v2_{seed}_{which}_{suffix}", "v2_{which}_gpu_merged"),
+        ("run[0-9]/{seed}/*_{suffix}", "run1/{seed}/{which}_{suffix}", "run1/{which}_gpu_merged"),
+        ("**/*.{start}", "deep/{which}_{suffix}.{start}", "deep/{which}_gpu_merged"),
+    ],
+)
+def test_what_differs_beside_the_suffix_may_stand_beside_wildcards(
+    tmp_path: Path, capsys: Capture, pattern: str, name: str, output: str
+) -> None:
+    plan = write_plan(tmp_path / "p.json", 40, 4, f"{tmp_path}/{pattern}.jsonl")
+    for shard in json.loads(plan.read_text())["shards"]:
+        for which, first in (("a", 0), ("b", 100)):
+            part = tmp_path / f"{name.format(which=which, **shard)}.jsonl"
+            part.parent.mkdir(parents=True, exist_ok=True)
+            jsonl(part.parent, part.name, list(range(first + shard["start"], first + shard["end"])))
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 0, said
+    assert ids(tmp_path / f"{output.format(which='a')}.jsonl") == list(range(40))
+    assert ids(tmp_path / f"{output.format(which='b')}.jsonl") == list(range(100, 140))
+
+
+@pytest.mark.parametrize("names", [["{seed}_{suffix}_a", "{seed}_{suffix}_b"], ["{shard}_a", "{shard}_b"]])
+def test_two_patterns_that_differ_at_their_end_make_two_outputs(
+    tmp_path: Path, capsys: Capture, names: list[str]
+) -> None:
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/{names[0]}.jsonl")
+    told = json.loads(plan.read_text())
+    for shard in told["shards"]:
+        shard["outputs"] = [f"{tmp_path}/{name.format(**shard)}.jsonl" for name in names]
+        for path in map(Path, shard["outputs"]):
+            jsonl(path.parent, path.name, [shard["shard"]])
+    plan.write_text(json.dumps(told))
+    assert merge(capsys, "--plan", plan).code == 0
+    found = {path.stem: ids(path) for path in tmp_path.glob("*merged.jsonl")}
+    assert sorted(found.values()) == [[0, 1], [0, 1]] and all(name[-8] in "ab" for name in found)
+
+
+def test_names_that_differ_in_what_no_pattern_says_are_refused_with_a_remedy(tmp_path: Path, capsys: Capture) -> None:
+    for i, name in enumerate(["a", "b"]):
+        jsonl(tmp_path, f"gpu_{i}_{name}.jsonl", [i])
+    plan = write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/{{suffix}}_*.jsonl")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1
+    assert (
+        "no files of two shards belong together, since more than the suffix differs: gpu_0_a.jsonl, gpu_1_b.jsonl"
+        in said.err
+    )
+    assert "say in --merge what differs, by {start} or {seed}" in said.err
+    assert not list(tmp_path.glob("*merged*"))
+    jsonl(tmp_path, "gpu_1_a.jsonl", [2])
+    said = merge(capsys, "--plan", plan)  # several files a shard, of which one is missing
+    assert said.code == 1 and "merged_b.jsonl: 1 part of 2 missing" in said.err
+    assert ids(tmp_path / "merged_a.jsonl") == [0, 2]
+
+
 def test_a_directory_with_wildcards_and_a_suffix_in_its_name(tmp_path: Path, capsys: Capture) -> None:
     place = tmp_path / "gpu_0 [a]"
     place.mkdir()
@@ -206,7 +265,18 @@ def test_where_no_file_is_as_the_plan_says_the_nearest_is_named(tmp_path: Path, 
     said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.pt"))
     assert said.code == 1
     assert f"no shard has left a file\n  looked for {tmp_path}/*_gpu_0.pt, {tmp_path}/*_gpu_1.pt" in said.err
-    assert "; samples_gpu_0.jsonl is there: the same command with a --merge that names it only merges" in said.err
+    there = f"; {tmp_path}/samples_gpu_0.jsonl is there: the same command with a --merge that names it only merges"
+    assert there in said.err
+
+
+def test_a_file_in_the_working_directory_is_near_too(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpu_0").mkdir()
+    jsonl(tmp_path, "samples_gpu_1.jsonl", [1])
+    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/prm_data/*_{{suffix}}.pt"))
+    assert said.code == 1 and "; samples_gpu_1.jsonl is there: the same command" in said.err
 
 
 def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, capsys: Capture) -> None:

@@ -1,16 +1,14 @@
 """The files that the shards of a plan have written -> what is merged into which output. Reads no file.
 
-Looks at no file that no pattern of the plan names.
+Takes no file that no pattern of the plan names.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +19,13 @@ from .metadata import names_beside
 from .parts import Missing, Options, Part, shown_name
 from .plan import Asked, Plan, item_order, read_plan
 from .trouble import EXIT_USAGE, Refused, clean
+from .wildcards import Files, filled, has_wildcard, left_open, literal_of
 
 CLOCKS_DIFFER_S = 2.0  # between this host and the one that keeps the files
 
-_MARK = "\0"  # stands where a name had its shard's suffix
-_ESCAPED = re.compile(r"\[([*?[])\]")  # what glob.escape makes of a wildcard
+_MARK = "\0"  # stands where a name had its shard's suffix, or a number of its own
+_NUMBER = re.compile(r"([0-9]+)")
+_JOINTS = "_.-"
 
 
 @dataclass
@@ -51,6 +51,8 @@ def jobs_of_plan(path: str, output: str | None, options: Options) -> list[Job]:
     groups, notes = find_groups(plan)
     if not groups:
         raise _no_file(plan, path)
+    if not options.allow_partial:
+        _refuse_scattered(groups, path)
     found = [_job(plan, group, options) for group in groups]
     _name_outputs(found, output or asked.output)
     for job in found:
@@ -110,14 +112,29 @@ def _no_file(plan: Plan, path: str) -> Refused:
     patterns = [(shard, pattern) for shard in plan.shards for pattern in shard.outputs]
     if not patterns:
         return Refused("it names no outputs of its shards", where=path, hint="gpusched shard --merge PATTERN")
-    hint = f"looked for {clean(', '.join(_literal(pattern) for _, pattern in patterns[:3]))}"
-    files = _Files()
+    hint = f"looked for {clean(', '.join(literal_of(pattern) for _, pattern in patterns[:3]))}"
+    files = Files()
     for shard, pattern in patterns[:100]:
-        near = [one for one in files.beside(pattern) if _bearing(shard.suffix).search(one)]
+        near = [one for one in files.near(pattern) if _bearing(shard.suffix).search(os.path.basename(one))]
         if near:
-            hint += f"; {clean(near[0])} is there: the same command with a --merge that names it only merges"
+            there = clean(shown_name(near[0], os.getcwd()))
+            hint += f"; {there} is there: the same command with a --merge that names it only merges"
             break
     return Refused("no shard has left a file", where=path, hint=hint)
+
+
+def _refuse_scattered(groups: Sequence[Group], path: str) -> None:
+    """Refuse where no two shards have left files that belong together: the names differ in what no pattern says."""
+    together = [{*group.files, *group.stale} for group in groups]
+    if len(set().union(*together)) < 2 or any(len(shards) > 1 for shards in together):
+        return
+    names = [clean(os.path.basename(file)) for group in groups for file in group.files.values()]
+    raise Refused(
+        f"no files of two shards belong together, since more than the suffix differs: {', '.join(names[:3])}",
+        where=path,
+        hint="if none is missing, say in --merge what differs, by {start} or {seed}: the same command then only "
+        f"merges; or by hand: gpusched merge -o OUT {names[0]} …",
+    )
 
 
 # ---- patterns -> groups ----------------------------------------------------------------------------
@@ -126,17 +143,26 @@ def _no_file(plan: Plan, path: str) -> Refused:
 def find_groups(plan: Plan) -> tuple[list[Group], list[str]]:
     """The files that the patterns name, those that belong together in a group, in natural order; and what to tell."""
     notes: list[str] = []
-    groups: dict[tuple[str, int], Group] = {}
+    groups: dict[tuple[str | tuple[str, ...], int], Group] = {}
     plain: dict[int, dict[int, str]] = {}  # pattern -> shard -> path, where no suffix is in the name
     root = _root(plan)
     claimed = _claimed(plan, root)
-    joint = _joint_names(plan, root)
+    joint = _joint(plan, root)
     for (shard, path), pattern in _without_metadata(claimed).items():
         suffix = plan.shards[shard].suffix
         name = path.removeprefix(root)
-        if pattern in joint:
-            groups.setdefault(("", pattern), Group(joint[pattern])).files[shard] = path
-        elif (template := _bearing(suffix).sub(_MARK, name)) != name:
+        template = _bearing(suffix).sub(_MARK, name)
+        own = plan.shards[shard].outputs[pattern]
+        if (
+            pattern in joint
+            and (template != name or not has_wildcard(own))
+            and (texts := left_open(own, path)) is not None
+        ):
+            alike = tuple(_bearing(suffix).sub(_MARK, text) for text in texts)
+            if (alike, pattern) not in groups:
+                groups[alike, pattern] = Group(_joint_name(plan, pattern, alike))
+            groups[alike, pattern].files[shard] = path
+        elif template != name:
             group = groups.setdefault((template, 0), Group(root + _output_name(template)))
             if shard in group.files:
                 raise Refused("is one of two files of one shard that would be one part", where=path)
@@ -171,9 +197,9 @@ def _root(plan: Plan) -> str:
     found = []
     for pattern in (pattern for shard in plan.shards for pattern in shard.outputs):
         directory = os.path.dirname(pattern)
-        while _has_wildcard(directory):
+        while has_wildcard(directory):
             directory = os.path.dirname(directory)
-        found.append(os.path.normpath(_literal(directory) or "."))
+        found.append(os.path.normpath(literal_of(directory) or "."))
     if not found:
         return ""
     try:
@@ -183,39 +209,35 @@ def _root(plan: Plan) -> str:
     return "" if root in ("", ".") else f"{root.rstrip('/')}/"
 
 
-def _joint_names(plan: Plan, root: str) -> dict[int, str]:
-    """The outputs of patterns that name one file a shard, and more of the shard than its suffix: where it begins, say.
+def _joint(plan: Plan, root: str) -> set[int]:
+    """The patterns that say more of a shard than its suffix: where it begins, say.
 
-    What each names belongs together, whatever it is called.
+    What such a one names belongs together where its wildcards stand for the same, whatever else the names are.
     """
-    found = {}
+    found = set()
     for number, patterns in enumerate(zip(*(shard.outputs for shard in plan.shards), strict=False)):
-        paths = [os.path.normpath(_literal(pattern)) for pattern in patterns]
-        bearing = [_bearing(shard.suffix) for shard in plan.shards]
-        names = {bears.sub(_MARK, path.removeprefix(root)) for bears, path in zip(bearing, paths, strict=True)}
-        if len(names) > 1 and not any(map(_has_wildcard, patterns)):
-            found[number] = _common_name(paths)
+        paths = [os.path.normpath(literal_of(pattern)).removeprefix(root) for pattern in patterns]
+        if len({_bearing(shard.suffix).sub(_MARK, path) for shard, path in zip(plan.shards, paths, strict=True)}) > 1:
+            found.add(number)
     return found
 
 
-def _has_wildcard(pattern: str) -> bool:
-    return glob.has_magic(_ESCAPED.sub("", pattern))
-
-
-def _literal(pattern: str) -> str:
-    """What is escaped in it as it is meant."""
-    return _ESCAPED.sub(r"\1", pattern)
+def _joint_name(plan: Plan, number: int, texts: Sequence[str]) -> str:
+    """The output of what a joint pattern names where its wildcards stand for these texts; the same if a shard lacks."""
+    return _common_name(
+        [filled(shard.outputs[number], [text.replace(_MARK, shard.suffix) for text in texts]) for shard in plan.shards]
+    )
 
 
 def _claimed(plan: Plan, root: str) -> dict[tuple[int, str], int]:
     """(shard, path) -> the first of its patterns that names it. Each file belongs to one shard."""
     found: dict[str, dict[int, int]] = {}
-    files = _Files()
+    files = Files()
     for shard in plan.shards:
         bears = _bearing(shard.suffix)
         for number, pattern in enumerate(shard.outputs):
             for path in files.matching(pattern):
-                if bears.search(_literal(pattern).removeprefix(root)) and not bears.search(path.removeprefix(root)):
+                if bears.search(literal_of(pattern).removeprefix(root)) and not bears.search(path.removeprefix(root)):
                     continue  # gpu_1* names gpu_10 too
                 found.setdefault(path, {}).setdefault(shard.shard, number)
     owned: dict[tuple[int, str], int] = {}
@@ -230,47 +252,6 @@ def _claimed(plan: Plan, root: str) -> dict[tuple[int, str], int]:
             )
         owned[owners[0], path] = shards[owners[0]]
     return owned
-
-
-class _Files:
-    """Finds what patterns name. A directory is listed once, however many shards write into it."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
-
-    def matching(self, pattern: str) -> list[str]:
-        """The regular files of this pattern, in natural order; by the rules of `glob`."""
-        directory, name = os.path.split(pattern)
-        found: Iterable[str]
-        if not glob.has_magic(pattern):
-            found = [pattern]
-        elif _has_wildcard(directory) or "**" in name:
-            found = glob.iglob(pattern, recursive=True)
-        else:
-            directory = _literal(directory)
-            found = [os.path.join(directory, one) for one in self._in(directory, name)]
-        return sorted((os.path.normpath(path) for path in found if os.path.isfile(path)), key=natural_key)
-
-    def beside(self, pattern: str) -> list[str]:
-        """The names in the directory of a pattern, in natural order; none where that is a pattern itself."""
-        directory = os.path.dirname(pattern)
-        return [] if _has_wildcard(directory) else sorted(self._listed(_literal(directory)), key=natural_key)
-
-    def _listed(self, directory: str) -> list[str]:
-        if directory not in self._names:
-            try:
-                self._names[directory] = os.listdir(directory or ".")
-            except OSError:
-                self._names[directory] = []
-        return self._names[directory]
-
-    def _in(self, directory: str, pattern: str) -> list[str]:
-        # Most names lack what is literal in the pattern; seeing that costs little.
-        plain = _ESCAPED.sub("*", pattern)
-        literal = "" if "[" in plain else max(re.split(r"[*?]", plain), key=len)
-        names = [name for name in self._listed(directory) if literal in name]
-        hidden = pattern.startswith(".")
-        return [name for name in fnmatch.filter(names, pattern) if hidden or not name.startswith(".")]
 
 
 def _without_metadata(claimed: dict[tuple[int, str], int]) -> dict[tuple[int, str], int]:
@@ -292,11 +273,18 @@ def _output_name(template: str) -> str:
 
 
 def _common_name(paths: Sequence[str]) -> str:
-    """What the names begin with, without a number, and `merged`."""
+    """What the names have in common but for numbers, or else what they begin with, and `merged`."""
     directory = os.path.commonpath([os.path.dirname(path) for path in paths])
     stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    begin = _common_prefix(stems).rstrip("0123456789")
-    joint = "" if not begin or begin[-1] in "_-." else "_"
+    words = [_NUMBER.split(stem) for stem in stems]
+    if len(paths) > 1 and len({tuple(texts[::2]) for texts in words}) == 1:
+        common = [these[0] if len(set(these)) == 1 else _MARK for these in zip(*words, strict=True)]
+        begin, *others = "".join(common).split(_MARK)
+        for text in others:
+            begin += text if begin and begin[-1] not in _JOINTS else text.lstrip(_JOINTS)
+    else:
+        begin = _common_prefix(stems).rstrip("0123456789")
+    joint = "" if not begin or begin[-1] in _JOINTS else "_"
     return os.path.join(directory, f"{begin}{joint}merged{os.path.splitext(paths[0])[1]}")
 
 
