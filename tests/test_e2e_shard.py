@@ -248,6 +248,8 @@ def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
     assert merged(box) == list(range(30))
 
 
+BY_ITEMS = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
+TO_ALL = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
 SLOWLY = """\
 import time
 from gpusched.cli.main import main
@@ -265,13 +267,11 @@ main()
 
 def test_another_split_first_takes_back_what_a_live_dispatcher_could_start(box: Box) -> None:
     (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
-    options = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
-    words = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
     colleagues = [box.colleague(gpu, 4000) for gpu in (0, 1)]
-    first = box.start(*options, *words)
+    first = box.start(*BY_ITEMS, *TO_ALL)
     wait_for((box.queue("q") / "dispatcher.log").exists)
     wait_for(lambda: "dispatching" in (box.queue("q") / "dispatcher.log").read_text())
-    second = box.spawn("-c", SLOWLY, *options, "--strided", *words, program=(sys.executable,))
+    second = box.spawn("-c", SLOWLY, *BY_ITEMS, "--strided", *TO_ALL, program=(sys.executable,))
     wait_for((box.work / "writing").exists)
     for colleague in colleagues:
         colleague.kill()
@@ -284,20 +284,18 @@ def test_another_split_first_takes_back_what_a_live_dispatcher_could_start(box: 
 
 def test_what_a_start_that_was_killed_has_taken_back_runs_at_the_next(box: Box) -> None:
     (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
-    options = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
-    words = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
-    killed = box.start(*options, "--max-checks", "1000", *words)
+    killed = box.start(*BY_ITEMS, "--max-checks", "1000", *TO_ALL)
     wait_for(lambda: (box.queue("q") / "queue.db").exists() and len(box.jobs("q")) == 3)
     killed.signal(signal.SIGKILL)
     killed.wait()
     (box.work / "writing").unlink(missing_ok=True)
-    killed = box.spawn("-c", SLOWLY, *options, "--strided", *words, program=(sys.executable,))
+    killed = box.spawn("-c", SLOWLY, *BY_ITEMS, "--strided", *TO_ALL, program=(sys.executable,))
     wait_for((box.work / "writing").exists)
     killed.signal(signal.SIGKILL)
     killed.wait()
     assert {row.job.state for row in box.jobs("q")} == {"cancelled"}
     for _ in range(2):
-        ended = box.gpusched(*options, *words)
+        ended = box.gpusched(*BY_ITEMS, *TO_ALL)
         assert ended.code == 0, ended.text
     assert box.read("all.txt").splitlines() == [str(n) for n in range(20)]
     assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}

@@ -132,14 +132,14 @@ class Start:
             asked=self._what_was_asked(),
         )
         names = told.check_command(given.line, plan, from_items=given.items is not None)
-        if "output_dir" in names and given.output_dir is None:
-            raise GpuschedError("{output_dir} stands for --output-dir, which is not given", where="the command")
+        merged = any("{output_dir}" in pattern for pattern in given.patterns)
+        for where, used in (("the command", "output_dir" in names), ("--merge", merged)):
+            if used and given.output_dir is None:
+                raise GpuschedError("{output_dir} stands for --output-dir, which is not given", where=where)
         if "items_file" in names:
             files = [f"{self._place.path}/items/{s.suffix}{items.suffix}" for s in plan.shards]
             shards = [replace(s, items_file=file) for s, file in zip(plan.shards, files, strict=True)]
             plan = replace(plan, shards=tuple(shards))
-        if given.output_dir is None and any("{output_dir}" in pattern for pattern in given.patterns):
-            raise GpuschedError("{output_dir} stands for --output-dir, which is not given", where="--merge")
         self._refuse_copies()
         self._look_at_formats()
         plan = told.with_outputs(plan, given.patterns, given.output_dir or "", os.getcwd())

@@ -86,8 +86,7 @@ def group_document(queue: Queue, group: Group) -> dict[str, object]:
 def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
     """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
     from gpusched.core.model import JobState
-    from gpusched.core.readiness import CAUSE_NOT_NEEDED
-    from gpusched.core.reconcile import CAUSE_REMOVED
+    from gpusched.core.progress import COUNTED_NOWHERE
     from gpusched.experiments.shardplan import from_document
     from gpusched.host.shardfiles import read_plan
 
@@ -100,8 +99,7 @@ def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
         spans = {}
     states = [state for state in JobState if state is not JobState.SUCCEEDED]
     left = (job for job in queue.store.jobs(states) if job.items and job.listed and job.tags == group.tags)
-    gone = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)
-    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left if job.cause not in gone]
+    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left if job.cause not in COUNTED_NOWHERE]
 
 
 def page(queue: Queue, code: int) -> list[Line]:

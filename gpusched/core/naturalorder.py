@@ -9,6 +9,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """To sort names by. Numbers go by their value, however long they are; leading zeros decide last."""
-    words: list[str | tuple[int, str]] = list(_DIGITS.split(name))
-    words[1::2] = [(len(digits), digits) for digits in (word.lstrip("0") for word in _DIGITS.findall(name))]
+    texts = _DIGITS.split(name)
+    words: list[str | tuple[int, str]] = [*texts]
+    words[1::2] = [(len(digits), digits) for digits in (text.lstrip("0") for text in texts[1::2])]
     return words, name

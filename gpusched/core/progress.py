@@ -12,6 +12,10 @@ from typing import Any
 
 from gpusched.core.documents import parse_progress
 from gpusched.core.model import JobState, RunningView
+from gpusched.core.readiness import CAUSE_NOT_NEEDED
+from gpusched.core.reconcile import CAUSE_REMOVED
+
+COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # causes of cancelled jobs that nobody misses
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from gpusched.core.model import (
     Usage,
     reshape,
 )
-from gpusched.core.progress import ItemCount, Span
-from gpusched.core.readiness import CAUSE_NOT_NEEDED
+from gpusched.core.progress import COUNTED_NOWHERE, ItemCount, Span
 from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS
 from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
@@ -25,7 +24,7 @@ from gpusched.host.store.submission import Submission
 
 GROUPS_MAX = 50
 SHAPES_MAX = 500  # where there are more, the order alone counts
-_REMOVED = f"state = 'cancelled' AND cause IN ('{CAUSE_REMOVED}', '{CAUSE_NOT_NEEDED}')"
+_REMOVED = f"state = 'cancelled' AND cause IN {COUNTED_NOWHERE}"
 
 
 class Store(Submission):
@@ -46,10 +45,12 @@ class Store(Submission):
 
         Those of `count_removed` are not among them.
         """
+        removed = f"FROM jobs WHERE {_REMOVED} AND items > 0 AND tags = counted.tags"
+        some = "state = 'cancelled' AND jobs > 0"  # else nothing is searched: a live view asks twice a second
         query = (
-            "SELECT tags, state, jobs - coalesce(n, 0), items - coalesce(their, 0) FROM item_counts LEFT JOIN ("
-            "SELECT tags, 'cancelled' AS state, count(*) AS n, sum(items) AS their FROM jobs "
-            f"WHERE {_REMOVED} AND items > 0 GROUP BY tags) USING (tags, state) "
+            f"SELECT tags, state, jobs - CASE WHEN {some} THEN (SELECT count(*) {removed}) ELSE 0 END, "
+            f"items - CASE WHEN {some} THEN (SELECT coalesce(sum(items), 0) {removed}) ELSE 0 END "
+            "FROM item_counts AS counted "
             f"WHERE tags IN (SELECT DISTINCT tags FROM item_counts LIMIT {GROUPS_MAX})"
         )
         return [
