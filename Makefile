@@ -29,7 +29,7 @@ run: $(VENV)/.base ## run examples/commands.txt on 4 simulated GPUs (GPUS=real: 
 
 esd-demo: $(VENV)/.dev ## analyse a small list of random models on simulated GPUs
 	@rm -rf gpusched-runs/esd-models && mkdir -p gpusched-runs
-	$(BIN)/python -m tests.tinymodels gpusched-runs/esd-models
+	$(BIN)/python -m tests.support.tiny_models gpusched-runs/esd-models
 	cd gpusched-runs/esd-models && HF_HUB_OFFLINE=1 "$(CURDIR)/$(BIN)/gpusched" esd --model-list atlas.csv --plots \
 	  $(DEMO_simulated) $(ARGS); test $$? = 1 # two of its six models are broken
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.common import Box, Row, Unusable, interleaved, median, paired_ratio, spread
-from gpusched.config import Settings
-from gpusched.core.availability import Availability, DeviceState
-from gpusched.core.lifecycle import JobEvent, Verdict
+from gpusched.config.settings import Settings
+from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import JobState, Outcome, OutcomeKind, Sample
-from gpusched.core.snapshot import DeviceView, Snapshot, Start
-from gpusched.dispatcher.head import Head
+from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.snapshot import DeviceView, Snapshot, Start
+from gpusched.dispatcher.queue_head import Head
 from gpusched.host.store import Store
-from gpusched.submit import Rules, read, submit
+from gpusched.lists.submit import Rules, read, submit
 
 DEVICES = 8
 SUCCEEDED = Outcome(OutcomeKind.EXITED, 0)

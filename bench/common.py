@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from gpusched.host import simfiles
+from gpusched.common import simulation
 from gpusched.host.store import Store
 
 T = TypeVar("T")
@@ -127,8 +127,8 @@ class Box:
             **(self.extra or {}),
         )
         if self.gpus:
-            simfiles.create(self.simulation, ["A100"] * self.gpus)
-            self.environment[simfiles.ENV_DIRECTORY] = self.simulation
+            simulation.create(self.simulation, ["A100"] * self.gpus)
+            self.environment[simulation.ENV_DIRECTORY] = self.simulation
             self.environment["GPUSCHED_MAX_GPUS"] = str(self.gpus)
 
     @property

@@ -19,7 +19,7 @@ from bench.common import MIB, ROOT, Box, Row, Unusable, children, cpu_seconds, m
 from gpusched.core.model import JobState
 
 DEVICES = 8
-NVML_CHILD = "gpusched.host.nvml"
+NVML_CHILD = "gpusched.host.gpus.nvml"
 RIG = ROOT / "tests" / "nvml_rig"
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.common import Box, Row, Unusable, clean_environment, interleaved, median, script
-from gpusched.host import simfiles
+from gpusched.common import simulation
 
 DEVICES = 4
 TOLERANCE_S = 0.02  # the simulation goes by a file's time, whose clock is coarse, and logs a moment later
@@ -66,7 +66,7 @@ def gpusched(directory: Path, jobs: int, release_ms: int) -> list[float]:
     box = Box(directory, DEVICES)
     place = Path(box.simulation)
     if release_ms:
-        simfiles.change_keys(str(place / "box"), release_ms=release_ms)
+        simulation.change_keys(str(place / "box"), release_ms=release_ms)
     command = prepare(directory, place)
     box.environment["PLACE"] = str(place)
     box.run([command] * jobs)

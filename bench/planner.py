@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.common import Box, Row, Unusable, cpu_seconds, median
-from gpusched.core.availability import Availability, DeviceState
+from gpusched.common import simulation
 from gpusched.core.model import MIB, Attempt, Job, JobState
-from gpusched.core.plan import make_plan
-from gpusched.core.snapshot import DeviceView, Limits, Snapshot, Start
-from gpusched.host import simfiles
+from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.planner import make_plan
+from gpusched.core.plan.snapshot import DeviceView, Limits, Snapshot, Start
 
 DEVICES = 64
 HEAD = DEVICES + 10  # what a dispatcher looks at
@@ -54,7 +54,7 @@ def tick_ms(directory: Path, waiting: int, seconds: float) -> float:
     directory.mkdir(parents=True)
     box = Box(directory, DEVICES, poll_s=TICK_POLL_S)
     for n in range(DEVICES):
-        simfiles.change_keys(f"{simfiles.gpu_path(box.simulation, n)}/state", foreign=20_000)
+        simulation.change_keys(f"{simulation.gpu_path(box.simulation, n)}/state", foreign=20_000)
     with box.running([f"true {n}" for n in range(waiting)], "--grace", "1") as process:
         board = box.queue / "devices.json"
         box.wait_for(board.exists, process)

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.common import ROOT, Row, Unusable
-from gpusched.host.claims import file_system_type
+from gpusched.host.gpus.claims import file_system_type
 
 MEASUREMENTS = (
     "throughput",

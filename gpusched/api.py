@@ -16,28 +16,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpusched.config import Loaded, Settings
-from gpusched.core import selection
-from gpusched.core.jobfile import JobFile
-from gpusched.core.masking import mask_secrets
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.text import mask_secrets
+from gpusched.config.settings import Loaded, Settings
+from gpusched.core.jobs.reconcile import Change
 from gpusched.core.model import Device, Reading
-from gpusched.core.reconcile import Change
-from gpusched.core.split import shard_range as shard_range
-from gpusched.core.split import split_range as split_range
+from gpusched.core.plan import selection
 from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed
-from gpusched.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
-from gpusched.host import board, queuedir
-from gpusched.host.claims import Claims, find_directory
-from gpusched.host.devices import DeviceSource, NoSource, open_source, read_once
-from gpusched.host.jobdirs import JobDirs
-from gpusched.host.queuedir import QueueDir
+from gpusched.host.code.job_dirs import JobDirs
+from gpusched.host.gpus import board
+from gpusched.host.gpus.claims import Claims, find_directory
+from gpusched.host.gpus.device_source import DeviceSource, NoSource, open_source, read_once
+from gpusched.host.queue import queue_dir
+from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store
-from gpusched.submit import Rules, Typed, refuse_impossible, submit
+from gpusched.lists.jobfile import JobFile
+from gpusched.lists.submit import Rules, Typed, refuse_impossible, submit
+from gpusched.shards.split import shard_range as shard_range
+from gpusched.shards.split import split_range as split_range
 
 if TYPE_CHECKING:
-    from gpusched.esd import EsdConfig as EsdConfig
-    from gpusched.esd import EsdExperiment as EsdExperiment
+    from gpusched.esd.experiment import EsdConfig as EsdConfig
+    from gpusched.esd.experiment import EsdExperiment as EsdExperiment
 
 STREAM = "-"
 Source = str | Typed  # a file of jobs, STREAM, or what was typed in the place of one
@@ -129,7 +130,7 @@ class Queue:
             if another == place:
                 raise _other_file(place, found)
             place = another
-        queuedir.remember(place)
+        queue_dir.remember(place)
         queue = cls(place, settings)
         if not isinstance(source, str):
             queue.store.set_meta("typed", json.dumps([source.stem, source.words]))
@@ -216,18 +217,18 @@ def job_dirs(place: QueueDir, rules: Rules) -> JobDirs:
 def place_for(source: Source, settings: Settings) -> QueueDir:
     """Where the queue of this file lies, made or not."""
     if settings.log_dir:
-        return queuedir.locate(settings.log_dir, settings.state_dir)
+        return queue_dir.locate(settings.log_dir, settings.state_dir)
     if source == STREAM:
         name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-        return queuedir.locate(queuedir.default_path(name), settings.state_dir)
+        return queue_dir.locate(queue_dir.default_path(name), settings.state_dir)
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
-    place = queuedir.locate(queuedir.default_path(stem), settings.state_dir)
+    place = queue_dir.locate(queue_dir.default_path(stem), settings.state_dir)
     if place.exists():
         store = Store(place.database)
         try:
             if store.source() not in (None, _owner(source)):
-                hashed = queuedir.default_path(stem, os.fsdecode(_owner(source)))
-                return queuedir.locate(hashed, settings.state_dir)
+                hashed = queue_dir.default_path(stem, os.fsdecode(_owner(source)))
+                return queue_dir.locate(hashed, settings.state_dir)
         finally:
             store.close()
     return place
@@ -235,7 +236,7 @@ def place_for(source: Source, settings: Settings) -> QueueDir:
 
 def _make(place: QueueDir, owner: bytes) -> bytes | None:
     """Make the queue of this owner, or find it made; the owner that it has instead, if so."""
-    queuedir.prepare(place)
+    queue_dir.prepare(place)
     store = Store(place.database, create=True)
     try:
         with store.transaction():
@@ -339,7 +340,7 @@ def set_up_log(place: QueueDir, level: str) -> None:
 def __getattr__(name: str) -> object:
     """What few who import this want, loaded when it is asked for."""
     if name in ("EsdConfig", "EsdExperiment"):
-        from gpusched import esd
+        from gpusched.esd import experiment
 
-        return getattr(esd, name)
+        return getattr(experiment, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpusched.core.modelrecord import DEFAULTS, file_stem
+from gpusched.esd.model_record import DEFAULTS, file_stem
 
 
 def main(argv: Sequence[str] | None = None) -> int:

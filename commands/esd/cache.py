@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gpusched.core.modelrecord import CONVENTION
+from gpusched.esd.model_record import CONVENTION
 
 from .options import Options
 from .spectrum import Spectrum

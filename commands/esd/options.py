@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from gpusched.core.modelrecord import DEFAULTS, options_of
+from gpusched.esd.model_record import DEFAULTS, options_of
 
 Fingers = Literal["xmin_mid", "xmin_peak", "DKS"]
 PeakWindow = Literal["near", "legacy"]

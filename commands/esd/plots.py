@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusched.core.modelrecord import SPECTRA, TABLES, model_name
+from gpusched.esd.model_record import SPECTRA, TABLES, model_name
 
 from .results import replace
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpusched.core.modelrecord import ADAPTER_RELATIONS
+from gpusched.esd.model_record import ADAPTER_RELATIONS
 
 from .shown import shown
 from .tensors import ModelError

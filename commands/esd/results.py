@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusched.core.modelrecord import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
+from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
 from .layers import Skip
 from .shown import shown

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpusched.core.modelrecord import TABLES, file_stem, is_done
+from gpusched.esd.model_record import TABLES, file_stem, is_done
 
 from . import results
 from .analysis import NoCuda, NoDevice, analyse, choose_device, dtypes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from gpusched.core.naturalorder import natural_key
+from gpusched.common.natural_order import natural_key
 
 from .groups import jobs_of_plan
 from .merge import FORMATS, Job, merge

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusched.core.naturalorder import natural_key
+from gpusched.common.natural_order import natural_key
 
 from .merge import FORMATS, WITH_KEYS, Job, format_of
 from .metadata import names_beside

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusched.core.split import shuffled, strided_positions
+from gpusched.shards.split import shuffled, strided_positions
 
 
 @dataclass

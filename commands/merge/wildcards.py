@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from gpusched.core.naturalorder import natural_key
+from gpusched.common.natural_order import natural_key
 
 _ESCAPED = re.compile(r"\[([*?[])\]")  # what glob.escape makes of a wildcard
 _WILD = re.compile(r"\[!?\]?[^]]*\]|\*\*/|\*+|\?")

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from gpusched.host import simfiles
+from gpusched.common import simulation
 
 from .audit import print_audit
 
@@ -28,7 +28,7 @@ class CudaError(Exception):
 
 def visible_devices(directory: str, environment: Mapping[str, str]) -> list[int]:
     """The GPUs that CUDA would show, as numbers of the simulation, in PCI order."""
-    states = {n: simfiles.read_keys(_state_path(directory, n)) for n in simfiles.gpu_numbers(directory)}
+    states = {n: simulation.read_keys(_state_path(directory, n)) for n in simulation.gpu_numbers(directory)}
     present = [n for n, state in states.items() if state.get("present") != "0"]
     mask = environment.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
@@ -53,33 +53,33 @@ class Job:
         self.gpus = gpus
         self.args = args
         self.holder = holder
-        self.name = simfiles.own_name()
+        self.name = simulation.own_name()
         self.mib = 0
 
     def record_path(self, n: int) -> str:
-        return os.path.join(simfiles.gpu_path(self.directory, n), "p", self.name)
+        return os.path.join(simulation.gpu_path(self.directory, n), "p", self.name)
 
     def grow(self, mib: int) -> None:
         """Hold so much on each GPU, or raise what CUDA would."""
         for ordinal, n in enumerate(self.gpus):
-            with simfiles.locked(self.directory):
+            with simulation.locked(self.directory):
                 self._grow_on(ordinal, n, mib)
         self.mib = mib
 
     def _grow_on(self, ordinal: int, n: int, mib: int) -> None:
-        state = simfiles.read_keys(_state_path(self.directory, n))
+        state = simulation.read_keys(_state_path(self.directory, n))
         _check_health(state, started=self.mib > 0)
-        holders = simfiles.holders(self.directory, n, self._release_ms())
+        holders = simulation.holders(self.directory, n, self._release_ms())
         rivals = [record for record in holders if record.name != self.name]
         new = len(rivals) == len(holders)
         mode, args = state.get("compute_mode", "default"), self.args
         strangers = [r for r in rivals if r.alive and r.holder != self.holder]
         if new and (mode == "prohibited" or (mode == "exclusive_process" and strangers)):
             raise CudaError("torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
-        total = simfiles.number(state["total"])
-        free = total - simfiles.number(state.get("foreign")) - sum(record.mib for record in rivals)
+        total = simulation.number(state["total"])
+        free = total - simulation.number(state.get("foreign")) - sum(record.mib for record in rivals)
         if mib > free:
-            simfiles.log(self.directory, "oom", gpu=n, name=self.name, job=self.holder, mib=mib)
+            simulation.log(self.directory, "oom", gpu=n, name=self.name, job=self.holder, mib=mib)
             raise CudaError(_out_of_memory(ordinal, mib - self.mib, total, free - self.mib, self.mib))
         keys: dict[str, object] = {
             "mib": mib,
@@ -91,12 +91,12 @@ class Job:
             "foreign": int(args.device is not None),
             "leak_ms": int(args.leak * 1000),
         }
-        simfiles.write_keys(self.record_path(n), keys)
+        simulation.write_keys(self.record_path(n), keys)
         if new:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             early = any(not record.alive for record in rivals)
             told = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
-            simfiles.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **told)
+            simulation.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **told)
 
     def release(self) -> None:
         """An orderly end: the memory is due back from now on, after the driver's delay or the leak."""
@@ -105,7 +105,7 @@ class Job:
             path = self.record_path(n)
             if not os.path.exists(path):
                 continue
-            simfiles.log(self.directory, "exit", gpu=n, name=self.name)
+            simulation.log(self.directory, "exit", gpu=n, name=self.name)
             if delay_ms:
                 with open(f"{path}.dead", "a"):
                     pass
@@ -118,7 +118,7 @@ class Job:
         while True:
             if self.args.device is None:
                 for n in self.gpus:
-                    _check_health(simfiles.read_keys(_state_path(self.directory, n)), started=True)
+                    _check_health(simulation.read_keys(_state_path(self.directory, n)), started=True)
             left = end - time.monotonic()
             if left <= 0:
                 return
@@ -127,17 +127,17 @@ class Job:
     def _release_ms(self) -> int:
         if not self.gpus:
             return 0
-        return simfiles.number(simfiles.read_keys(os.path.join(self.directory, "box")).get("release_ms"))
+        return simulation.number(simulation.read_keys(os.path.join(self.directory, "box")).get("release_ms"))
 
 
 def _identity(colleague: bool) -> str:
     """One attempt is one holder; without a scheduler, each process with its children is."""
     words = [os.environ.get(f"GPUSCHED_{word}", "") for word in ("QUEUE", "JOB_ID", "ATTEMPT")]
-    return "/".join(words) if words[1] and not colleague else simfiles.own_name()
+    return "/".join(words) if words[1] and not colleague else simulation.own_name()
 
 
 def _state_path(directory: str, n: int) -> str:
-    return os.path.join(simfiles.gpu_path(directory, n), "state")
+    return os.path.join(simulation.gpu_path(directory, n), "state")
 
 
 def _check_health(state: Mapping[str, str], started: bool) -> None:
@@ -174,17 +174,17 @@ def play(job: Job, args: argparse.Namespace) -> None:
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
         _tell_progress(step, args.steps)
     if args.oom:
-        total = max((simfiles.number(_total(job, n)) for n in job.gpus), default=0)
+        total = max((simulation.number(_total(job, n)) for n in job.gpus), default=0)
         raise CudaError(_out_of_memory(0, 2048, total, 1024, job.mib))
     if args.lose:
         for n in job.gpus:
-            simfiles.change_keys(_state_path(job.directory, n), fail="lost")
-            simfiles.log(job.directory, "lost", gpu=n, name=job.name)
+            simulation.change_keys(_state_path(job.directory, n), fail="lost")
+            simulation.log(job.directory, "lost", gpu=n, name=job.name)
         job.stay(0)
 
 
 def _total(job: Job, n: int) -> str | None:
-    return simfiles.read_keys(_state_path(job.directory, n)).get("total")
+    return simulation.read_keys(_state_path(job.directory, n)).get("total")
 
 
 def _tell_progress(done: int, total: int) -> None:
@@ -237,14 +237,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.mem == 0:
         return run("", [], args)
     try:
-        given = simfiles.ENV_DIRECTORY in os.environ  # a job's; by hand, the setting will do
+        given = simulation.ENV_DIRECTORY in os.environ  # a job's; by hand, the setting will do
         spec = args.simulation or (None if given else os.environ.get("GPUSCHED_SIMULATE"))
-        directory = simfiles.locate(spec, os.environ)
+        directory = simulation.locate(spec, os.environ)
     except ValueError as error:
         print(f"simjob: {error}; name a simulation with --simulation", file=sys.stderr)
         return 2
     if args.device is not None:
-        gpus = [args.device] if args.device in simfiles.gpu_numbers(directory) else []
+        gpus = [args.device] if args.device in simulation.gpu_numbers(directory) else []
     else:
         gpus = visible_devices(directory, os.environ)
         gpus = gpus if "CUDA_VISIBLE_DEVICES" in os.environ else gpus[:1]

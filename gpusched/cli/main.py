@@ -15,27 +15,31 @@ from typing import NoReturn, TextIO
 import click
 
 from gpusched import __version__
-from gpusched.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, GpuschedError
 
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
 
 # verb -> (module, attribute, short help), in the order of a day's work
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "run": ("gpusched.cli.run_cmd", "run", "Run a file of commands on the GPUs that are free"),
-    "esd": ("gpusched.cli.esd_cmd", "esd", "Analyse the spectra of the weights of many models"),
-    "shard": ("gpusched.cli.shard_cmd", "shard", "Run a script on many items in shards, and merge what they write"),
-    "check": ("gpusched.cli.check_cmd", "check", "Check a list without running it"),
-    "status": ("gpusched.cli.show_cmd", "status", "Show the queues and their jobs"),
-    "logs": ("gpusched.cli.show_cmd", "logs", "Print what a job wrote"),
-    "explain": ("gpusched.cli.show_cmd", "explain", "Say why a job waits, or how it ended"),
-    "cancel": ("gpusched.cli.change_cmd", "cancel", "Cancel jobs, running ones too"),
-    "requeue": ("gpusched.cli.change_cmd", "requeue", "Queue failed or cancelled jobs again"),
-    "hold": ("gpusched.cli.change_cmd", "hold", "Keep waiting jobs from starting"),
-    "release": ("gpusched.cli.change_cmd", "release", "Let held jobs start again"),
-    "stop": ("gpusched.cli.change_cmd", "stop", "Ask a dispatcher to leave"),
-    "devices": ("gpusched.cli.devices_cmd", "devices", "Show the GPUs: who is on each, free or not, and why"),
-    "merge": ("gpusched.cli.merge_cmd", "merge", "Make one file of many parts"),
-    "config": ("gpusched.cli.config_cmd", "config", "Show each setting, its value and its origin"),
+    "run": ("gpusched.cli.run.run", "run", "Run a file of commands on the GPUs that are free"),
+    "esd": ("gpusched.cli.features.esd", "esd", "Analyse the spectra of the weights of many models"),
+    "shard": (
+        "gpusched.cli.features.shard",
+        "shard",
+        "Run a script on many items in shards, and merge what they write",
+    ),
+    "check": ("gpusched.cli.run.check", "check", "Check a list without running it"),
+    "status": ("gpusched.cli.look.show", "status", "Show the queues and their jobs"),
+    "logs": ("gpusched.cli.look.show", "logs", "Print what a job wrote"),
+    "explain": ("gpusched.cli.look.show", "explain", "Say why a job waits, or how it ended"),
+    "cancel": ("gpusched.cli.change.change", "cancel", "Cancel jobs, running ones too"),
+    "requeue": ("gpusched.cli.change.change", "requeue", "Queue failed or cancelled jobs again"),
+    "hold": ("gpusched.cli.change.change", "hold", "Keep waiting jobs from starting"),
+    "release": ("gpusched.cli.change.change", "release", "Let held jobs start again"),
+    "stop": ("gpusched.cli.change.change", "stop", "Ask a dispatcher to leave"),
+    "devices": ("gpusched.cli.box.devices", "devices", "Show the GPUs: who is on each, free or not, and why"),
+    "merge": ("gpusched.cli.features.merge", "merge", "Make one file of many parts"),
+    "config": ("gpusched.cli.box.config", "config", "Show each setting, its value and its origin"),
 }
 
 
@@ -149,7 +153,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    from gpusched.core.masking import clean
+    from gpusched.common.text import clean
 
     lines = [clean(line) for line in text.split("\n")]  # it names files, and what others wrote into them
     click.echo("gpusched: error: " + "\n".join(lines), err=True)

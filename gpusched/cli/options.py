@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from gpusched import config
+from gpusched.config import settings as config
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.core.masking import mask_secrets
+from gpusched.common.text import mask_secrets
 from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1

@@ -10,18 +10,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpusched.core import selection
+from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_line
-from gpusched.core.lifecycle import JobEvent, steer
+from gpusched.core.jobs.lifecycle import JobEvent, steer
+from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
-from gpusched.core.outcome import describe
-from gpusched.core.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
-from gpusched.dispatcher.attemptbook import AttemptBook, LaunchStyle, log_paths
-from gpusched.dispatcher.devicebook import DeviceBook
-from gpusched.dispatcher.live import Live
+from gpusched.core.plan import selection
+from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
+from gpusched.dispatcher.attempt_book import AttemptBook, LaunchStyle, log_paths
+from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.open_attempt import Live
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.errors import GpuschedError
-from gpusched.host.devices import DeviceSource
+from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.store import Store
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusched.core.jobfile import JobFile, LineFeed
+from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobSpec
-from gpusched.errors import GpuschedError
+from gpusched.lists.jobfile import JobFile, LineFeed
 
 STILL_S = 1.0  # an edited file is read when it has not changed for this long
 CHUNK_BYTES = 1 << 16

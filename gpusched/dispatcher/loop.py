@@ -16,24 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpusched.config import Settings, changed
-from gpusched.core import selection
-from gpusched.core.availability import Criteria
-from gpusched.core.lifecycle import BACKOFF_MAX_S, JobEvent
-from gpusched.core.model import MIB, JobState, Reading
-from gpusched.core.plan import make_plan
-from gpusched.core.snapshot import Claim, Close, Plan, Snapshot, Start
-from gpusched.dispatcher.actor import Actor
-from gpusched.dispatcher.attemptbook import SHUTDOWN_WINDOW_S, AttemptBook, LaunchStyle
-from gpusched.dispatcher.devicebook import DeviceBook
-from gpusched.dispatcher.feed import Feed, NoFeed
-from gpusched.dispatcher.head import Head
-from gpusched.dispatcher.intake import Intake
-from gpusched.dispatcher.meter import Meter
-from gpusched.dispatcher.minder import Minder
-from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
-from gpusched.dispatcher.wake import Sleeper
-from gpusched.errors import (
+from gpusched.common.errors import (
     EXIT_CANNOT_WORK,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -42,14 +25,31 @@ from gpusched.errors import (
     EXIT_TERMINATED,
     GpuschedError,
 )
-from gpusched.host import launcher
-from gpusched.host.board import Board
-from gpusched.host.claims import Claims
-from gpusched.host.devices import DeviceSource
-from gpusched.host.jobdirs import JobDirs
-from gpusched.host.queuedir import QueueDir
+from gpusched.config.settings import Settings, changed
+from gpusched.core.jobs.lifecycle import BACKOFF_MAX_S, JobEvent
+from gpusched.core.model import MIB, JobState, Reading
+from gpusched.core.plan import selection
+from gpusched.core.plan.availability import Criteria
+from gpusched.core.plan.planner import make_plan
+from gpusched.core.plan.snapshot import Claim, Close, Plan, Snapshot, Start
+from gpusched.dispatcher.actor import Actor
+from gpusched.dispatcher.attempt_book import SHUTDOWN_WINDOW_S, AttemptBook, LaunchStyle
+from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.feed import Feed, NoFeed
+from gpusched.dispatcher.list_reader import Intake
+from gpusched.dispatcher.queue_head import Head
+from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
+from gpusched.dispatcher.usage_meter import Meter
+from gpusched.dispatcher.wake import Sleeper
+from gpusched.dispatcher.watchdog import Minder
+from gpusched.host.attempts import launcher
+from gpusched.host.code.job_dirs import JobDirs
+from gpusched.host.gpus.board import Board
+from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.device_source import DeviceSource
+from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import DiskFull, Store
-from gpusched.submit import Rules
+from gpusched.lists.submit import Rules
 
 log = logging.getLogger("gpusched.dispatcher")
 

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusched.core.availability import DeviceState
+from gpusched.core.jobs.progress import Group, groups
+from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState, RunningView
-from gpusched.core.progress import Group, groups
-from gpusched.core.readiness import CAUSE_NOT_NEEDED
-from gpusched.core.snapshot import Limits, Resident
-from gpusched.dispatcher.devicebook import DeviceBook
-from gpusched.dispatcher.live import Live
-from gpusched.host import board, metrics
-from gpusched.host.board import Board, BoardDevice
-from gpusched.host.queuedir import QueueDir
+from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.snapshot import Limits, Resident
+from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.open_attempt import Live
+from gpusched.host.gpus import board
+from gpusched.host.gpus.board import Board, BoardDevice
+from gpusched.host.queue import metrics
+from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import DiskFull, Store
 
 log = logging.getLogger("gpusched.dispatcher")

@@ -12,7 +12,7 @@ from html import escape
 from statistics import median
 from urllib.parse import quote
 
-from gpusched.core.masking import clean
+from gpusched.common.text import clean
 
 BINS = 32
 SHOWN_STOPPED = 10  # more of them are shown when they are asked for

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from gpusched.core.masking import clean
+from gpusched.common.text import clean
 from gpusched.views.report import DeviceLine, FrameLike, GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
 from gpusched.views.words import Pace, about, clock, count, time_left

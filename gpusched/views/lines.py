@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TextIO
 
-from gpusched.core.masking import clean
+from gpusched.common.text import clean
 from gpusched.core.model import Event
 
 LOUD = ("warning", "error")

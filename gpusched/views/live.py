@@ -11,9 +11,9 @@ from typing import TextIO
 
 from rich.text import Text
 
-from gpusched.core.masking import clean, last_line
+from gpusched.common.text import clean, last_line
+from gpusched.core.jobs.progress import Group
 from gpusched.core.model import Event, JobState
-from gpusched.core.progress import Group
 from gpusched.views.area import Area
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.lines import IMPORTANT, LOUD

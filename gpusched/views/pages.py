@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.core.lifecycle import CAUSE_FAILURES, LOSS_LIMIT
-from gpusched.core.masking import clean
+from gpusched.common.text import clean
+from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, LOSS_LIMIT
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
-from gpusched.core.outcome import describe
-from gpusched.core.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
-from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.views.report import DeviceLine, GroupLine, RunningLine, Tally, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpusched.core.availability import DeviceState
+from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
-from gpusched.core.masking import clean
+from gpusched.core.jobs.progress import Group
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
-from gpusched.core.progress import Group
-from gpusched.core.snapshot import DeviceView
+from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.snapshot import DeviceView
 from gpusched.views.words import about, command_text, count, mib, rate
 
 # ---- what a dispatcher hands over (dispatcher.loop.Frame and host.board.Board have this shape) -------------

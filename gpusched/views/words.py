@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpusched.common.text import clean
 from gpusched.core.documents import shown_line
-from gpusched.core.masking import clean
 from gpusched.core.model import MIB
 
 

@@ -13,7 +13,7 @@ from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
 
-from gpusched.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Connection:
     def _make(self) -> None:
         """Make the database under a private name and link it in: nobody ever opens half of one."""
         private = f"{self.path}.new{os.getpid()}"
-        schema = resources.files("gpusched.host").joinpath("schema.sql").read_text(encoding="utf-8")
+        schema = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
         try:
             # ours alone from the first byte on; SQLite gives its -wal and -shm the same mode
             os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from gpusched.core.lifecycle import JobEvent, next_state
-from gpusched.core.model import ENDED_STATES, DependencyKind, JobRow, JobState, reshape
-from gpusched.core.readiness import (
+from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.lifecycle import JobEvent, next_state
+from gpusched.core.jobs.readiness import (
     CAUSE_DEPENDENCY,
     CAUSE_NOT_NEEDED,
     Readiness,
@@ -16,7 +16,7 @@ from gpusched.core.readiness import (
     readiness,
     readiness_of,
 )
-from gpusched.errors import GpuschedError
+from gpusched.core.model import ENDED_STATES, DependencyKind, JobRow, JobState, reshape
 from gpusched.host.store.connection import Connection
 from gpusched.host.store.rows import JOB, job_row
 

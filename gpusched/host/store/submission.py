@@ -7,11 +7,11 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 
-from gpusched.core.lifecycle import JobEvent, next_state
+from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.lifecycle import JobEvent, next_state
+from gpusched.core.jobs.readiness import Directory, Known, UnknownReference, find_cycle
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
 from gpusched.core.model import ENDED_STATES, JobSpec, JobState, Requirements
-from gpusched.core.readiness import Directory, Known, UnknownReference, find_cycle
-from gpusched.core.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
-from gpusched.errors import GpuschedError
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS, Jobs
 from gpusched.host.store.rows import columns
 

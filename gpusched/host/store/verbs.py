@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpusched.core.lifecycle import JobEvent, Verdict
+from gpusched.core.jobs.lifecycle import JobEvent, Verdict
+from gpusched.core.jobs.progress import COUNTED_NOWHERE, ItemCount, Span
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import (
     ENDED_STATES,
     NOTHING_USED,
@@ -16,8 +18,6 @@ from gpusched.core.model import (
     Usage,
     reshape,
 )
-from gpusched.core.progress import COUNTED_NOWHERE, ItemCount, Span
-from gpusched.core.reconcile import CAUSE_REMOVED
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS
 from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
 from gpusched.host.store.submission import Submission

@@ -1,0 +1,1 @@
+"""The verbs about this machine: its GPUs and the settings."""

@@ -1,0 +1,50 @@
+"""`gpusched config`: each setting, its value and where it comes from. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from gpusched.cli.options import load
+from gpusched.config.settings import SETTINGS, Loaded, show
+
+
+@click.command(
+    epilog="\b\nExample:\n  gpusched config\n  GPUSCHED_MAX_GPUS=2 gpusched config --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def config(as_json: bool) -> None:
+    """Show each setting, its value and its origin.
+
+    A value comes from the last of these that names it: the default, the system file, your own file,
+    gpusched.yaml in the working directory, the variable GPUSCHED_NAME, the flag of a command.
+    """
+    loaded = load()
+    click.echo(as_json_text(loaded) if as_json else as_text(loaded))
+
+
+def as_text(loaded: Loaded) -> str:
+    rows = [("SETTING", "VALUE", "ORIGIN")]
+    for name, setting in SETTINGS.items():
+        value = getattr(loaded.settings, name)
+        text = setting.default_text() if loaded.origins[name] == "default" else show(setting, value)
+        rows.append((name, text, loaded.origins[name]))
+    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{a:<{wide[0]}}  {b:<{wide[1]}}  {c}" for a, b, c in rows]
+    lines += ["", "Files, the later one wins:"]
+    lines += [f"  {f.layer:<8} {f.path}  ({f.state})" for f in loaded.files]
+    return "\n".join(lines)
+
+
+def as_json_text(loaded: Loaded) -> str:
+    return json.dumps(
+        {
+            "settings": {
+                name: {"value": getattr(loaded.settings, name), "origin": loaded.origins[name]} for name in SETTINGS
+            },
+            "files": [{"layer": f.layer, "path": f.path, "state": f.state} for f in loaded.files],
+            "warnings": list(loaded.warnings),
+        },
+        indent=2,
+    )

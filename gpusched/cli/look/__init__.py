@@ -1,0 +1,1 @@
+"""The verbs that show a queue and its jobs."""

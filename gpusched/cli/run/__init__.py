@@ -1,0 +1,1 @@
+"""The verbs that run or check a list."""

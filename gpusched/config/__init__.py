@@ -1,0 +1,1 @@
+"""The settings: one table of them, and the layers of files, environment and flags that fill it."""

@@ -1,0 +1,146 @@
+"""How far the jobs are that say how many items they do: those of the same tags together, and what it took.
+
+Knows no queue: counts and times are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from gpusched.core.documents import parse_progress
+from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED
+from gpusched.core.model import JobState, RunningView
+
+COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # causes of cancelled jobs that nobody misses
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCount:
+    """Jobs with items, of the same tags and in the same state."""
+
+    tags: tuple[str, ...]
+    state: JobState
+    jobs: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs of the same tags: how many, and how many items of theirs are done, running jobs' own progress included."""
+
+    tags: tuple[str, ...]
+    jobs: int
+    ended: int  # jobs that succeeded
+    items: int
+    done: float
+
+    @property
+    def name(self) -> str:
+        return ",".join(self.tags) or "items"
+
+    @property
+    def fraction(self) -> float:
+        return self.done / self.items if self.items else 0.0
+
+
+def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[Group]:
+    """The groups of a queue, by name."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for each in counts:
+        if each.jobs:
+            sums = found.setdefault(each.tags, [0, 0, 0, 0.0])
+            sums[0] += each.jobs
+            sums[2] += each.items
+            if each.state is JobState.SUCCEEDED:
+                sums[1] += each.jobs
+                sums[3] += each.items
+    for view in running:
+        if view.job.items and view.job.tags in found:
+            sums = found[view.job.tags]
+            sums[3] = min(sums[2], sums[3] + items_done(view.job.items, parse_progress(view.attempt.progress)))
+    return [
+        Group(tags, int(jobs), int(ended), int(items), done)
+        for tags, (jobs, ended, items, done) in sorted(found.items())
+    ]
+
+
+def items_done(items: int, told: Mapping[str, Any]) -> float:
+    """How many of its items a running job has done, by its progress file; 0 where that says nothing."""
+    done, total = told.get("done"), told.get("total")
+    if done is None:
+        return 0.0
+    return float(items * min(1.0, max(0.0, done / total)) if total and total > 0 else min(items, max(0, done)))
+
+
+# ---- what it took ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An attempt of a job of a group. `succeeded`: the one that did the job's items."""
+
+    job_id: int
+    name: str
+    items: int
+    started_at: float
+    ended_at: float
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the jobs of a group took, in seconds. `wall_s` counts only while some attempt of the group ran."""
+
+    jobs: tuple[Span, ...]  # the attempts that succeeded, in the order of the jobs
+    wall_s: float
+    at_once: int  # the most attempts at one time
+
+    @property
+    def durations(self) -> list[float]:
+        return [span.ended_at - span.started_at for span in self.jobs]
+
+    @property
+    def median_s(self) -> float:
+        return median(self.durations)
+
+    @property
+    def slowest(self) -> Span:
+        return max(self.jobs, key=lambda span: span.ended_at - span.started_at)
+
+    @property
+    def slowest_s(self) -> float:
+        return max(self.durations)
+
+    @property
+    def speed_up(self) -> float:
+        """The time that the jobs took one by one, against the time that it took."""
+        return sum(self.durations) / self.wall_s if self.wall_s > 0 else 1.0
+
+    @property
+    def efficiency(self) -> float:
+        return self.speed_up / self.at_once
+
+    @property
+    def items_per_s(self) -> float:
+        return sum(span.items for span in self.jobs) / self.wall_s if self.wall_s > 0 else 0.0
+
+
+def times(spans: Sequence[Span]) -> Times | None:
+    """What the attempts of a group's jobs add up to; None where none has succeeded."""
+    done = tuple(sorted((span for span in spans if span.succeeded), key=lambda span: span.job_id))
+    if not done:
+        return None
+    wall, until, most, now = 0.0, 0.0, 0, 0
+    for span in sorted(spans, key=lambda span: span.started_at):
+        wall += max(0.0, span.ended_at - max(until, span.started_at))
+        until = max(until, span.ended_at)
+    # an end counts before a start at the same moment
+    edges = sorted([(s.started_at, 1) for s in spans] + [(s.ended_at, 0) for s in spans if s.ended_at > s.started_at])
+    for _, starts in edges:
+        now += 1 if starts else -1
+        most = max(most, now)
+    return Times(done, wall, max(1, most))

@@ -1,0 +1,98 @@
+"""Snapshot -> Plan: what to close, stop, claim, look at, start and release now, and why each other job waits.
+
+This file is the scheduler; core/placement says which devices a job gets. Both are pure: time is a field of the
+snapshot, and a plan is a proposal (a claim may be refused by a colleague's gpusched; then the next snapshot says so).
+
+A device goes through: free -> Claim -> one more look -> Start. A device that is held after a job of ours, and
+whose newest look (newer than the claim) found it free, skips the first two. Jobs that state their memory may join a
+device that this dispatcher holds already: Look -> Start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpusched.core.jobs.lifecycle import JobEvent, judge
+from gpusched.core.model import MIB, Attempt, Outcome
+from gpusched.core.plan.placement import Board
+from gpusched.core.plan.snapshot import (
+    ENDED_FACTS,
+    MARGIN_BYTES,
+    Action,
+    Close,
+    DeviceView,
+    Look,
+    Plan,
+    Reason,
+    Release,
+    Snapshot,
+    Stop,
+)
+from gpusched.core.plan.wait_reason import is_model
+
+BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
+GROWTH = 1.25  # of a budget, after an out-of-memory
+
+
+def make_plan(snapshot: Snapshot) -> Plan:
+    """One step for everything that can be decided now."""
+    actions: list[Action] = []
+    for attempt in snapshot.attempts:
+        if attempt.fact in ENDED_FACTS and attempt.outcome is not None:
+            actions.append(_close(attempt, attempt.outcome, snapshot))
+        elif attempt.fact in ENDED_FACTS:
+            continue  # how it ended is not known yet
+        elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
+            actions.append(Stop(attempt))
+    board = Board(snapshot)
+    places: list[Action] = []
+    reasons: dict[int, Reason] = {}
+    for job in snapshot.waiting:
+        found = board.place(job)
+        if isinstance(found, Reason):
+            reasons[job.id] = found
+        else:
+            places.append(found)
+    looks = board.looks()
+    if looks:
+        actions.append(Look(looks))
+    # released before others are claimed, so that max_gpus holds in between too
+    actions.extend(Release(uuid) for uuid in board.unused())
+    return Plan((*actions, *places), reasons, tuple(board.bypass.passed))
+
+
+def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
+    verdict = judge(
+        outcome,
+        retries=attempt.retries,
+        tries=attempt.tries,
+        losses=attempt.losses,
+        cancel_asked=attempt.cancel_requested,
+    )
+    if outcome.cause != "gpu_oom" or not attempt.mem_bytes:
+        return Close(attempt, verdict)
+    budget = grown_budget(attempt.mem_bytes, attempt.peak_device_bytes)
+    if _could_fit(budget, attempt, snapshot.devices):
+        return Close(attempt, verdict, budget)
+    if verdict.event is JobEvent.RETRIED:
+        where = "no allowed GPU has" if len(attempt.devices) == 1 else "too few allowed GPUs have"
+        note = f"would need {budget // MIB} MiB after an out-of-memory, and {where} that much"
+        verdict = replace(verdict, event=JobEvent.FAILED, delay_s=0.0, note=note)
+    return Close(attempt, verdict)
+
+
+def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
+    """Whether as many devices as the attempt had could ever give so much."""
+    fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
+    return sum(is_model(device, attempt.gpu_model) for device in fitting) >= len(attempt.devices)
+
+
+def round_budget(stated_bytes: int) -> int:
+    """A budget as the plan counts it: rounded up to the next step."""
+    return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
+
+
+def grown_budget(budget_bytes: int, peak_bytes: int | None) -> int:
+    """The budget of the next attempt after an out-of-memory."""
+    return round_budget(int(GROWTH * max(budget_bytes, peak_bytes or 0)))

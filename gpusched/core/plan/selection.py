@@ -1,0 +1,232 @@
+"""The devices of a box + what was asked for -> the devices that may be used, in order. Reads no environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.core.model import Device
+
+_INDEX = re.compile(r"\d{1,4}")
+_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
+_OPTION = "--gpu-list"
+_MASK = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The devices that may be used, the preferred first, and what people should know about the choice."""
+
+    uuids: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def parse_gpu_list(given: str | Iterable[str]) -> tuple[str, ...]:
+    """`0,1,4-7` or the words `4 5 6` -> indices and UUIDs (or their beginnings), one by one, as text."""
+    text = given if isinstance(given, str) else ",".join(given)
+    places = re.split(r"\s*,\s*|\s+", text.strip())
+    if places == [""]:
+        raise GpuschedError("the list of GPUs is empty", where=_OPTION, hint=_FORMS)
+    tokens: list[str] = []
+    for place in places:
+        bounds = _RANGE.fullmatch(place)
+        if bounds:
+            low, high = int(bounds[1]), int(bounds[2])
+            if low > high:
+                raise GpuschedError(f"{place} counts down", where=_OPTION, hint=f"{high}-{low}, or one by one")
+            tokens += map(str, range(low, high + 1))
+        elif _INDEX.fullmatch(place):
+            tokens.append(str(int(place)))
+        elif _UUID.fullmatch(place):
+            tokens.append(place)
+        else:
+            what = f"{place!r} names no GPU" if place else "there is an empty place in the list of GPUs"
+            raise GpuschedError(what, where=_OPTION, hint=_FORMS)
+    return tuple(tokens)
+
+
+_FORMS = "indices, ranges and UUIDs, such as 0,1,4-7 or GPU-8f3a,2; without the option all visible GPUs are used"
+
+
+def select(
+    devices: Sequence[Device],
+    *,
+    wanted: str | Iterable[str] | None = None,
+    outer_mask: str | None = None,
+    outer_order: str | None = None,
+    gpus_per_job: int = 1,
+    max_gpus: int | None = None,
+) -> Selection:
+    """Choose the allowed devices, or raise GpuschedError for what this box can never meet.
+
+    `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as found in the environment: the mask bounds the choice.
+    """
+    if gpus_per_job < 0:
+        raise GpuschedError(f"a job cannot get {gpus_per_job} GPUs", where="--gpus-per-job")
+    if max_gpus is not None and gpus_per_job > max_gpus:
+        what = f"{_gpus(max_gpus)} at once can never give {gpus_per_job} to one job"
+        raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")
+    warnings: list[str] = []
+    if not gpus_per_job:
+        return Selection(())  # CPU jobs ask nothing of the GPUs, nor of a mask
+    if outer_order not in (None, "", "PCI_BUS_ID"):
+        warnings.append(f"CUDA_DEVICE_ORDER={outer_order} is not passed on: jobs get PCI_BUS_ID")
+    if not devices:
+        raise GpuschedError("there is no GPU on this box", hint=_NO_GPU, exit_code=EXIT_CANNOT_WORK)
+    allowed = list(devices)
+    if outer_mask is not None:
+        allowed = _masked(devices, outer_mask, outer_order, warnings)
+    if wanted is not None:
+        allowed = _wanted(devices, allowed, parse_gpu_list(wanted), outer_mask)
+    usable = _usable(devices, allowed, gpus_per_job, warnings)
+    if gpus_per_job > len(usable):
+        what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
+        if gpus_per_job > 1 and any(device.is_mig for device in allowed):
+            what += ", and a job gets no more than one MIG instance"
+        raise GpuschedError(what, where="--gpus-per-job", hint=f"allowed: {_labels(usable) or 'none'}")
+    return Selection(tuple(device.uuid for device in usable), tuple(warnings))
+
+
+_NO_GPU = "--gpus-per-job 0 runs the jobs on the CPU, --simulate 4 on simulated GPUs"
+
+
+def visible_value(devices: Sequence[Device], uuids: Sequence[str], form: str, degraded: bool) -> str:
+    """The text of CUDA_VISIBLE_DEVICES for a job with these devices; empty for none.
+
+    `form` is auto, index or uuid. auto means indices, which many programs expect, unless the box is
+    `degraded` (a card lost or missing, so that indices may shift) or has MIG. An instance has no index.
+    """
+    by_uuid = {device.uuid: device for device in devices}
+    mine = [by_uuid.get(uuid) for uuid in uuids]
+    if form == "auto":
+        has_mig = any(device.is_mig or device.mig_parent for device in devices)
+        form = "uuid" if degraded or has_mig else "index"
+    if form == "index":
+        indices = [str(device.index) for device in mine if device is not None and not device.is_mig]
+        if len(indices) == len(uuids):
+            return ",".join(indices)
+    return ",".join(uuids)
+
+
+# ---- the steps -------------------------------------------------------------------------------------
+
+
+def _masked(devices: Sequence[Device], mask: str, order: str | None, warnings: list[str]) -> list[Device]:
+    """The devices that CUDA would show under this mask: it stops at the first entry that names none."""
+    entries = [entry.strip() for entry in mask.split(",")]
+    by_index = bool(_INDEX.fullmatch(entries[0]))
+    shown: list[Device] = []
+    bad: str | None = None
+    for entry in entries:
+        found = _by_index(devices, int(entry)) if _INDEX.fullmatch(entry) else _by_uuid(devices, entry)
+        if len(found) != 1 or bool(_INDEX.fullmatch(entry)) != by_index:
+            bad = entry
+            break
+        shown += (device for device in _instances(devices, found) if device not in shown)
+    if not shown:
+        what = f"{_MASK}={mask} allows no GPU" if mask.strip() else f"{_MASK} is set and empty: no GPU is allowed"
+        hint = f"unset {_MASK}, or set it to some of: {_labels(devices)}"
+        raise GpuschedError(what, where="environment", hint=hint, exit_code=EXIT_CANNOT_WORK)
+    if bad is not None and bad != "-1":
+        warnings.append(f"{_MASK}={mask}: {bad or 'an empty place'} names no GPU, so what follows does not count")
+    if by_index and order != "PCI_BUS_ID" and len({d.name for d in devices if not d.is_mig}) > 1:
+        warnings.append(f"{_MASK}={mask} is read in PCI order; CUDA's own order may differ where models do")
+    return shown
+
+
+def _wanted(
+    devices: Sequence[Device], allowed: Sequence[Device], tokens: Sequence[str], mask: str | None
+) -> list[Device]:
+    """The devices that the user's list names, in its order."""
+    chosen: list[Device] = []
+    repeated: list[str] = []
+    for token in tokens:
+        found = _by_index(devices, int(token)) if _INDEX.fullmatch(token) else _by_uuid(devices, token)
+        if not found:
+            what = f"there is no GPU {token} here ({_span(devices)})"
+            raise GpuschedError(what, where=_OPTION, hint=f"here are: {_labels(devices)}")
+        if len(found) > 1:
+            what = f"{token} begins more than one UUID"
+            raise GpuschedError(what, where=_OPTION, hint="one of: " + ", ".join(d.uuid for d in found))
+        inside = [device for device in _instances(devices, found) if device in allowed]
+        if not inside:
+            what = f"GPU {token} is outside of {_MASK}={mask}"
+            raise GpuschedError(what, where=_OPTION, hint=f"allowed: {_labels(allowed)}")
+        for device in inside:
+            if device in chosen and token not in repeated:
+                repeated.append(token)
+            chosen.append(device)
+    if repeated:
+        what = f"named more than once: {', '.join(repeated)}"
+        raise GpuschedError(what, where=_OPTION, hint="a GPU runs one job at a time; name each one once")
+    return chosen
+
+
+def _usable(
+    devices: Sequence[Device], allowed: Sequence[Device], gpus_per_job: int, warnings: list[str]
+) -> list[Device]:
+    """Without MIG parents, without devices that accept no work, and without MIG where a job wants several."""
+    usable: list[Device] = []
+    modes = {device.uuid: device.compute_mode for device in devices}
+    refused: list[Device] = []
+    for device in allowed:
+        if device.mig_parent:
+            if not any(d.parent_uuid == device.uuid for d in devices):
+                warnings.append(f"GPU {device.index} is in MIG mode and has no instance: it is not used")
+        elif "prohibited" in (device.compute_mode, modes.get(device.parent_uuid or "")):
+            refused.append(device)
+        else:
+            usable.append(device)
+    if refused:
+        warnings.append(f"in compute mode PROHIBITED, so never used: {_labels(refused)}")
+    if gpus_per_job > 1:
+        usable = [device for device in usable if not device.is_mig]
+    elif not usable:
+        what = "no GPU that is allowed can be used: " + "; ".join(warnings)
+        hint = f"here are: {_labels(devices)}"
+        raise GpuschedError(what, hint=hint, exit_code=EXIT_CANNOT_WORK)
+    return usable
+
+
+# ---- names -----------------------------------------------------------------------------------------
+
+
+def _by_index(devices: Sequence[Device], index: int) -> list[Device]:
+    return [device for device in devices if device.index == index and not device.is_mig][:1]
+
+
+def _by_uuid(devices: Sequence[Device], text: str) -> list[Device]:
+    """The device of this UUID, or those whose UUIDs begin so."""
+    prefix = text.lower()
+    if not _UUID.fullmatch(text):
+        return []
+    exact = [device for device in devices if device.uuid.lower() == prefix]
+    return exact or [device for device in devices if device.uuid.lower().startswith(prefix)]
+
+
+def _instances(devices: Sequence[Device], found: Iterable[Device]) -> list[Device]:
+    """A GPU in MIG mode stands for its instances."""
+    result: list[Device] = []
+    for device in found:
+        inside = [d for d in devices if d.parent_uuid == device.uuid] if device.mig_parent else []
+        result += inside or [device]
+    return result
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _labels(devices: Iterable[Device]) -> str:
+    return ", ".join(device.uuid if device.is_mig else f"{device.index} ({device.name})" for device in devices)
+
+
+def _span(devices: Sequence[Device]) -> str:
+    indices = sorted({device.index for device in devices if not device.is_mig})
+    if indices and indices == list(range(indices[0], indices[-1] + 1)) and len(indices) > 1:
+        return f"{indices[0]}..{indices[-1]}"
+    return ", ".join(map(str, indices))

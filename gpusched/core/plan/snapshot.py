@@ -1,0 +1,141 @@
+"""What the plan is given and what it says: the snapshot, the actions, the reasons. Values only; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpusched.core.jobs.lifecycle import Verdict
+from gpusched.core.model import MIB, Attempt, AttemptFact, Job
+from gpusched.core.plan.availability import Availability
+
+ENDED_FACTS = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
+MARGIN_BYTES = 512 * MIB  # of each shared device that no budget may use
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of the box this queue takes."""
+
+    max_gpus: int = 4
+    cpu_jobs: int = 2
+    jobs_per_gpu: int = 4  # that share one device
+    tag_gpus: Mapping[str, int] = field(default_factory=dict)  # --max-gpus of a tag
+    strategy: str = "fill-first"  # fill-first | round-robin | memory-aware
+    max_bypass_s: float = 600.0  # so long may smaller jobs pass a larger one that waits
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A job of this queue on a device."""
+
+    job_id: int
+    budget_bytes: int  # 0: it has the device alone
+    used_bytes: int | None = None  # at the last reading
+
+    @property
+    def counted_bytes(self) -> int:
+        """Its budget, or what it really uses if that is more."""
+        return max(self.budget_bytes, self.used_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device of the allowed set, as the plan sees it. Their order in the snapshot is the order of preference."""
+
+    availability: Availability
+    total_bytes: int | None = None
+    label: str = "GPU"  # for reasons: "GPU 3"
+    held: bool = False  # claimed by this dispatcher
+    looked: bool = False  # its sample is newer than the claim
+    refused: str = ""  # why a claim was refused since the last poll
+    residents: tuple[Resident, ...] = ()
+    name: str = ""
+    group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not told
+    looked_again: bool = False  # the last Look at it is answered, and nothing newer is known
+    alone: bool = False  # for one job at a time: a MIG instance, or a board in exclusive-process mode
+    reserved_bytes: int = 0  # of the board, for the driver itself
+
+    @property
+    def uuid(self) -> str:
+        return self.availability.uuid
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What processes can have of the board when it is empty; 0 where that is not known."""
+        return max(0, (self.total_bytes or 0) - self.reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the plan knows."""
+
+    now: float
+    limits: Limits
+    devices: tuple[DeviceView, ...] = ()
+    waiting: tuple[Job, ...] = ()  # in the order in which they are to start
+    attempts: tuple[Attempt, ...] = ()  # open ones
+    closed_to_starts: str = ""  # why nothing may start now; empty: jobs may start
+    gpus_closed: str = ""  # why no GPU job may start now (NVML is silent)
+    stop_all: bool = False  # end the running attempts
+    threshold_bytes: int = 500 * MIB  # a free device has less foreign memory than this
+    max_checks: int = 1  # so many good polls make a device free, or one of ours open to newcomers
+    waited_since: Mapping[int, float] = field(default_factory=dict)  # jobs that others have passed, from when on
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """`mem_bytes` is the budget of the job's next attempt, if there is one; 0: as it was."""
+
+    attempt: Attempt
+    verdict: Verdict
+    mem_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim all of `devices` for the job, or none."""
+
+    job_id: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    job_id: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read these devices once more: a job is to join those on them."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a waiting job does not start now. `kind` is for programs, `text` for people."""
+
+    kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | look | behind
+    text: str
+
+
+Action = Close | Stop | Claim | Look | Start | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    actions: tuple[Action, ...] = ()
+    reasons: Mapping[int, Reason] = field(default_factory=dict)  # by job id
+    passed: tuple[int, ...] = ()  # jobs that wait for devices while one behind them gets some

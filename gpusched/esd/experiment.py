@@ -1,0 +1,190 @@
+"""The spectral analysis of many models as a library: an experiment, and what it has done by others. Prints nothing.
+
+from gpusched.api import EsdConfig, EsdExperiment
+exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_results")).run()
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpusched import api
+from gpusched.common import hub_headers, tensor_headers
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.tensor_headers import Shapes
+from gpusched.common.text import last_line
+from gpusched.config.settings import Loaded, load
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.reconcile import Held
+from gpusched.core.model import JobRow, JobState
+from gpusched.dispatcher import Observer
+from gpusched.esd import jobs as experiment
+from gpusched.esd.config import EsdConfig as EsdConfig
+from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts.reaper import log_tail
+from gpusched.host.store import Store
+from gpusched.lists.jobfile import JobFile
+from gpusched.lists.submit import Rules, to_give
+
+
+@dataclass(frozen=True, slots=True)
+class EsdSource:
+    """The models of an experiment in the place of a file of jobs. Their queue belongs to the output directory."""
+
+    config: EsdConfig
+
+    @property
+    def output(self) -> str:
+        return os.path.abspath(os.path.expanduser(self.config.output_dir))
+
+    @property
+    def stem(self) -> str:
+        return os.path.basename(self.output) or "esd"
+
+    @property
+    def owner(self) -> bytes:
+        return b"esd " + os.fsencode(self.output)
+
+    @property
+    def words(self) -> list[str]:
+        return self.config.words
+
+
+class EsdWorkshop:
+    """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
+
+    def __init__(self, config: EsdConfig, loaded: Loaded, observer: Observer | None = None) -> None:
+        self.source = EsdSource(config)
+        self.place = api.place_for(self.source, loaded.settings)
+        self.rules = Rules(
+            api.settings_for(self.place, loaded), os.fsencode(os.getcwd()), retry_failed=config.retry_failed
+        )
+        self.devices: api.Devices | None = None  # opened, not yet handed on
+        self.observer = observer
+
+    def close(self) -> None:
+        """Let go of the devices, if they were opened and not handed on."""
+        devices = self.take_devices()
+        if devices is not None:
+            devices.close()
+
+    def take_devices(self) -> api.Devices | None:
+        devices, self.devices = self.devices, None
+        return devices
+
+    def tell(self, text: str) -> None:
+        logging.getLogger("gpusched").info("%s", text)
+
+    def held(self) -> Sequence[Held]:
+        if not self.place.exists():
+            return []
+        store = Store(self.place.database, read_only=True)
+        try:
+            return store.held()
+        finally:
+            store.close()
+
+    def budgets(self) -> Sequence[int]:
+        settings = self.rules.settings
+        if not settings.gpus_per_job:
+            return []
+        if self.devices is None:
+            self.devices, known = api.look(self.place, settings, settings.gpus_per_job)
+        else:
+            known = self.devices.first.devices
+        if not known:
+            return []
+        chosen = api.check_devices(settings, known).uuids
+        return [to_give(device) for device in known if device.uuid in chosen]
+
+    def at_once(self) -> int:
+        settings = self.rules.settings
+        if not settings.gpus_per_job:
+            return settings.cpu_jobs
+        gpus = len(self.budgets()) or settings.gpus_at_once
+        return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
+
+    def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
+        found = {model: tensor_headers.read(*model) for model in models}
+        absent = [model for model, shapes in found.items() if shapes is None]
+        asked: Mapping[experiment.Model, Shapes] = {}
+        if absent:
+            if not hub_headers.why_not():
+                many = "1 model" if len(absent) == 1 else f"{len(absent)} models"
+                self.tell(f"asking the hub for the shapes of {many}, {hub_headers.DEADLINE_S:g} s at most")
+            asked = hub_headers.ask(absent)
+        return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
+
+    def run(self, jobs: JobFile, *, complete: bool) -> int:
+        rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
+        try:
+            queue = api.Queue.for_file(self.source, rules.settings)
+            try:
+                queue.submit(jobs, rules, complete=complete)
+                return queue.dispatch(
+                    rules, lambda: self.take_devices() or api.open_devices(rules.settings), observer=self.observer
+                )
+            finally:
+                queue.close()
+        finally:
+            self.close()
+
+    def outcomes(self) -> Mapping[str, str]:
+        if not self.place.exists():
+            return {}
+        store = Store(self.place.database, read_only=True)
+        try:
+            found: dict[str, str] = {}
+            for job in store.jobs():
+                found[job.name] = job.state.value
+                if job.state is JobState.FAILED:
+                    found[job.name] = f"failed: {self._story(store, job)}"
+                elif job.state is JobState.QUEUED:
+                    found[job.name] = "waits for its turn"
+        finally:
+            store.close()
+        return {name: text for name, text in found.items() if text != JobState.SUCCEEDED.value}
+
+    def _story(self, store: Store, job: JobRow) -> str:
+        """How a job that failed ended, and the last line that it said."""
+        attempts = store.attempts(job.id)
+        if not attempts:
+            return job.cause
+        last = attempts[-1]
+        ended = describe(last.outcome) if last.outcome is not None else job.cause
+        said = last_line(log_tail(f"{self.place.path}/{last.error_log or last.log}"))
+        return f"{ended}; it said: {said}" if said else ended
+
+    def prepare(self, directory: str) -> None:
+        try:
+            os.makedirs(directory, exist_ok=True)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise _unwritable(directory, error) from None
+
+    def write(self, path: str, text: str) -> None:
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            attempt_dir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> GpuschedError:
+    hint = "what is analysed is kept; make room, or write elsewhere with --output-dir, and give the command again"
+    return GpuschedError(f"cannot be written: {error.strerror}", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+
+
+class EsdExperiment(experiment.EsdExperiment):
+    """The spectral analysis of many models, on the GPUs of this box: `EsdExperiment(EsdConfig(…)).run()`.
+
+    Override `build_command` or `summarise`. `run` returns an exit code, and `summary` is what it came to.
+    """
+
+    def __init__(self, config: EsdConfig, *, observer: Observer | None = None) -> None:
+        super().__init__(config, EsdWorkshop(config, load(config.flags), observer))

@@ -1,0 +1,234 @@
+"""The records that analyses leave -> what is done, what has failed, and the tables over all models. Writes no file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.common.text import clean, mask_secrets
+from gpusched.esd.model_list import ModelRow
+from gpusched.esd.model_record import CONVENTION, RECORDS, TABLES, file_stem, is_done
+
+SUMMARY = "esd_results_summary.csv"
+SKIPPED = "skipped.csv"
+PLOTS = "plots"
+
+_RECORD_LIMIT_BYTES = 64 << 20
+_LONGEST_TEXT = 500
+_SKIPPED_COLUMNS = ("model", "tensor", "shape", "dtype", "reason")
+_FIRST = ("name", "success", "alpha_mean", "alpha_median", "D_median")
+_LAST = (
+    *("layers", "skipped", "seconds", "peak_memory_bytes", "peak_gpu_bytes", "device", "solver"),
+    *("error_stage", "error_reason", "notes", "model", "source_model", "relation", "revision"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the record of a model must say, so that it is of the analysis that is asked for."""
+
+    revision: str
+    options: Mapping[str, Any]
+
+    def is_met(self, record: Mapping[str, Any]) -> bool:
+        return is_done(record, revision=self.revision, options=self.options)
+
+    def is_failed(self, record: Mapping[str, Any]) -> bool:
+        """Did this very analysis fail?"""
+        return record.get("success") is False and self.is_met({**record, "success": True})
+
+    def is_of(self, record: Mapping[str, Any]) -> bool:
+        return self.is_met(record) or self.is_failed(record)
+
+
+def read(output: str, stem: str) -> dict[str, Any]:
+    """The record of a model; empty where there is none that can be read."""
+    try:
+        with open(os.open(f"{output}/{RECORDS}/{stem}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            found = json.loads(file.read(_RECORD_LIMIT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
+    """Does the table that the record speaks of lie there as it was written?"""
+    told = record.get("csv")
+    try:
+        return isinstance(told, dict) and os.lstat(f"{output}/{TABLES}/{stem}.csv").st_size == told.get("size")
+    except OSError:
+        return False
+
+
+def has_plots(output: str, stem: str) -> bool:
+    """Are there pictures, and of this table, not of an earlier one?"""
+    try:
+        drawn = os.stat(f"{output}/{PLOTS}/{stem}-alpha.png").st_mtime_ns
+        return drawn >= os.stat(f"{output}/{TABLES}/{stem}.csv").st_mtime_ns
+    except OSError:
+        return False
+
+
+# ---- over all models -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one model has come to. `success` None: it is not analysed yet, and `error` says where it stands."""
+
+    name: str
+    success: bool | None
+    record: Mapping[str, Any]
+    stage: str = ""
+    reason: str = ""
+    notes: str = ""
+    row: ModelRow | None = None  # None: it is not in the list
+
+    def cell(self, column: str) -> str:
+        """The text of one column of the summary."""
+        if column in ("name", "notes"):
+            return _text(getattr(self, column))
+        if column == "success":
+            return "" if self.success is None else str(self.success).lower()
+        if column == "error_stage":
+            return _text(self.stage)
+        if column == "error_reason":
+            return _text(self.reason)
+        if column in ("model", "source_model", "relation", "revision"):
+            field = "source" if column == "source_model" else column
+            return _text(getattr(self.row, field) if self.row is not None else self.record.get(column))
+        value = self.record.get(column)
+        return _text(len(value) if isinstance(value, list) else value)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All models: those of the list in its order, then what else lies in the output directory."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def listed(self) -> list[Result]:
+        return [result for result in self.results if result.row is not None]
+
+    @property
+    def failed(self) -> list[Result]:
+        """Those of the list that failed."""
+        return [result for result in self.listed if result.success is False]
+
+    @property
+    def columns(self) -> list[str]:
+        more = {
+            key
+            for result in self.results
+            for key in result.record
+            if key.endswith(("_mean", "_median")) and key not in _FIRST
+        }
+        return [*_FIRST, *sorted(more), *_LAST]
+
+    def files(self, output: str) -> list[tuple[str, str]]:
+        """Paths and contents of the two tables."""
+        columns = self.columns
+        rows = ([result.cell(column) for column in columns] for result in self.results)
+        return [
+            (f"{output}/{SKIPPED}", _csv(_SKIPPED_COLUMNS, self._skipped())),
+            (f"{output}/{SUMMARY}", _csv(columns, rows)),
+        ]
+
+    def _skipped(self) -> Iterator[list[str]]:
+        for result in self.results:
+            for item in _list(result.record.get("skipped")):
+                if isinstance(item, dict):
+                    yield [_text(result.name), *(_text(item.get(key)) for key in _SKIPPED_COLUMNS[1:])]
+
+
+def summarise(
+    output: str, expected: Mapping[ModelRow, Expected], told: Mapping[str, str], *, again: bool = False
+) -> Summary:
+    """What has come of each model. `told`: of those whose jobs did not succeed, how they ended or where they stand.
+
+    `again`: all were to be analysed again, so that a record of success is none of a job that did not succeed.
+    """
+    results = [_listed(output, row, known, told.get(row.name, ""), again) for row, known in expected.items()]
+    seen = {row.stem for row in expected if not row.fault}
+    return Summary((*results, *_others(output, seen)))
+
+
+def _listed(output: str, row: ModelRow, expected: Expected, told: str, again: bool) -> Result:
+    if row.fault:
+        return Result(row.name, False, {}, "list", row.fault, row=row)
+    record = read(output, row.stem)
+    notes = _notes(record)
+    if not expected.is_of(record) or (again and told and expected.is_met(record)):
+        if told.startswith("failed"):
+            return Result(row.name, False, {}, "job", told, row=row)
+        return Result(row.name, None, {}, "waiting", told or "not analysed yet", row=row)
+    if expected.is_met(record):
+        if is_whole(output, row.stem, record):
+            return Result(row.name, True, record, notes=notes, row=row)
+        return Result(row.name, None, {}, "waiting", "its table is gone, or is not the one that was written", row=row)
+    return Result(row.name, False, record, *_error(record), notes=notes, row=row)
+
+
+def _others(output: str, seen: set[str]) -> Iterator[Result]:
+    """What lies there of models that the list does not name."""
+    try:
+        names = sorted(os.listdir(f"{output}/{RECORDS}"))
+    except OSError:
+        return
+    for stem in (name.removesuffix(".json") for name in names if name.endswith(".json")):
+        record = read(output, stem) if stem not in seen else {}
+        name = record.get("name")
+        if not isinstance(name, str) or not _is_stem_of(stem, name) or record.get("convention") != CONVENTION:
+            continue
+        whole = record.get("success") is True and is_whole(output, stem, record)
+        notes = "; ".join(filter(None, ["not in this list", _notes(record)]))
+        yield Result(name, whole, record, *(("", "") if whole else _error(record)), notes)
+
+
+def _is_stem_of(stem: str, name: str) -> bool:
+    try:
+        return file_stem(name) == stem
+    except ValueError:
+        return False
+
+
+def _error(record: Mapping[str, Any]) -> tuple[str, str]:
+    error = record.get("error")
+    if not isinstance(error, dict):
+        return "unknown", "its record does not say why"
+    return str(error.get("stage", "unknown")), str(error.get("reason", ""))
+
+
+def _notes(record: Mapping[str, Any]) -> str:
+    return "; ".join(map(str, _list(record.get("notes"))))
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    """One line that can be shown anywhere."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = clean(mask_secrets(" ".join(str(value).split())))
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,204 @@
+"""Start shepherds, hand them attempts with their locks, hear of their ends. Decides nothing.
+
+A shepherd is reused: one process a slot, started when the first attempt needs it. Each is a child in a session of its
+own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import marshal
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gpusched
+from gpusched.common.errors import GpuschedError
+from gpusched.host.attempts.shepherd import MESSAGE_LIMIT
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.attempts.shepherd import main; "
+    "main(int(sys.argv[2])); import os; os._exit(0)"
+)
+SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
+TOLD_LIMIT = 8192  # a directory and a few words
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a shepherd needs to know of an attempt."""
+
+    directory: str
+    argv: tuple[bytes, ...]
+    cwd: bytes
+    environment: dict[bytes, bytes]  # added to what the shepherd inherited
+    log: str
+    error_log: str = ""  # empty: stdout and stderr share `log`
+    time_limit_s: float | None = None
+    grace_s: float = 10.0
+    leftovers: str = "wait"  # wait | stop
+    marker: tuple[bytes, ...] = ()  # NAME=value words that all processes of the attempt have in their environment
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A wake-up from a shepherd: look at this attempt. `error` says why a command could not be started at all."""
+
+    directory: str
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Shepherd:
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    directory: str = ""  # of its attempt; empty when idle
+
+
+class Launcher:
+    """The shepherds of one dispatcher. `selector` gets their channels, with the launcher's own bound method as data."""
+
+    def __init__(self, selector: selectors.BaseSelector, heard: Callable[[Told], None], error_log: str) -> None:
+        self._selector = selector
+        self._heard = heard
+        self._error_log = error_log
+        self._idle: list[_Shepherd] = []
+        self._busy: dict[str, _Shepherd] = {}
+
+    def launch(self, order: Order, life: int, claims: list[int]) -> None:
+        """Hand the attempt over. The descriptors stay the caller's to close."""
+        message = marshal.dumps(
+            {
+                "op": "start",
+                "dir": order.directory,
+                "argv": list(order.argv),
+                "cwd": order.cwd,
+                "environment": order.environment,
+                "log": order.log,
+                "error_log": order.error_log,
+                "time_limit": order.time_limit_s,
+                "grace": order.grace_s,
+                "leftovers": order.leftovers,
+                "marker": order.marker,
+            }
+        )
+        fds = array.array("i", [life, *claims])
+        while True:
+            shepherd = self._idle.pop() if self._idle else self._start()
+            try:
+                shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            except OSError as error:
+                self._drop(shepherd)
+                if error.errno in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
+                    continue
+                raise
+            shepherd.directory = order.directory
+            self._busy[order.directory] = shepherd
+            return
+
+    def _start(self) -> _Shepherd:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        ours.setblocking(False)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        with theirs, os.fdopen(os.open(self._error_log, flags, 0o600), "ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE_PARENT, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        shepherd = _Shepherd(process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(shepherd))
+        return shepherd
+
+    def _hear(self, shepherd: _Shepherd) -> None:
+        try:
+            data = shepherd.channel.recv(TOLD_LIMIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            directory = shepherd.directory
+            self._drop(shepherd)
+            if directory:
+                self._heard(Told(directory))
+            return
+        told, reusable = marshal.loads(data)
+        directory, _, error = told.partition("\0")
+        self._busy.pop(directory, None)
+        shepherd.directory = ""
+        if reusable:
+            self._idle.append(shepherd)
+        else:
+            self._selector.unregister(shepherd.channel)
+            shepherd.channel.close()
+        self._heard(Told(directory, error))
+
+    def _drop(self, shepherd: _Shepherd) -> None:
+        self._selector.unregister(shepherd.channel)
+        shepherd.channel.close()
+        if shepherd in self._idle:
+            self._idle.remove(shepherd)
+        self._busy.pop(shepherd.directory, None)
+        try:
+            shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
+        except subprocess.TimeoutExpired:
+            pass
+
+    def has(self, directory: str) -> bool:
+        """Whether the attempt is with a shepherd of this launcher."""
+        return directory in self._busy
+
+    def pid(self, directory: str) -> int | None:
+        """Pid of the shepherd that has the attempt."""
+        shepherd = self._busy.get(directory)
+        return None if shepherd is None else shepherd.process.pid
+
+    def stop(self, directory: str) -> bool:
+        """Ask the attempt's shepherd to end it. False when it is not one of ours."""
+        shepherd = self._busy.get(directory)
+        if shepherd is None:
+            return False
+        try:
+            shepherd.channel.send(marshal.dumps({"op": "stop", "dir": directory}))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave. Idle shepherds end; busy ones go on alone to the end of their attempts."""
+        for shepherd in self._idle:  # all at once: each ends at the end of its channel
+            self._selector.unregister(shepherd.channel)
+            shepherd.channel.close()
+        for shepherd in self._idle:
+            shepherd.process.wait()
+        self._idle.clear()
+        for shepherd in self._busy.values():
+            self._selector.unregister(shepherd.channel)
+            shepherd.channel.close()
+            shepherd.process.returncode = 0  # it outlives us by design: nothing to wait for
+        self._busy.clear()
+
+
+def find_shell(name: str) -> tuple[bytes, ...]:
+    """The words before a command: `bash -o pipefail -c` where there is bash, else `sh -c`."""
+    path = shutil.which(name)
+    if path is None and name == "bash":
+        path = shutil.which("sh")
+    if path is None:
+        raise GpuschedError(f"no shell {name!r} on PATH", where="--shell", hint="name a shell that is installed")
+    if os.path.basename(path) in ("bash", "zsh", "ksh"):
+        return (os.fsencode(path), b"-o", b"pipefail", b"-c")
+    return (os.fsencode(path), b"-c")

@@ -1,0 +1,105 @@
+"""Live attempts -> facts: alive, exited, lost, lingering, not started. Judges nothing, reads no queue.
+
+Alive means that the life lock is held; no pid is trusted for that. The lock is looked at first, the record after it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpusched.common import processes
+from gpusched.core.model import AttemptFact
+from gpusched.host import locks
+from gpusched.host.attempts import attempt_dir
+
+LOG_TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen of an attempt: its fact and the fields of its mark or record."""
+
+    fact: AttemptFact
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def look(directory: str, marker: tuple[bytes, ...]) -> Sight:
+    fd = attempt_dir.open_life(directory)
+    if fd is None:  # never prepared, or somebody has removed it
+        return Sight(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
+    try:
+        free = locks.try_lock(fd)
+        fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
+    finally:
+        os.close(fd)
+    if not free:
+        return Sight(AttemptFact.ALIVE, fields)
+    if attempt_dir.is_record(fields):
+        return Sight(AttemptFact.EXITED, fields)
+    if not fields:
+        return Sight(AttemptFact.NOT_STARTED)
+    fact = AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.LOST
+    return Sight(fact, fields)
+
+
+def _shepherd(mark: Mapping[str, str]) -> tuple[int, int] | None:
+    """Pid and start time of the shepherd that a mark names, if it is of this boot."""
+    try:
+        found = int(mark["pid"]), int(mark["start_ticks"])
+    except (KeyError, ValueError):
+        return None
+    return found if mark.get("boot_id") == processes.boot_id() else None
+
+
+def shepherd_handle(mark: Mapping[str, str]) -> int | None:
+    """A pidfd of the shepherd that a mark names, if that very process still lives."""
+    found = _shepherd(mark)
+    handle = None if found is None else processes.open_handle(found[0])
+    if found is not None and handle is not None and processes.process_start(found[0]) != found[1]:
+        os.close(handle)
+        return None
+    return handle
+
+
+def terminate(mark: Mapping[str, str]) -> bool:
+    """Ask an adopted attempt's shepherd to end it. False when that shepherd is no more."""
+    found = _shepherd(mark)
+    return found is not None and processes.send_signal(found[0], signal.SIGTERM, found[1])
+
+
+def end_strays(marker: tuple[bytes, ...], number: int) -> None:
+    """Signal what is left of an attempt whose shepherd was killed: processes with its environment marker."""
+    for pid in processes.marked_processes(marker):
+        processes.send_signal(pid, number)
+
+
+def log_tail(path: str) -> bytes:
+    """The last bytes of a log; empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
+    finally:
+        os.close(fd)
+
+
+def shepherds_of(pids: Iterable[int], shepherds: Mapping[int, str]) -> dict[int, str]:
+    """Which of `pids` descend from which shepherd: pid -> the attempt directory of that shepherd (by its pid)."""
+    owners: dict[int, str] = {}
+    for pid in pids:
+        current, steps = pid, 0
+        while current > 1 and steps < 64:
+            if current in shepherds:
+                owners[pid] = shepherds[current]
+                break
+            fields = processes.process_stat(current)
+            if fields is None:
+                break
+            current, steps = int(fields[1]), steps + 1
+    return owners

@@ -1,0 +1,1 @@
+"""The work tree that jobs run in, and copies of it."""

@@ -1,0 +1,123 @@
+"""The directories of jobs: which commit they are at, and where in a copy of the work tree they lie. Runs no job.
+
+Thousands of jobs may have directories of their own in a few work trees: git is asked once for a tree, not for each job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+
+from gpusched.common.errors import GpuschedError
+from gpusched.host.code import work_tree
+from gpusched.host.code.tree_copy import snapshot
+from gpusched.host.code.work_tree import WorkTree
+
+FRESH_S = 10.0  # what git said of a tree counts for so long, or for longer where it is slow
+FRESH_TIMES = 50
+
+
+class JobDirs:
+    """Places of jobs, found out when they are first asked for."""
+
+    def __init__(self, home: str, leave_out: Sequence[str] = (), copies: str = "") -> None:
+        """`home` is the submitter's directory. With `copies` the jobs in its work tree get places in a copy there.
+
+        What lies under `leave_out` is neither a change of a tree nor copied. Raises GpuschedError where there is
+        nothing to copy.
+        """
+        self._leave_out = leave_out
+        self._copies = copies
+        self._physical: dict[str, str] = {}  # directories, without links
+        self._roots: dict[str, str] = {}  # directory -> the nearest one above that holds a .git; "": none
+        self._known: dict[str, tuple[WorkTree | None, float]] = {}  # by root, with the moment up to which it counts
+        self._tree: WorkTree | None = None  # the one that is copied
+        self._copy = ""
+        self._made: set[str] = set()  # directories of jobs in the copy
+        if copies:
+            root = self._root(self._resolve(home))
+            self._tree = self._describe(root) if root else None
+            if self._tree is None:
+                hint = "`git status` may say why; without --snapshot the jobs run where the files are"
+                raise GpuschedError("--snapshot copies a git work tree with a commit, and here is none", hint=hint)
+
+    def prepare(self) -> None:
+        """Copy what is to be copied, if it has not been, and forget what git said a while ago. This may take long."""
+        now = time.monotonic()
+        self._known = {root: known for root, known in self._known.items() if now < known[1]}
+        if self._tree is not None and not self._copy:
+            self._copy = snapshot(self._tree, self._copies, leave_out=self._leave_out)
+
+    def place(self, cwd: bytes) -> tuple[bytes, str]:
+        """Where a job of this directory runs, and its commit, as Requirements.git; "" outside git."""
+        directory = self._resolve(os.path.normpath(os.fsdecode(cwd)))
+        if self._tree is not None and self._copy:
+            root = self._tree.root
+            if directory == root or directory.startswith(root.rstrip("/") + "/"):
+                return os.fsencode(self._in_copy(directory, os.path.relpath(directory, root))), self._tree.label
+        found = self._root(directory)
+        tree = self._describe(found) if found else None
+        return cwd, tree.label if tree else ""
+
+    def _in_copy(self, directory: str, inside: str) -> str:
+        """The directory in the copy; an empty one where git knows nothing of what is in it."""
+        place = os.path.normpath(os.path.join(self._copy, inside))
+        if place not in self._made:
+            self._made.add(place)
+            if os.path.isdir(directory):
+                os.makedirs(place, exist_ok=True)
+        return place
+
+    def _describe(self, root: str) -> WorkTree | None:
+        if root not in self._known:
+            began = time.monotonic()
+            tree = work_tree.describe(root, self._leave_out)
+            now = time.monotonic()
+            self._known[root] = tree, now + max(FRESH_S, FRESH_TIMES * (now - began))
+        return self._known[root][0]
+
+    def _resolve(self, directory: str) -> str:
+        """The directory without links in its path; what is not there is none."""
+        found = self._physical.get(directory)
+        if found is None:
+            above = os.path.dirname(directory)
+            if os.path.islink(directory):
+                found = os.path.realpath(directory)
+            else:
+                found = (
+                    directory
+                    if above == directory
+                    else os.path.join(self._resolve(above), directory[len(above) :].strip("/"))
+                )
+            self._physical[directory] = found
+        return found
+
+    def _root(self, directory: str) -> str:
+        found = self._roots.get(directory)
+        if found is None:
+            above = os.path.dirname(directory)
+            if os.path.lexists(os.path.join(directory, ".git")):
+                found = directory
+            else:
+                found = "" if above == directory else self._root(above)
+            self._roots[directory] = found
+        return found
+
+    # ---- for the dispatcher that works on the same queue ----
+
+    def to_json(self) -> str:
+        tree = self._tree
+        copied = [tree.root, tree.commit, tree.dirty, self._copy] if tree and self._copy else None
+        return json.dumps({"leave_out": list(self._leave_out), "copied": copied})
+
+    @classmethod
+    def from_json(cls, text: str) -> JobDirs:
+        """The same places: what was copied is not copied again."""
+        told = json.loads(text)
+        found = cls("/", told["leave_out"])
+        if told["copied"]:
+            root, commit, dirty, found._copy = told["copied"]
+            found._tree = WorkTree(root, commit, dirty)
+        return found

@@ -1,0 +1,1 @@
+"""The devices of the box: read by NVML or simulated, claimed, published."""

@@ -1,0 +1,197 @@
+"""Device UUID -> a lock file that all users of the box share, plus a label for people. Decides nothing.
+
+A claim is a lock on `<claims dir>/<uuid>.lock`. It lives as long as any process holds the descriptor: the
+dispatcher, and the shepherds of its attempts. Labels say who claimed and since when; they never decide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import stat
+from dataclasses import dataclass
+
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.host import locks
+from gpusched.host.attempts import attempt_dir
+
+CANDIDATES = ("/run/lock", "/dev/shm", "/tmp")
+_NETWORK_TYPES = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "glusterfs")
+)
+_FUSE_LOCAL = frozenset(("fuse.overlayfs", "fuse.fuse-overlayfs", "fuseblk"))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who says that a claim is theirs. For people; every text comes from another user and is not cleaned here."""
+
+    user: str
+    pid: int | None
+    queue: str
+    since: float | None
+
+
+def file_system_type(path: str) -> str:
+    """Type of the mounted file system that holds `path`; "" where /proc does not tell."""
+    best, kind = "", ""
+    try:
+        real = os.path.realpath(path)
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                words = line.split(" ")
+                mount = words[1].replace("\\040", " ")
+                inside = mount == "/" or real == mount or real.startswith(mount + "/")
+                if inside and len(mount) >= len(best):
+                    best, kind = mount, words[2]
+    except OSError:
+        return ""
+    return kind
+
+
+def is_local(path: str) -> bool:
+    """Whether locks in `path` are seen by this host alone (no network file system)."""
+    kind = file_system_type(path)
+    return kind not in _NETWORK_TYPES and not (kind.startswith("fuse") and kind not in _FUSE_LOCAL)
+
+
+def find_directory(configured: str | None) -> str:
+    """The claims directory of this box: the configured one, or `gpusched` in the first fit shared place."""
+    if configured:
+        return _prepare(os.path.abspath(configured))
+    for parent in CANDIDATES:
+        try:
+            mode = os.stat(parent).st_mode
+        except OSError:
+            continue
+        if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & 0o002 and is_local(parent):
+            return _prepare(f"{parent}/gpusched-claims")
+    raise GpuschedError(
+        f"no place for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
+        hint="set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777",
+        exit_code=EXIT_CANNOT_WORK,
+    )
+
+
+def _prepare(path: str) -> str:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        private = f"{path}.{os.getpid()}"
+        try:
+            os.mkdir(private, 0o700)
+            os.chmod(private, 0o1777)
+            os.rename(private, path)
+        except OSError as error:
+            if os.path.isdir(private):
+                os.rmdir(private)
+            if not os.path.isdir(path):
+                raise GpuschedError(
+                    f"cannot make the claims directory: {error.strerror}",
+                    where=path,
+                    hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
+                    exit_code=EXIT_CANNOT_WORK,
+                ) from None
+        found = os.lstat(path)
+    trusted = found.st_uid in (0, os.getuid()) or bool(found.st_mode & stat.S_ISVTX)
+    if not stat.S_ISDIR(found.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
+        raise GpuschedError(
+            "is not a directory in which this user can make claims",
+            where=path,
+            hint="it must be a real directory of mode 1777; ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+    return path
+
+
+class Claims:
+    """The claims directory. Holds no state: a claim is the descriptor that try_acquire returns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def _lock_path(self, uuid: str) -> str:
+        return f"{self.path}/{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.lock"
+
+    def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
+        """The descriptor that is the claim (close-on-exec), or None if another holder has it."""
+        path = self._lock_path(uuid)
+        try:
+            fd = locks.take_file(path)
+        except OSError as error:
+            raise GpuschedError(
+                f"cannot lock: {error.strerror}",
+                where=path,
+                hint="see `gpusched config` for claims_dir",
+                exit_code=EXIT_CANNOT_WORK,
+            ) from None
+        if fd is not None:
+            self._label(path, queue, now)
+        return fd
+
+    def _label(self, path: str, queue: str, now: float) -> None:
+        text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
+        try:
+            attempt_dir.write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
+        except OSError:
+            pass  # a label is for people; the claim stands without it
+
+    def holder(self, uuid: str) -> Holder | None:
+        """Who holds the device, as far as can be told; None if nobody does."""
+        path = self._lock_path(uuid)
+        pids = locks.holders(path)
+        if not pids and not locks.is_held(path):
+            return None
+        labels = sorted(self._labels(path), key=lambda label: label.since or 0.0)
+        for label in labels:
+            if pids and label.pid in pids:
+                return label
+        if pids:
+            owner = _owner_of(pids[0])
+            for label in reversed(labels):
+                if owner is None or label.user == owner:
+                    return label
+            return Holder(owner or "?", pids[0], "", None)
+        return labels[-1] if labels else Holder("?", None, "", None)
+
+    def _labels(self, path: str) -> list[Holder]:
+        directory, base = os.path.split(path)
+        found = []
+        for name in os.listdir(directory):
+            if name.startswith(base + ".by-") and name.rpartition("-")[2].isdigit():
+                label = _read_label(f"{directory}/{name}")
+                if label:
+                    found.append(label)
+        return found
+
+
+def _read_label(path: str) -> Holder | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or path.rpartition("-")[2] != str(found.st_uid):
+            return None
+        try:
+            data = json.loads(file.read(4096))
+            return Holder(_user(found.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
+        except (ValueError, KeyError, TypeError):
+            return Holder(_user(found.st_uid), None, "", None)
+
+
+def _owner_of(pid: int) -> str | None:
+    try:
+        return _user(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

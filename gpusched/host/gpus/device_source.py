@@ -1,0 +1,127 @@
+"""What the dispatcher asks of any GPU source, and the choice of source. Judges no reading.
+
+A source never makes its caller wait and never raises for a device's trouble: request() puts a question,
+poll() brings what has been answered.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from gpusched.common import simulation
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.core.model import Reading
+from gpusched.host.gpus.nvml_source import NvmlSource
+from gpusched.host.gpus.simulated import SimulatedSource
+
+
+class DeviceSource(Protocol):
+    """Where readings come from. Times are epoch seconds; no method waits, none raises for device trouble."""
+
+    def request(self, uuids: frozenset[str] | None, now: float) -> None:
+        """Ask for these devices, or (None) for all that there are, with what costs more to read.
+
+        Requests that cannot be put at once are merged and put later. A reading's asked_at is that of the
+        newest request that it answers, and it was taken after that moment.
+        """
+
+    def poll(self, now: float) -> list[Reading]:
+        """Readings that have come since, oldest first. One with an error stands for a whole outage."""
+
+    def deadline(self) -> float | None:
+        """When poll() wants to be called at the latest."""
+
+    def fileno(self) -> int | None:
+        """Readable when poll() may bring something; stays the same. None: go by deadline() alone."""
+
+    def trouble(self) -> GpuschedError | None:
+        """Why the source as a whole does not answer now, ready to be shown or raised. None: it does."""
+
+    def job_environment(self) -> dict[str, str]:
+        """What a job's environment needs so that it finds the same devices."""
+
+    def describe(self) -> str:
+        """The source in a few words."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def open_source(
+    simulate: str | None = None,
+    *,
+    timeout_s: float = 10.0,
+    environment: Mapping[str, str] | None = None,
+) -> DeviceSource:
+    """The simulation that `simulate` or GPUSCHED_SIMULATION names, else this box's NVML."""
+    environment = os.environ if environment is None else environment
+    if not simulate and not environment.get(simulation.ENV_DIRECTORY):
+        return NvmlSource(timeout_s, environment)
+    try:
+        return SimulatedSource(simulation.locate(simulate, environment))
+    except (ValueError, OSError, KeyError) as error:
+        where = f"--simulate {simulate}" if simulate else simulation.ENV_DIRECTORY
+        raise GpuschedError(f"cannot simulate GPUs: {error}", where=where, hint="for example --simulate 4") from None
+
+
+def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
+    """One complete reading, waited for. Raises GpuschedError (exit 3) where there is nothing to work with."""
+    end = time.time() + timeout_s
+    source.request(None, time.time())
+    waiter = select.poll()
+    fileno = source.fileno()
+    if fileno is not None:
+        waiter.register(fileno, select.POLLIN)
+    while True:
+        now = time.time()
+        for reading in source.poll(now):
+            if reading.complete and not reading.error and not reading.devices:
+                raise GpuschedError(
+                    "the driver lists no GPU",
+                    hint="`nvidia-smi -L` shows what it sees; without a GPU, try --simulate 4",
+                    exit_code=EXIT_CANNOT_WORK,
+                )
+            if reading.complete and not reading.error:
+                return reading
+        if (trouble := source.trouble()) is not None:
+            raise trouble
+        if now >= end:
+            raise GpuschedError(f"no answer in {timeout_s:g} s", where=source.describe(), exit_code=EXIT_CANNOT_WORK)
+        until = min(end, source.deadline() or end)
+        waiter.poll(max(0.0, until - now) * 1000 + 1)
+
+
+class NoSource:
+    """A box without GPUs, for queues whose jobs need none."""
+
+    def __init__(self) -> None:
+        self._readings: list[Reading] = []
+
+    def request(self, uuids: frozenset[str] | None, now: float) -> None:
+        self._readings.append(Reading(now, now, complete=uuids is None))
+
+    def poll(self, now: float) -> list[Reading]:
+        readings, self._readings = self._readings, []
+        return readings
+
+    def deadline(self) -> float | None:
+        return 0.0 if self._readings else None
+
+    def fileno(self) -> int | None:
+        return None
+
+    def trouble(self) -> GpuschedError | None:
+        return None
+
+    def job_environment(self) -> dict[str, str]:
+        return {}
+
+    def describe(self) -> str:
+        return "no GPUs"
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,307 @@
+"""NVML -> samples: the child process that alone loads NVML. Holds no lock, keeps no count, judges nothing.
+
+It talks over descriptor 0, a socket, in lines of JSON. A question is a list of UUIDs, or null for everything.
+An answer has `devices` and `samples` with the fields of Device and Sample (core.model), and `nameless` for
+GPUs that do not tell their UUID; or `trouble`, an exception's class and text, where NVML as a whole does not
+work. Then the child ends: only a new process loads a library anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gpusched.host.gpus.nvml_groups import Groups
+
+try:
+    import pynvml
+except ImportError:  # main() tells it
+    pynvml = None
+
+UNKNOWN_BYTES = 2**64 - 1
+HIDDEN_BYTES = 256 << 20  # more than a driver keeps for itself: if nothing is listed, something is hidden
+RESERVE_BYTES = 1 << 30  # at most what memory v1 calls used although the driver has only reserved it
+UNIFIED = re.compile(r"\b(GB10|Thor|Orin|Xavier|Tegra|Jetson)\b", re.IGNORECASE)  # they use the host's memory
+COMPUTE_MODES = {1: "exclusive_process", 2: "prohibited", 3: "exclusive_process"}
+
+SUCCESS, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 7, 13
+AS_A_WHOLE = (1, 9, 18)  # uninitialised, driver not loaded, library and driver differ: no device's own error
+UNSUPPORTED = (3, 4, 13, 25)  # not supported, no permission, no such function or version of its argument
+LOST = (6, 15, 28)  # not found, lost, GPU not found
+Fields = dict[str, Any]
+
+
+class _ListedV1(ctypes.Structure):
+    _fields_ = (("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong))
+
+
+class _Listed(ctypes.Structure):
+    _fields_ = (*_ListedV1._fields_, ("gi", ctypes.c_uint), ("ci", ctypes.c_uint))
+
+
+class People:
+    """Who runs a process and what it is, looked up once for each process."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[bytes, Fields]] = {}  # pid -> start time, user and program
+
+    def of(self, pid: int) -> Fields | None:
+        """User and program. None: never seen here, so the pid may be of another namespace."""
+        with suppress(OSError, IndexError):
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                start = file.read().rpartition(b")")[2].split()[19]
+            if pid not in self._known or self._known[pid][0] != start:
+                self._known[pid] = start, {"user": _user(pid), "program": _program(pid)}
+        return self._known[pid][1] if pid in self._known else None
+
+    def forget_all_but(self, pids: set[int]) -> None:
+        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+
+
+def _user(pid: int) -> str:
+    uid = os.stat(f"/proc/{pid}").st_uid
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)
+
+
+def _program(pid: int) -> str:
+    """The program's name; of an interpreter also its script. Never more: arguments may hold secrets."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = [os.fsdecode(word) for word in file.read(4096).split(b"\0")]
+    name = os.path.basename(words[0]) or "?"
+    if re.match(r"python|bash$|sh$|perl|node|ruby", name) and len(words) > 2:
+        if words[1] == "-m":
+            name += f" -m {words[2]}"
+        elif not words[1].startswith("-"):
+            name += f" {os.path.basename(words[1])}"
+    return "".join(c if c.isprintable() else "?" for c in name)[:60]
+
+
+class Reader:
+    """An initialised NVML, and what it has told that does not change."""
+
+    def __init__(self) -> None:
+        self._people = People()
+        self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
+        self._fixed: dict[str, Fields] = {}  # what never changes of a GPU
+        self._memory_v1 = False
+        self._start()
+
+    def _start(self) -> None:
+        pynvml.nvmlInit()
+        library, driver = pynvml.nvmlSystemGetNVMLVersion(), pynvml.nvmlSystemGetDriverVersion()
+        self._versions = f"NVML {library}, driver {driver}"
+        self._handles.clear()
+        self._groups = Groups(pynvml)
+        # Early R535 drivers put longer records into the _v3 lists; they are told by what they have and lack.
+        size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
+        suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
+        self._suffix = next(s for s in suffixes if not s or _has(f"nvmlDeviceGetComputeRunningProcesses{s}"))
+        self._record: Any = _Listed if self._suffix else _ListedV1
+
+    def answer(self, uuids: list[str] | None) -> Fields:
+        """The answer to a question, after a fresh start if NVML wants one. Raises where it does not work."""
+        try:
+            return self._read(uuids)
+        except pynvml.NVMLError as error:
+            if error.value not in AS_A_WHOLE:
+                raise
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+        self._start()
+        return self._read(uuids)
+
+    def _read(self, uuids: list[str] | None) -> Fields:
+        found: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
+        if uuids is None:
+            self._handles = {}
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                try:
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = pynvml.nvmlDeviceGetUUID(handle)
+                except pynvml.NVMLError as error:
+                    found["nameless"].append((index, _words(error)))
+                    continue
+                self._handles[uuid] = handle
+                found["devices"] += self._devices(uuid, index, handle)
+            self._groups.name(found["devices"], self._handles)
+        asked = list(self._handles) if uuids is None else uuids
+        found["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in asked]
+        if uuids is None:
+            listed = (process for sample in found["samples"] for process in sample["processes"] or ())
+            self._people.forget_all_but({process["pid"] for process in listed})
+        return {**found, "at": time.time()}
+
+    def _devices(self, uuid: str, index: int, handle: Any) -> list[Fields]:
+        """A GPU, and its instances if it is in MIG mode. An error here is one that its sample will tell."""
+        device: Fields = {"uuid": uuid, "index": index, "name": "GPU that does not answer"}
+        parts: list[Fields] = []
+        try:
+            device |= self._fixed.get(uuid) or self._look_up(uuid, handle)
+            mode = _maybe(pynvml.nvmlDeviceGetComputeMode, handle)
+            device["compute_mode"] = COMPUTE_MODES.get(mode, "default")
+            device["mig_parent"] = (_maybe(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1
+            slots = _maybe(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) if device["mig_parent"] else 0
+            parts = [part for slot in range(slots or 0) for part in self._instance(device, handle, slot)]
+        except pynvml.NVMLError as error:
+            _words(error)
+        return [device, *parts]
+
+    def _instance(self, parent: Fields, handle: Any, slot: int) -> list[Fields]:
+        try:
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except pynvml.NVMLError:
+            return []  # a free slot
+        uuid = pynvml.nvmlDeviceGetUUID(part)
+        self._handles[uuid] = part
+        own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(part), "parent_uuid": parent["uuid"]}
+        return [{**parent, **own, "mig_parent": False, **self._board(part)}]
+
+    def _look_up(self, uuid: str, handle: Any) -> Fields:
+        """What never changes of a GPU."""
+        name = pynvml.nvmlDeviceGetName(handle)
+        pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
+        self._fixed[uuid] = {
+            "name": name,
+            "bus_id": os.fsdecode(pci.busId) if pci else "",
+            **self._board(handle),
+            "unified_memory": bool(UNIFIED.search(name)),
+        }
+        return self._fixed[uuid]
+
+    def _sample(self, uuid: str, whole: bool) -> Fields:
+        """One device read. `whole` adds what boards take long to tell."""
+        sample: Fields = {"uuid": uuid, "at": time.time(), "processes": None}
+        try:
+            handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            memory = self._memory(handle)
+            processes = self._processes(handle, memory)
+            extra = self._extra(handle) if whole else {}
+        except pynvml.NVMLError as error:
+            self._handles.pop(uuid, None)
+            return {**sample, "error": _words(error)}
+        self._handles[uuid] = handle
+        return {**sample, **memory, **extra, "processes": processes}
+
+    def _extra(self, handle: Any) -> Fields:
+        use = _maybe(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        power = _maybe(pynvml.nvmlDeviceGetPowerUsage, handle)
+        energy = _maybe(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        return {
+            "utilisation": None if use is None else use.gpu / 100,
+            "temperature_c": _maybe(pynvml.nvmlDeviceGetTemperature, handle, 0),
+            "power_w": None if power is None else power / 1000,
+            "energy_j": None if energy is None else energy / 1000,
+        }
+
+    def _board(self, handle: Any) -> Fields:
+        """How much memory there is, and what the driver keeps of it for itself (by memory v1 that counts as used)."""
+        total = self._memory(handle)["total_bytes"]
+        if total is None or self._memory_v1:
+            return {"total_bytes": total}
+        info = _maybe(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+        return {"total_bytes": total, "reserved_bytes": info.reserved if info else 0}
+
+    def _memory(self, handle: Any) -> Fields:
+        """Memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
+        if not self._memory_v1:
+            try:
+                return _in_bytes(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+            except pynvml.NVMLError as error:
+                if error.value not in UNSUPPORTED:
+                    raise
+                self._memory_v1 = error.value == FUNCTION_NOT_FOUND
+        found = _maybe(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if found is None:
+            return {"used_bytes": None, "total_bytes": None}
+        return {**_in_bytes(found), "memory_includes_reserve": True}
+
+    def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
+        """Processes on the device; None where they cannot be told apart (container, WSL, no permission)."""
+        found: dict[int, Fields] = {}
+        for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
+            records = _maybe(self._list, handle, name)
+            if records is None and kind == "C":
+                return None
+            for record in records or ():
+                who = self._people.of(record.pid)
+                if who is None:
+                    return None
+                used = None if record.used == UNKNOWN_BYTES else record.used
+                found[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
+        hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
+        return None if not found and (memory["used_bytes"] or 0) > hidden else list(found.values())
+
+    def _list(self, handle: Any, name: str) -> list[Any]:
+        function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")
+        room = 64
+        while True:
+            count = ctypes.c_uint(room)
+            records = (self._record * room)()
+            code = function(handle, ctypes.byref(count), records)
+            if code == SUCCESS:
+                return list(records[: count.value])
+            if code != INSUFFICIENT_SIZE:
+                raise pynvml.NVMLError(code)
+            room = max(count.value, room) * 2
+
+
+def _in_bytes(info: Any) -> Fields:
+    return {"used_bytes": info.used if info.total else None, "total_bytes": info.total or None}
+
+
+def _has(name: str) -> bool:
+    try:
+        pynvml._nvmlGetFunctionPointer(name)
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
+def _maybe(function: Callable[..., Any], *args: Any) -> Any:
+    """What the call returns; None where this device, driver or user does not have it."""
+    try:
+        return function(*args)
+    except pynvml.NVMLError as error:
+        if error.value in UNSUPPORTED:
+            return None
+        raise
+
+
+def _words(error: Any) -> str:
+    """A device's error for a sample. Raises it again when it speaks of NVML as a whole."""
+    if error.value in AS_A_WHOLE:
+        raise error
+    return "lost" if error.value in LOST else str(error)
+
+
+def main() -> int:
+    """Answer until the other side goes, or NVML does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the dispatcher
+    reader: Reader | None = None
+    with open(os.dup(0), "wb") as replies:
+        for line in sys.stdin.buffer:
+            try:
+                reader = reader or Reader()
+                answer = reader.answer(json.loads(line))
+            except Exception as error:
+                answer = {"trouble": ["ImportError" if pynvml is None else type(error).__name__, str(error)]}
+            replies.write(json.dumps(answer).encode() + b"\n")
+            replies.flush()
+            if "trouble" in answer:
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

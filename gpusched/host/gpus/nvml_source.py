@@ -1,0 +1,281 @@
+"""NVML as a source of readings: the half that asks a child process. Never loads NVML, never waits for it.
+
+NVML can hang in a way that no process survives, and a driver can be replaced under it. So it is asked by a
+child (gpusched.host.gpus.nvml), one question at a time; a child that does not answer is left behind and, slowly,
+replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.core.model import Device, DeviceProcess, Reading, Sample, nameless_uuid
+
+RETRY_S = (15.0, 30.0, 60.0)  # pauses before fresh starts of an NVML that does not work; the last one repeats
+STUCK_LIMIT = 3  # of children that KILL has not ended yet: a driver that hangs them would hang more
+FIRST_ANSWER_FACTOR = 3  # a first answer may have to wake each board, where persistence mode is off
+
+_VERSIONS = "the driver was upgraded under the running one: reboot, or reload the nvidia kernel modules"
+TROUBLES = {  # what the child's exception means, and what to do next
+    "NVMLError_LibraryNotFound": (
+        "there is no NVIDIA driver library (libnvidia-ml.so.1) here",
+        "gpusched needs NVIDIA's driver; without a GPU, try --simulate 4",
+    ),
+    "NVMLError_DriverNotLoaded": (
+        "the NVIDIA driver is not loaded",
+        "load it, or give the container its GPUs; `nvidia-smi` must work first",
+    ),
+    "NVMLError_LibRmVersionMismatch": ("the NVIDIA driver and its library differ in version", _VERSIONS),
+    "NVMLLibraryMismatchError": ("the NVIDIA library does not have what it should", _VERSIONS),
+    "NVMLError_NoPermission": (
+        "no permission to use the NVIDIA driver",
+        "this user may not open /dev/nvidia*: ask for the group that may, often `video`",
+    ),
+    "ImportError": ("the Python package nvidia-ml-py is not there", "install gpusched again"),
+}
+
+
+def _trouble(text: str, hint: str = "") -> GpuschedError:
+    return GpuschedError(text, hint=hint, exit_code=EXIT_CANNOT_WORK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One question to NVML. With `everything` it covers `uuids` too, each of which must be answered for."""
+
+    asked_at: float
+    everything: bool
+    uuids: frozenset[str]
+
+    def merged(self, other: _Question | None) -> _Question:
+        if other is None:
+            return self
+        return _Question(
+            max(self.asked_at, other.asked_at),
+            self.everything or other.everything,
+            self.uuids | other.uuids,
+        )
+
+
+class _Child:
+    """One run of gpusched.host.gpus.nvml and the line to it."""
+
+    def __init__(self, environment: Mapping[str, str], now: float) -> None:
+        self.born = now
+        self.answered = False
+        self.buffer = b""
+        self.line, theirs = socket.socketpair()
+        self.line.setblocking(False)
+        path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpusched.host.gpus.nvml"],
+                cwd="/",  # -m would import from the working directory
+                env={**environment, "PYTHONPATH": path},
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            self.line.close()
+            raise
+        finally:
+            theirs.close()
+
+    def ask(self, uuids: list[str] | None) -> None:
+        """Put a question. A child that is gone shows when its answer is read."""
+        try:
+            self.line.sendall(json.dumps(uuids).encode() + b"\n")
+        except OSError:
+            with suppress(OSError):
+                self.line.shutdown(socket.SHUT_RD)
+
+    def answer(self) -> dict[str, Any] | None:
+        """The answer, if it is all there. Raises EOFError when the child is gone."""
+        while b"\n" not in self.buffer:
+            try:
+                more = self.line.recv(1 << 18)
+            except BlockingIOError:
+                return None
+            except OSError:
+                more = b""
+            if not more:
+                raise EOFError
+            self.buffer += more
+        text, _, self.buffer = self.buffer.partition(b"\n")
+        self.answered = True
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+class NvmlSource:
+    """NVML, asked through a child process; a child that hangs is left behind and, slowly, replaced."""
+
+    def __init__(self, timeout_s: float, environment: Mapping[str, str]) -> None:
+        self._timeout_s = timeout_s
+        self._environment = environment
+        self._epoll = select.epoll()  # a descriptor that stays the same while children come and go
+        self._child: _Child | None = None
+        self._dying: list[subprocess.Popen[bytes]] = []
+        self._next: _Question | None = None  # to be put as soon as no question is in flight
+        self._asked: _Question | None = None  # in flight
+        self._asked_since = 0.0
+        self._retry_at = 0.0
+        self._failures = 0
+        self._trouble: GpuschedError | None = None
+        self._ready: list[Reading] = []
+        self._known: dict[int, Device] = {}  # by index, of the newest complete reading
+        self._versions = "NVML, not asked yet"
+
+    def request(self, uuids: frozenset[str] | None, now: float) -> None:
+        self._next = _Question(now, uuids is None, uuids or frozenset()).merged(self._next)
+        self._ask(now)
+
+    def poll(self, now: float) -> list[Reading]:
+        # a clock that is set back must not make this wait for its old time
+        self._asked_since = min(self._asked_since, now)
+        self._retry_at = min(self._retry_at, now + RETRY_S[-1])
+        self._dying = [process for process in self._dying if process.poll() is None]
+        self._hear(now)
+        self._ask(now)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def deadline(self) -> float | None:
+        if self._ready:
+            return 0.0
+        if self._asked is not None:
+            return self._asked_since + self._patience_s()
+        return self._retry_at if self._next is not None else None
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def trouble(self) -> GpuschedError | None:
+        return self._trouble
+
+    def job_environment(self) -> dict[str, str]:
+        return {}
+
+    def describe(self) -> str:
+        return self._versions
+
+    def close(self) -> None:
+        self._abandon()
+        self._epoll.close()
+        for process in self._dying:
+            try:
+                process.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                process.returncode = -9  # stuck in the kernel: nobody can wait for it
+
+    def _ask(self, now: float) -> None:
+        """Put the next question, if none is in flight and no pause after a failure runs."""
+        if self._asked is not None or self._next is None:
+            return
+        if self._child is None:
+            if len(self._dying) >= STUCK_LIMIT and now >= self._retry_at:
+                self._retry_at = now + RETRY_S[-1]
+            if now < self._retry_at:
+                return
+            try:
+                self._child = _Child(self._environment, now)
+            except OSError as error:
+                return self._fail(_trouble(f"the NVML helper cannot be started: {error.strerror}"), now)
+            self._epoll.register(self._child.line.fileno(), select.EPOLLIN)
+        self._asked, self._next, self._asked_since = self._next, None, now
+        self._child.ask(None if self._asked.everything else sorted(self._asked.uuids))
+
+    def _hear(self, now: float) -> None:
+        """Take what the child has answered; notice its end, and its silence."""
+        if self._child is None:
+            return
+        try:
+            answer = self._child.answer()
+        except (EOFError, ValueError):
+            return self._ended(self._child, now)
+        if answer is None:
+            self._asked_since = min(self._asked_since, now)  # a clock that was set back
+            if self._asked is not None and now - self._asked_since >= self._patience_s():
+                silent = f"NVML has not answered for {self._patience_s():g} s"
+                self._fail(_trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now)
+        elif "trouble" in answer:
+            name, text = answer["trouble"]
+            self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
+        elif self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._trouble, self._failures = None, 0
+            self._versions = answer["versions"]
+            reading = self._reading(asked, answer, now)
+            self._ready.append(reading)
+            hopeless = asked.everything and all(sample.error for sample in reading.samples)
+            if hopeless and now - self._child.born >= RETRY_S[0]:
+                self._abandon()  # perhaps the driver was reloaded: the next question gets a fresh start
+
+    def _ended(self, child: _Child, now: float) -> None:
+        if child.answered and now - child.born >= RETRY_S[0]:
+            self._abandon()  # it worked until somebody ended it: go on at once
+            return self._ask(now)
+        self._fail(_trouble("the NVML helper process ended unexpectedly"), now)
+
+    def _patience_s(self) -> float:
+        fresh = self._child is not None and not self._child.answered
+        return self._timeout_s * (FIRST_ANSWER_FACTOR if fresh else 1)
+
+    def _fail(self, trouble: GpuschedError, now: float) -> None:
+        """An outage begins or goes on: told once, tried again after a pause that grows."""
+        question = self._asked or self._next
+        if self._trouble is None and question is not None:
+            told = Reading(question.asked_at, now, complete=question.everything, error=trouble.what)
+            self._ready.append(told)
+        self._trouble = trouble
+        self._retry_at = now + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
+        self._failures += 1
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Leave the child behind; its question, if any, waits for the next one."""
+        if self._asked is not None:
+            self._next, self._asked = self._asked.merged(self._next), None
+        if self._child is not None:
+            self._epoll.unregister(self._child.line.fileno())
+            self._child.line.close()
+            self._child.process.kill()
+            self._dying.append(self._child.process)
+            self._child = None
+
+    def _reading(self, asked: _Question, answer: dict[str, Any], now: float) -> Reading:
+        devices = [Device(**device) for device in answer["devices"]]
+        samples = [_sample(sample) for sample in answer["samples"]]
+        for index, error in answer["nameless"]:  # a GPU that does not even tell its UUID
+            known = self._known.get(index)
+            if known is None or any(device.uuid == known.uuid for device in devices):
+                known = Device(uuid=nameless_uuid(index), index=index, name="GPU that does not answer")
+            devices.append(known)
+            samples.append(Sample(known.uuid, answer["at"], processes=None, error=error))
+        if asked.everything:
+            devices.sort(key=lambda device: device.index)
+            place = {device.uuid: number for number, device in enumerate(devices)}
+            samples.sort(key=lambda sample: place[sample.uuid])
+            self._known = {device.index: device for device in devices if not device.is_mig}
+        missing = sorted(asked.uuids - {sample.uuid for sample in samples})
+        samples += [Sample(uuid, answer["at"], processes=None, error="lost") for uuid in missing]
+        return Reading(asked.asked_at, now, tuple(devices), tuple(samples), asked.everything)
+
+
+def _sample(found: dict[str, Any]) -> Sample:
+    processes = found.pop("processes")
+    if processes is not None:
+        processes = tuple(DeviceProcess(**process) for process in processes)
+    return Sample(**found, processes=processes)

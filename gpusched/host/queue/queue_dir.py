@@ -1,0 +1,243 @@
+"""Where a queue lies: its directory, its local state, its lock, and the list of this user's queues. Opens no database.
+
+Logs and metrics lie in the queue directory. queue.db, the locks, the attempt directories and the wake-up pipe lie there
+too, unless it is on a network file system, where locks and SQLite are not to be trusted: then in a local directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+
+import platformdirs
+
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
+from gpusched.host import locks
+from gpusched.host.attempts.attempt_dir import write_atomically
+from gpusched.host.gpus import claims
+
+DEFAULT_PARENT = "gpusched-runs"
+LOGS = "logs"
+ROOM_BYTES = 64 * 1024  # with less left on its disk, a queue is taken to have no room
+LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDir:
+    """The paths of one queue. `path` is absolute; `state` differs from it on a network file system."""
+
+    path: str
+    state: str
+
+    @property
+    def database(self) -> str:
+        return f"{self.state}/queue.db"
+
+    @property
+    def wake(self) -> str:
+        return f"{self.state}/wake"
+
+    @property
+    def board(self) -> str:
+        """What the dispatcher publishes at each poll."""
+        return f"{self.state}/devices.json"
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.path}/gpu_metrics.json"
+
+    @property
+    def log(self) -> str:
+        return f"{self.path}/dispatcher.log"
+
+    @property
+    def logs(self) -> str:
+        return f"{self.path}/{LOGS}"
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    def exists(self) -> bool:
+        return os.path.exists(self.database)
+
+    def full_disk(self) -> str:
+        """The directory of this queue whose disk has no room left; empty: there is room."""
+        for path in dict.fromkeys((self.state, self.path)):
+            try:
+                found = os.statvfs(path)
+            except OSError:
+                continue
+            blocks = found.f_bavail if os.geteuid() else found.f_bfree  # what is set aside is for root
+            if blocks * found.f_frsize < ROOM_BYTES or (found.f_files and not found.f_favail):
+                return path
+        return ""
+
+    def dispatcher(self) -> int | None:
+        """Pid of the dispatcher that works on this queue; 0 if there is one that cannot be named; None: none."""
+        path = f"{self.state}/dispatcher.lock"
+        pids = locks.holders(path)
+        if pids:
+            return pids[0]
+        return 0 if pids is None and locks.is_held(path) else None
+
+    def take(self) -> int | None:
+        """Become the dispatcher of this queue: the descriptor of its lock, or None. It goes to no child."""
+        return locks.take_file(f"{self.state}/dispatcher.lock", 0o600)
+
+    def ring(self) -> None:
+        """Wake the dispatcher, if there is one: something was asked of it."""
+        try:
+            fd = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return
+        try:
+            os.write(fd, b"!")
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def locate(path: str, state_dir: str | None = None) -> QueueDir:
+    """The paths of the queue in the directory `path`, made or not."""
+    path = os.path.abspath(path)
+    existing = path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if os.path.exists(f"{path}/queue.db") or claims.is_local(existing):
+        return QueueDir(path, path)
+    parent = state_dir or f"{LOCAL_STATE}/gpusched-{os.getuid()}"
+    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
+    return QueueDir(path, f"{parent}/{os.path.basename(path)}-{name}")
+
+
+def prepare(queue: QueueDir) -> None:
+    """Make what is missing, for this user alone. Raises GpuschedError for a directory that is not ours."""
+    local = (os.path.dirname(queue.state), queue.state) if queue.state != queue.path else ()
+    made = not os.path.exists(queue.path)
+    for path in (queue.path, *local, queue.logs):
+        try:
+            os.makedirs(path, 0o700, exist_ok=True)
+            found = os.stat(path)
+        except OSError as error:
+            raise GpuschedError(
+                f"cannot make the queue directory: {error.strerror}",
+                where=path,
+                hint="choose another --log-dir",
+            ) from None
+        if found.st_uid != os.getuid():
+            raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
+    if made:  # what lies here is no part of the work tree around it
+        with suppress(OSError):
+            write_atomically(f"{queue.path}/.gitignore", b"*\n")
+    if not _is_fifo(queue.wake):
+        try:
+            os.mkfifo(queue.wake, 0o600)
+        except FileExistsError:
+            pass
+    _refuse_other_host(queue)
+
+
+def _is_fifo(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_other_host(queue: QueueDir) -> None:
+    """On a shared file system a queue belongs to the host that dispatches it."""
+    if queue.state == queue.path:
+        return
+    path, here = f"{queue.path}/host", socket.gethostname()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            host = file.read().strip()
+    except FileNotFoundError:
+        write_atomically(path, f"{here}\n".encode())
+        return
+    if host != here:
+        raise GpuschedError(
+            f"this queue is dispatched by the host {host}, here is {here}",
+            where=queue.path,
+            hint=f"run it there, or choose another --log-dir; if {host} is gone for good, remove {path}",
+            exit_code=EXIT_DISPATCHED_ELSEWHERE,
+        )
+
+
+def default_path(stem: str, source: str | None = None) -> str:
+    """`gpusched-runs/<stem>`; with `source`, `gpusched-runs/<stem>-<hash of source>` for a second file of that stem."""
+    stem = re.sub(r"[^\w.+-]", "_", stem).lstrip(".-") or "queue"
+    if source is not None:
+        stem += "-" + hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()
+    return os.path.abspath(f"{DEFAULT_PARENT}/{stem}")
+
+
+# ---- this user's queues ----------------------------------------------------------------------------
+
+
+def _register() -> str | None:
+    """The directory of the list; None for a user without a home directory."""
+    try:
+        path = platformdirs.user_state_dir("gpusched")
+    except RuntimeError:
+        return None
+    return os.path.join(path, "queues") if os.path.isabs(path) else None
+
+
+def remember(queue: QueueDir) -> None:
+    """Note the queue in this user's list, as its newest. A home that cannot be written only costs the list."""
+    register = _register()
+    if register is None:
+        return
+    name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
+    try:
+        os.makedirs(register, 0o700, exist_ok=True)
+        write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
+    except OSError:
+        pass
+
+
+def known(state_dir: str | None = None) -> list[QueueDir]:
+    """This user's queues on this host that still exist, newest first. Forgets those that are gone.
+
+    Those under ./gpusched-runs are among them, though the list lack them: a home that cannot be written keeps none.
+    """
+    found: dict[str, tuple[float, QueueDir]] = {}
+    register = _register()
+    for entry in _entries(register) if register else []:
+        if not re.fullmatch("[0-9a-f]{16}", entry.name):
+            continue
+        try:
+            with open(entry.path, "rb") as file:
+                path, _, state = os.fsdecode(file.read()).partition("\0")
+            when = entry.stat().st_mtime
+        except OSError:
+            continue
+        queue = QueueDir(path, state)
+        if queue.exists():
+            found[path] = (when, queue)
+        elif not os.path.exists(path):
+            with suppress(OSError):
+                os.unlink(entry.path)
+    for entry in _entries(DEFAULT_PARENT):
+        queue = locate(entry.path, state_dir)
+        with suppress(OSError):
+            about = os.stat(queue.database)
+            if queue.path not in found and about.st_uid == os.getuid():
+                found[queue.path] = (about.st_mtime, queue)
+    return [queue for _, queue in sorted(found.values(), key=lambda pair: pair[0], reverse=True)]
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        return []

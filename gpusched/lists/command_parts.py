@@ -1,0 +1,282 @@
+"""Take a command line apart: its simple commands, and of each the program, what runs it and what it sets.
+
+Judges nothing; knows names only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gpusched.lists.shell_lexer import Scan, Token, literal
+
+# ---- the commands of a line ------------------------------------------------------------------------
+
+OPENERS = {b"if": b"fi", b"for": b"done", b"while": b"done", b"until": b"done", b"select": b"done"}
+OPENERS |= {b"case": b"esac", b"{": b"}"}
+CLOSERS = frozenset(OPENERS.values())
+CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
+RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
+
+_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # their first words are no commands
+_PATTERN = b"pattern"
+_ENDS_CLAUSE = frozenset({b";;", b";&", b";;&"})
+_WANTS_MORE = frozenset({b"&&", b"||", b"|", b"|&"})
+_DIGITS = re.compile(rb"\d+")
+
+
+class Command(NamedTuple):
+    """A simple command: its words without redirections, the (sub)shell it runs in, and what ends it."""
+
+    words: tuple[Token, ...]
+    shell: int
+    ender: Token | None
+
+
+class Structure(NamedTuple):
+    """The commands of a line, and the first token that shows that the line is no whole command."""
+
+    commands: tuple[Command, ...]
+    unfinished: Token | None
+    heredoc: Token | None
+
+
+def structure(scan: Scan) -> Structure:
+    """Group the tokens of a finished scan into simple commands."""
+    grouping = _Grouping()
+    for token in scan.tokens:
+        (grouping.word if token.is_word else grouping.operator)(token)
+        grouping.previous = token.text
+    grouping.flush(None)
+    unfinished = _unfinished(scan.tokens, grouping.compounds, grouping.redirected) or grouping.stray
+    return Structure(tuple(grouping.commands), unfinished, grouping.heredoc)
+
+
+class _Grouping:
+    """What is known of a line after some of its tokens."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.compounds: list[tuple[bytes, Token]] = []  # what closes it, and where it began
+        self.stray: Token | None = None  # closes what nothing opened
+        self.heredoc: Token | None = None
+        self.redirected = False  # the next word is a redirection's
+        self.previous = b""
+        self._words: list[Token] = []
+        self._begun = False  # a redirection came first, so that no reserved word can follow
+        self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
+        self._shells = [0]
+        self._newest = 0
+
+    def flush(self, ender: Token | None) -> None:
+        """A simple command ends here, if there is one."""
+        if self._words or (ender is not None and ender.text == b"&"):
+            self.commands.append(Command(tuple(self._words), self._shells[-1], ender))
+        self._words.clear()
+        self._begun = False
+
+    def word(self, token: Token) -> None:
+        text, first = token.text, not self._words
+        if self.redirected:
+            self.redirected = False
+        elif self._header and not (self._header == _PATTERN and text == b"esac"):
+            if text == b"in" and self._header == b"case":
+                self._header = _PATTERN
+            elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
+                self._header = b""
+        elif first and not self._begun and text in RESERVED:
+            self._reserved(token)
+        elif text == b"]]" and not first and self._words[0].text == b"[[":
+            self._words.append(token)
+            self.flush(None)
+        elif first and text[:2] == b"((":
+            pass  # arithmetic is a whole command
+        elif first and (text.endswith(b"()") or (self.previous == b"time" and text == b"-p")):
+            pass  # a function's name, before its body, or an option of a keyword
+        else:
+            self._words.append(token)
+
+    def _reserved(self, token: Token) -> None:
+        text = token.text
+        self._header = text if text in _HEADED else b""
+        if text in OPENERS:
+            self.compounds.append((OPENERS[text], token))
+        elif text in CLOSERS:
+            if not self.compounds:
+                self.stray = self.stray or token
+            elif self.compounds[-1][0] == text:
+                self.compounds.pop()
+
+    def operator(self, token: Token) -> None:
+        text = token.text
+        if self._header == _PATTERN:
+            self._header = _PATTERN if text != b")" else b""
+        elif text[:1] in b"<>" or text[:2] == b"&>":
+            if text in (b"<<", b"<<-"):
+                self.heredoc = self.heredoc or token
+            if self._words and self._words[-1].end == token.start and _DIGITS.fullmatch(self._words[-1].text):
+                self._words.pop()  # a descriptor's number
+            self.redirected = True
+            self._begun |= not self._words
+        elif text == b"(":
+            self.flush(None)
+            self.compounds.append((b")", token))
+            self._newest += 1
+            self._shells.append(self._newest)
+        elif text == b")":
+            self.flush(None)
+            if self.compounds and self.compounds[-1][0] == b")":
+                self.compounds.pop()
+                self._shells.pop()
+            else:
+                self.stray = self.stray or token
+        else:
+            self.flush(token)
+            in_case = self.compounds and self.compounds[-1][0] == b"esac"
+            self._header = _PATTERN if in_case and text in _ENDS_CLAUSE else b""
+
+
+def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
+    if not tokens:
+        return None
+    first, last = tokens[0], tokens[-1]
+    if first.text in _WANTS_MORE or (first.text[:1] in (b";", b"&") and first.text[:2] != b"&>"):
+        return first
+    if last.text in _WANTS_MORE or redirected:
+        return last
+    return compounds[0][1] if compounds else None
+
+
+# ---- the parts of a command ------------------------------------------------------------------------
+
+MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
+
+_ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
+
+# Programs that run the program that follows, with their options that take a word.
+_WRAPPERS: dict[bytes, tuple[bytes, ...]] = {
+    b"env": (b"-u", b"--unset", b"-C", b"--chdir"),
+    b"sudo": (b"-u", b"-g", b"-p", b"-C", b"-h"),
+    b"timeout": (b"-s", b"--signal", b"-k", b"--kill-after"),
+    b"time": (b"-o", b"-f"),
+    b"exec": (b"-a",),
+    b"nice": (b"-n",),
+    b"ionice": (b"-c", b"-n"),
+    b"taskset": (b"-c",),
+    b"nohup": (),
+    b"setsid": (),
+    b"command": (),
+    b"builtin": (),
+    b"stdbuf": (b"-i", b"-o", b"-e"),
+    b"chrt": (),
+    b"numactl": (b"-C", b"-N", b"-m"),
+    b"unbuffer": (),
+}
+_WRAPPER_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
+_DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
+_SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
+_SETUP = _DECLARERS | {b"cd", b"pushd", b"popd", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias"}
+_SETUP |= {b"unalias", b"shopt", b"module", b"ml", b"workon", b"deactivate"}
+_ACTIVATORS = frozenset({b"conda", b"mamba", b"micromamba", b"pyenv", b"nvm", b"spack"})
+_ACTIVATE = frozenset({b"activate", b"deactivate", b"shell", b"use", b"load", b"unload"})
+_SHELL_HOOK = re.compile(rb"(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b", re.DOTALL)
+_DETACH_OPTION = {
+    b"tmux": re.compile(rb"-[A-Za-z]*d"),
+    b"screen": re.compile(rb"-[A-Za-z]*d[A-Za-z]*m\w*"),
+    b"docker": re.compile(rb"-[it]*d[it]*|--detach"),
+    b"podman": re.compile(rb"-[it]*d[it]*|--detach"),
+}
+
+# A line that begins with one of these is worth a look whatever follows.
+NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | frozenset(_WRAPPERS) | frozenset(_DETACH_OPTION)
+NOTABLE |= {b"disown", b"eval"}
+
+
+class Anatomy:
+    """What one simple command is made of.
+
+    `setters` are the words that put a variable into its environment or the shell's, `unset` those that
+    take one of `MASKS` out, `cleared` the one that empties the environment. `declarer` is the word of an
+    `export`, `unset` or the like. `inner` are texts that it runs in a shell, with their offsets.
+    """
+
+    __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup", "unset")
+
+    def __init__(self, command: Command) -> None:
+        words = self._words = command.words
+        self.setters: list[Token] = []
+        self.unset: list[Token] = []
+        self.cleared: Token | None = None
+        self.declarer: Token | None = None
+        self.inner: list[tuple[Scan, int]] = []
+        at = 0
+        while at < len(words) and _ASSIGNMENT.match(words[at].text):
+            self.setters.append(words[at])
+            at += 1
+        wrappers = []
+        while at < len(words) and (wrapper := _basename(words[at])) in _WRAPPERS:
+            wrappers.append(wrapper)
+            at = self._skip_options(wrapper, at + 1)
+        self.name = name = _basename(words[at]) if at < len(words) else b""
+        arguments = words[at + 1 :]
+        texts = [literal(word.text) for word in arguments]
+        if name in _DECLARERS:
+            self.declarer = words[at]
+            self.setters += (w for w, text in zip(arguments, texts, strict=True) if _ASSIGNMENT.match(text))
+        elif name == b"unset":
+            self.declarer = words[at]
+            self.unset += (w for w, text in zip(arguments, texts, strict=True) if text in MASKS)
+        elif name == b"eval":
+            self._look_inside(arguments[:1])
+        elif name in _SHELLS:
+            for k, text in enumerate(texts):
+                if re.fullmatch(rb"-\w*c", text):
+                    self._look_inside(arguments[k + 1 : k + 2])
+        if at < len(words):
+            self.setup = _is_setup(name, texts)
+        else:  # assignments alone, or `exec` for its redirections
+            self.setup = bool(words) and wrappers in ([], [b"exec"])
+        option = _DETACH_OPTION.get(name)
+        self.detaches = name == b"disown" or (option is not None and any(map(option.fullmatch, texts)))
+        if b"setsid" in wrappers:  # it forks where it leads a group, as it does in a job
+            self.detaches |= not any(word.text in (b"-w", b"--wait") for word in words)
+
+    def _skip_options(self, wrapper: bytes, at: int) -> int:
+        """Pass over a wrapper's own words; collect what `env` sets and unsets."""
+        words = self._words
+        while at < len(words):
+            text = literal(words[at].text)
+            if _ASSIGNMENT.match(text):
+                self.setters.append(words[at])
+            elif not (text.startswith(b"-") or _WRAPPER_NUMBER.fullmatch(text)):
+                break
+            elif wrapper == b"env" and text in (b"-", b"-i", b"--ignore-environment"):
+                self.cleared = words[at]
+            elif wrapper == b"env" and text.startswith((b"-u", b"--unset=")) and text.endswith(MASKS):
+                self.unset.append(words[at])
+            elif text in _WRAPPERS[wrapper] and at + 1 < len(words):
+                if text in (b"-u", b"--unset") and literal(words[at + 1].text) in MASKS:
+                    self.unset += words[at : at + 2]
+                at += 1
+            at += 1
+        return at
+
+    def _look_inside(self, argument: tuple[Token, ...]) -> None:
+        """Scan a text that a shell will run, where its bytes stand in the line as they are."""
+        for word in argument:
+            raw = word.text
+            if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:
+                scan = Scan(raw[1:-1])
+                if not (scan.open or scan.dangling):
+                    self.inner.append((scan, word.start + 1))
+
+
+def _basename(word: Token) -> bytes:
+    text = literal(word.text)
+    return text if text in (b".", b"/") else text.rpartition(b"/")[2]
+
+
+def _is_setup(name: bytes, arguments: list[bytes]) -> bool:
+    if name in _ACTIVATORS:
+        return bool(arguments) and arguments[0] in _ACTIVATE
+    return name in _SETUP or (name == b"eval" and bool(_SHELL_HOOK.search(b" ".join(arguments))))

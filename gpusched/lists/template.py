@@ -1,0 +1,150 @@
+"""A command with placeholders -> the same with values in their places, quoted for the shell. Runs nothing.
+
+Only the names that were declared are placeholders: `{}`, `${X}`, `{a,b}` and awk's '{print}' stay what they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+
+from gpusched.common.quantities import nearest
+from gpusched.lists.command_parts import structure
+from gpusched.lists.shell_lexer import Scan, literal
+
+_BRACED = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}")
+_PLAIN = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+_IN_DOUBLE = re.compile(r'[\\$`"]')
+
+_VARIABLE_BEFORE = re.compile(r"\$\w+$", re.ASCII)
+
+# How the shell reads the place where a placeholder stands. _APART: as _BARE or _DOUBLE, where what stands beside it
+# would swallow a value without quotes, as in `$DIR{name}` and `{n}>log`.
+_BARE, _SINGLE, _DOUBLE = "no quotes", "single quotes", "double quotes"
+_BARE_APART, _DOUBLE_APART = "no quotes, apart", "double quotes, apart"
+
+
+class Template:
+    """A text with placeholders. `shell`: values are quoted as their place in the command asks for."""
+
+    def __init__(self, text: str, names: Collection[str], *, shell: bool = False) -> None:
+        self.text = text
+        self._pieces: list[str] = [text]  # text, name, text, name, … text
+        self._places: list[str] = []
+        if names and "{" in text:
+            found = re.compile(rf"(?<!\$)\{{({'|'.join(map(re.escape, names))})\}}")
+            self._pieces = found.split(text)
+            if shell and len(self._pieces) > 1:
+                self._places = list(_places(text, [match.start() for match in found.finditer(text)]))
+
+    @property
+    def names(self) -> set[str]:
+        """The placeholders in it."""
+        return set(self._pieces[1::2])
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """ValueError where a value cannot be quoted in its place."""
+        if len(self._pieces) == 1:
+            return self.text
+        parts = list(self._pieces)
+        for n, name in enumerate(self._pieces[1::2]):
+            value = values[name]
+            parts[2 * n + 1] = _quoted(name, value, self._places[n]) if self._places else value
+        return "".join(parts)
+
+
+def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """Braced words that are no placeholders but resemble one: offset, word, and what was probably meant."""
+    for match in _BRACED.finditer(text):
+        if match[1] not in names and (meant := nearest(match[1], names)):
+            yield match.start(), match[1], meant
+
+
+def undeclared(text: str, names: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Braced words that are no placeholders, where the shell would leave them as they are: offset and word."""
+    found = [match for match in _BRACED.finditer(text) if match[1] not in names]
+    plain = [
+        match for match in found if text[: match.start()][-1:] != "@" and text[match.end() :][:1] not in ("<", ">")
+    ]
+    for match, place in zip(plain, _places(text, [match.start() for match in plain]), strict=True):
+        if place in (_BARE, _DOUBLE):
+            yield match.start(), match[1]
+
+
+def _quoted(name: str, value: str, place: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"the value of {{{name}}} holds a NUL byte, and no command can")
+    if place in (_BARE, _BARE_APART):
+        return ("''" if place == _BARE_APART else "") + shlex.quote(value)
+    if place == _DOUBLE_APART:
+        return '""' + _IN_DOUBLE.sub(r"\\\g<0>", value)
+    if _PLAIN.fullmatch(value):
+        return value
+    if place == _SINGLE:
+        return value.replace("'", "'\\''")
+    if place == _DOUBLE:
+        return _IN_DOUBLE.sub(r"\\\g<0>", value)
+    raise ValueError(f"{{{name}}} stands in {place}, where {value[:60]!r} cannot be quoted")
+
+
+# ---- places ----------------------------------------------------------------------------------------
+
+
+def _places(text: str, offsets: list[int]) -> Iterator[str]:
+    """For each offset, how the shell reads what stands there."""
+    at = 0
+    heredocs: list[bytes] = []
+    todo = iter(offsets)
+    offset = next(todo, None)
+    while offset is not None:
+        end, scan = _command(text, at) if not heredocs else (_line_end(text, at), None)
+        while offset is not None and offset < end:
+            yield _place(text[at:offset], text[offset:end]) if scan is not None else "a here-document"
+            offset = next(todo, None)
+        if scan is None:
+            if text[at:end].strip("\t\n").encode("utf-8", "surrogateescape") == heredocs[0]:
+                heredocs.pop(0)
+        else:
+            heredocs += _delimiters(scan)
+        at = end
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end + 1
+
+
+def _command(text: str, at: int) -> tuple[int, Scan]:
+    """The lines at `at` that the shell reads as one: where they end, and their words."""
+    end = at
+    while True:
+        end = _line_end(text, end)
+        scan = Scan(text[at:end].removesuffix("\n").encode("utf-8", "surrogateescape"))
+        if end == len(text) or not (scan.open or scan.dangling):
+            return end, scan
+
+
+def _place(before: str, rest: str) -> str:
+    scan = Scan(before.encode("utf-8", "surrogateescape"))
+    if scan.comment >= 0:
+        return "a comment"
+    if scan.dangling:
+        return "the place behind a backslash"
+    kinds = [opener for opener, _ in scan.open]
+    if b"`" in kinds:
+        return "backquotes"
+    top = kinds[-1] if kinds else b""
+    if top in (b"", b"("):
+        beside = rest[rest.index("}") + 1 :][:1] in ("<", ">")
+        return _BARE_APART if beside or _VARIABLE_BEFORE.search(before) else _BARE
+    if top == b'"':
+        return _DOUBLE_APART if _VARIABLE_BEFORE.search(before) else _DOUBLE
+    return {b"'": _SINGLE, b"$'": "$'…'"}.get(top, "${…}")
+
+
+def _delimiters(scan: Scan) -> Iterator[bytes]:
+    if structure(scan).heredoc is not None:
+        for token, following in zip(scan.tokens, scan.tokens[1:], strict=False):
+            if token.text in (b"<<", b"<<-"):
+                yield literal(following.text)

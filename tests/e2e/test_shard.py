@@ -1,0 +1,498 @@
+"""`gpusched shard` from the split to the merged file: run, interrupted, killed, failed, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.box import Box, Ended, Row, wait_for
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+COLLECT = str(ROOT / "examples" / "collect.py")
+SCRIPT = """\
+import json, os, sys, time
+start, count, suffix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+while os.path.exists("wait"):
+    time.sleep(0.02)
+if os.path.exists(f"bad_{suffix}"):
+    sys.exit(f"{suffix} is bad")
+os.makedirs("out", exist_ok=True)
+with open(f"out/.{suffix}", "w") as file:
+    for item in range(start, start + count):
+        file.write(json.dumps({"item": item, "text": "x" * item}) + "\\n")
+os.rename(f"out/.{suffix}", f"out/{suffix}.jsonl")
+"""
+WORDS = ("python", "work.py", "{start}", "{count}", "{suffix}")
+MERGE = ("--merge", "out/{suffix}.jsonl", "--merge-output", "all.jsonl")
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with Box(tmp_path, "2") as box:
+        (box.work / "work.py").write_text(SCRIPT)
+        yield box
+
+
+def shard(box: Box, *options: str, words: tuple[str, ...] = WORDS, **environment: str) -> Ended:
+    return box.gpusched("shard", "--log-dir", "gpusched-runs/q", *options, "--", *words, **environment)
+
+
+def rows(box: Box) -> dict[str, Row]:
+    return {row.job.name: row for row in box.jobs("q") if row.job.listed}
+
+
+def attempts(box: Box) -> dict[str, int]:
+    return {name: len(row.attempts) for name, row in rows(box).items()}
+
+
+def merged(box: Box, name: str = "all.jsonl") -> list[int]:
+    return [json.loads(line)["item"] for line in box.read(name).splitlines()]
+
+
+def test_from_the_split_to_the_merged_file_and_nothing_twice(box: Box) -> None:
+    options = ("--total", "30", "--min-items-per-shard", "2", *MERGE)
+    found = shard(box, *options)
+    assert found.code == 0, found.text
+    assert merged(box) == list(range(30))
+    assert "shards   8 of 8 done, 30 of 30 items" in found.out
+    assert "merged   all.jsonl: 30 records of 8 parts" in found.out
+    assert shard(box, *options).code == 0
+    assert attempts(box) == {**{f"shard_{n:05}": 1 for n in range(8)}, "merge": 1}
+    queue = box.queue("q")
+    assert (queue / "shard_plan.json").stat().st_mode & 0o777 == 0o600
+    plan = json.loads((queue / "shard_plan.json").read_text())
+    assert plan["shards"][7] == {
+        "shard": 7, "suffix": "shard_00007", "start": 27, "end": 30, "count": 3, "seed": plan["shards"][7]["seed"],
+        "items_file": None, "outputs": [f"{box.work}/out/shard_00007.jsonl"],
+    }  # fmt: skip
+    assert len(list((queue / "logs").glob("*.out.log"))) == 9
+
+    for other in (("--num-shards", "4"), ("--total", "31"), ("--strided",), ("--seed-base", "3")):
+        refused = shard(box, *options, *other, words=(*WORDS, "{num_shards}"))
+        assert refused.code == 2, refused.text  # another command in this directory
+        refused = shard(box, *options, *other)
+        assert refused.code == 2, refused.text
+        if "--strided" not in other:
+            assert "8 shards of 8 done: shard_00000, shard_00001" in refused.err
+            assert "--log-dir NEW begins anew" in refused.err
+    assert attempts(box)["shard_00000"] == 1
+
+
+def test_items_of_a_table_shuffled_and_strided_come_back_in_order(box: Box) -> None:
+    lines = [f'{n},"a\n{n}",{n % 5}\n' for n in range(23)]
+    (box.work / "in.csv").write_text("id,text,w\n" + "".join(lines))
+    copy = (
+        "import csv, json, sys; rows = csv.DictReader(open(sys.argv[1], newline=''));"
+        "open(sys.argv[2], 'w').writelines(json.dumps(dict(row, item=int(row['id']))) + '\\n' for row in rows)"
+    )
+    (box.work / "take.py").write_text(copy)
+    words = ("python", "take.py", "{items_file}", "{output_dir}/{suffix}.jsonl")
+    for n, options in enumerate(
+        (("--weights", "w"), ("--strided",), ("--shuffle", "7"), ("--shuffle", "7", "--strided"))
+    ):
+        found = box.gpusched(
+            "shard", "--items=in.csv", "--log-dir", f"gpusched-runs/q{n}", "--output-dir", f"o {n}", "--num-shards=3",
+            "--merge", "{output_dir}/{suffix}.jsonl", "--merge-output", f"all{n}.jsonl", *options, "--", *words,
+        )  # fmt: skip
+        assert found.code == 0, found.text
+        assert merged(box, f"all{n}.jsonl") == list(range(23))
+        assert sorted(os.listdir(box.queue(f"q{n}") / "items")) == [
+            "shard_00000.csv",
+            "shard_00001.csv",
+            "shard_00002.csv",
+        ]
+
+
+def test_other_items_are_other_work(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
+    options, words = ("--items", "in.txt", "--num-shards", "2"), ("cat", "{items_file}")
+    assert shard(box, *options, words=words).code == 0
+    assert shard(box, *options, words=words).code == 0
+    assert sorted(row.said() for row in box.jobs("q")) == ["0\n1\n2\n3\n", "4\n5\n6\n7\n"]
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(1, 9)))
+    refused = shard(box, *options, words=words)
+    assert refused.code == 2
+    assert "2 shards of 2 done: gpu_0, gpu_1" in refused.err
+    assert f"the items in {box.work}/in.txt are others than when its shards were made" in refused.err
+    for other, said in (("--suffix=shard", "the suffix gpu_0, and"), ("--seed-base=3", "the seed ")):
+        (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
+        refused = shard(box, *options, other, words=words)
+        assert refused.code == 2 and f"its first shard has {said}" in refused.err
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: bool) -> None:
+    (box.work / "bad_gpu_1").touch()
+    options = ("--total", "20", "--num-shards", "3", "--suffix", "gpu", *MERGE)
+    found = shard(box, *options)
+    assert found.code == 1
+    assert "missing  gpu_1 (items 7-13)" in found.out
+    assert "held     merge: until what is missing has succeeded" in found.out
+    assert rows(box)["merge"].state == "held"
+    assert not (box.work / "all.jsonl").exists()
+    told = json.loads(shard(box, *options, "--json").out)["groups"][0]
+    assert told["missing"] == [{"name": "gpu_1", "items": "7-13"}]
+    assert [each["name"] for each in told["times"]] == ["gpu_0", "gpu_2"]
+    refused = shard(box, *options, "--num-shards", "4")
+    assert refused.code == 2
+    assert "2 shards of 3 done: gpu_0, gpu_2\n  missing: items 7-13\n  --num-shards 3 and the other" in refused.err
+    (box.work / "bad_gpu_1").unlink()
+    if by_hand:
+        assert box.gpusched("requeue", "gpu_1", "-q", "q").code == 0
+        assert shard(box, *options).code == 0
+    else:
+        assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 2, "gpu_2": 1, "merge": 1}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_part_of_it_is_merged_if_that_is_allowed_and_the_whole_in_the_end(box: Box, by_hand: bool) -> None:
+    (box.work / "bad_gpu_0").touch()
+    options = ("--total", "20", "--num-shards", "2", *MERGE, "--allow-partial")
+    said = shard(box, *options)
+    assert said.code == 1 and re.search(r"merged +\S+: 10 records of 1 part, INCOMPLETE", said.out), said
+    assert merged(box) == list(range(10, 20))
+    before = attempts(box)
+    assert shard(box, *options).code == 1
+    assert attempts(box) == before
+    (box.work / "bad_gpu_0").unlink()
+    if by_hand:
+        assert box.gpusched("requeue", "gpu_0", "-q", "q").code == 0
+        assert shard(box, *options).code == 0
+    else:
+        assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(20))
+    assert shard(box, *options).code == 0
+    assert attempts(box)["gpu_0"] == 2
+
+
+def test_why_a_merge_has_failed_is_told_at_the_end(box: Box) -> None:
+    said = shard(box, "--total", "8", "--num-shards", "2", "--merge", "none/{suffix}.jsonl")
+    assert said.code == 1 and re.search(r"wrong +.*no shard has left a file", said.out), said
+
+
+def test_shards_that_were_held_for_failures_go_on_when_the_failed_ones_are_tried_again(box: Box) -> None:
+    for n in range(6):
+        (box.work / f"bad_gpu_{n}").touch()
+    options = ("--total", "30", "--num-shards", "6", "--suffix", "gpu", *MERGE, "--max-gpus", "1")
+    assert shard(box, *options).code == 1
+    assert sorted(row.state for row in rows(box).values()) == ["failed"] * 3 + ["held"] * 4
+    for n in range(6):
+        (box.work / f"bad_gpu_{n}").unlink()
+    assert shard(box, *options, "--retry-failed").code == 0
+    assert merged(box) == list(range(30))
+
+
+def test_the_plan_stays_when_the_gpus_are_others(box: Box) -> None:
+    (box.work / "bad_shard_00003").touch()
+    assert shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2").code == 1
+    (box.work / "bad_shard_00003").unlink()
+    found = shard(box, "--total", "30", *MERGE, "--min-items-per-shard", "2", "--gpu-list", "1", "--retry-failed")
+    assert found.code == 0, found.text
+    assert merged(box) == list(range(30))
+    assert attempts(box) == {f"shard_{n:05}": 1 + (n == 3) for n in range(8)} | {"merge": 1}
+
+
+def test_a_shard_that_was_cancelled_is_missing(box: Box) -> None:
+    (box.work / "wait").touch()
+    options = ("--total", "20", "--num-shards", "3", *MERGE)
+    running = box.start("shard", "--log-dir", "gpusched-runs/q", *options, "--", *WORDS)
+    wait_for(lambda: box.queue("q").exists() and box.running("q") == 2)
+    assert box.gpusched("cancel", "shard_00002", "-q", "q").code == 0
+    (box.work / "wait").unlink()
+    ended = running.wait()
+    assert ended.code == 1, ended.text
+    assert "2 of 3 done, 14 of 20 items" in ended.out
+    assert "missing  shard_00002 (items 14-19)" in ended.out
+    assert "gpusched requeue JOB -q q" in ended.out
+    assert not (box.work / "all.jsonl").exists()
+    assert box.gpusched("requeue", "shard_00002", "-q", "q").code == 0
+    ended = shard(box, *options)
+    assert ended.code == 0 and "3 of 3 done, 20 of 20 items" in ended.out, ended.text
+    assert merged(box) == list(range(20))
+
+
+def test_the_merge_that_is_told_of_is_the_one_that_ran_last(box: Box) -> None:
+    (box.work / "bad_gpu_1").touch()
+    options = ("--total", "20", "--num-shards", "2", *MERGE)
+    assert shard(box, *options).code == 1
+    partly = shard(box, *options, "--allow-partial")
+    assert "10 records of 1 part" in partly.out, partly.text
+    (box.work / "bad_gpu_1").unlink()
+    whole = shard(box, *options, "--retry-failed")
+    assert whole.code == 0 and "merged   all.jsonl: 20 records of 2 parts" in whole.out, whole.text
+    assert "INCOMPLETE" not in whole.out
+
+
+def test_without_one_finished_shard_the_split_may_be_another(box: Box) -> None:
+    for n in range(4):
+        (box.work / f"bad_gpu_{n}").touch()
+    options = ("--total", "30", "--suffix", "gpu", *MERGE)
+    assert shard(box, *options, "--num-shards", "2").code == 1
+    for n in range(4):
+        (box.work / f"bad_gpu_{n}").unlink()
+    assert shard(box, *options, "--num-shards", "4").code == 0
+    assert merged(box) == list(range(30))
+
+
+BY_ITEMS = ("shard", "--log-dir", "gpusched-runs/q", "--items", "in.txt", "--num-shards", "2", "--output-dir", "out")
+TO_ALL = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp", "{items_file}", "out/{suffix}.txt")
+SLOWLY = """\
+import time
+from gpusched.cli.main import main
+from gpusched.host import shardfiles
+
+write_items = shardfiles.write_items
+def slowly(*given, **more):
+    open("writing", "w").close()
+    time.sleep(1)  # a dispatcher that is free to start what waits has started it by now
+    write_items(*given, **more)
+shardfiles.write_items = slowly
+main()
+"""
+
+
+def test_another_split_first_takes_back_what_a_live_dispatcher_could_start(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    colleagues = [box.colleague(gpu, 4000) for gpu in (0, 1)]
+    first = box.start(*BY_ITEMS, *TO_ALL)
+    wait_for((box.queue("q") / "dispatcher.log").exists)
+    wait_for(lambda: "dispatching" in (box.queue("q") / "dispatcher.log").read_text())
+    second = box.spawn("-c", SLOWLY, *BY_ITEMS, "--strided", *TO_ALL, program=(sys.executable,))
+    wait_for((box.work / "writing").exists)
+    for colleague in colleagues:
+        colleague.kill()
+        colleague.wait()
+    assert second.wait().code in (0, 75)
+    assert first.wait().code in (0, 75)
+    assert box.read("all.txt").splitlines() == [str(n) for n in range(20)]
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_what_a_start_that_was_killed_has_taken_back_runs_at_the_next(box: Box) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    killed = box.start(*BY_ITEMS, "--max-checks", "1000", *TO_ALL)
+    wait_for(lambda: (box.queue("q") / "queue.db").exists() and len(box.jobs("q")) == 3)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    (box.work / "writing").unlink(missing_ok=True)
+    killed = box.spawn("-c", SLOWLY, *BY_ITEMS, "--strided", *TO_ALL, program=(sys.executable,))
+    wait_for((box.work / "writing").exists)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    assert {row.job.state for row in box.jobs("q")} == {"cancelled"}
+    for _ in range(2):
+        ended = box.gpusched(*BY_ITEMS, *TO_ALL)
+        assert ended.code == 0, ended.text
+    assert box.read("all.txt").splitlines() == [str(n) for n in range(20)]
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_without_its_plan_only_the_same_split_goes_on(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2")
+    assert shard(box, *options).code == 0
+    (box.queue("q") / "shard_plan.json").unlink()
+    refused = shard(box, "--total", "20", "--num-shards", "4")
+    assert refused.code == 2
+    assert "its plan is gone, 2 of its shards are done or run, and this start cuts in another way" in refused.err
+    assert not (box.queue("q") / "shard_plan.json").exists()
+    assert shard(box, *options, *MERGE).code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_a_merged_file_that_is_gone_is_made_again(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2", "--merge", "out/{suffix}.jsonl", "--merge-output", "new/all.jsonl")
+    for _ in range(2):
+        assert shard(box, *options).code == 0
+        assert merged(box, "new/all.jsonl") == list(range(20))
+    (box.work / "new" / "all.jsonl").unlink()
+    assert shard(box, *options).code == 0
+    assert merged(box, "new/all.jsonl") == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_other_ways_to_merge_merge_again_and_do_no_shard_again(box: Box) -> None:
+    options = ("--total", "20", "--num-shards", "2")
+    assert shard(box, *options).code == 0
+    assert shard(box, *options, "--merge", "out/{suffix}.jsonl").code == 0
+    assert merged(box, "out/merged.jsonl") == list(range(20))
+    assert shard(box, *options, *MERGE, "--merge-key", "item").code == 0
+    assert shard(box, *options, *MERGE, "--merge-key", "text").code == 0
+    assert merged(box) == list(range(20))
+    assert attempts(box) == {"gpu_0": 1, "gpu_1": 1, "merge": 1}
+
+
+def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
+    options = ("--total", "10", "--num-shards", "2", "--strided", "--dry-run", "--merge", "out/{suffix}.txt")
+    words = ("python", "x.py", "{start}", "{end}", "{num_shards}", "it's {suffix}")
+    found = shard(box, *options, words=words)
+    assert found.code == 0, found.err
+    assert "gpu_1  1-9 by 2      5  python x.py 1 10 2 'it'\"'\"'s gpu_1'" in found.out
+    assert "10 items in 2 shards, queue gpusched-runs/q: nothing was changed" in found.out
+    told = json.loads(shard(box, *options, "--json", words=words).out)
+    assert [shlex.split(each["command"])[-1] for each in told["shards"]] == ["it's gpu_0", "it's gpu_1"]
+    assert not (box.work / "gpusched-runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "why"),
+    [
+        (("--total", "9", "--gpu-list", "0,5"), WORDS, "5"),
+        (("--total", "9"), ("python", "x.py", "{strat}", "{count}"), "did you mean {start}?"),
+        (("--total", "9"), ("python", "x.py", "{start}", "{output_dir}", "{end}"), "--output-dir"),
+        (("--total", "9"), ("export A={start}{end}",), "sets something up"),
+        (("--total", "0"), WORDS, "no items"),
+        (("--total", "9", "--items", "x"), WORDS, "Either --total N or --items FILE"),
+        ((), WORDS, "Either --total N or --items FILE"),
+        (("--items", "none*.txt"), WORDS, "no file matches"),
+        (("--total", "9", "a.txt"), WORDS, "A glob for --items goes in quotes"),
+        (("--total", "9", "--shard-size", "2", "--num-shards", "2"), WORDS, "not both"),
+        (("--total", "9", "--merge-output", "x"), WORDS, "Without --merge PATTERN"),
+        (("--total", "9", "--merge", "x/{suffix}.bin"), WORDS, ".bin cannot be merged"),
+        (
+            ("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a.npz"),
+            WORDS,
+            "is .pt, and --merge-output .npz",
+        ),
+        (("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a"), WORDS, "says no format that can be merged"),
+        (
+            ("--total", "9", "--merge", "{output_dir}/{suffix}.txt"),
+            WORDS,
+            "--merge: {output_dir} stands for --output-dir",
+        ),
+        (("--items", "/dev/null"), WORDS, "--items /dev/null: is a pipe or a device"),
+        (("--items", "empty.txt"), WORDS, "--items empty.txt: there is no item in it"),
+        (("--total", "9", "--suffix", "\U0001f600" * 70 + "{shard}"), WORDS, "makes no suffixes"),
+        (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this lies in the copy"),
+        (
+            ("--total", "9", "--merge", "a/{suffix}.txt", "--merge", "b/{suffix}.txt", "--merge-output", "."),
+            WORDS,
+            "the same name as that of a/{suffix}.txt",
+        ),
+        (("--total", "9", "--merge", "\x1b{suffix}.xyz"), WORDS, r"--merge \x1b{suffix}.xyz: .xyz cannot be merged"),
+    ],
+)
+def test_what_cannot_be_is_refused(box: Box, options: tuple[str, ...], words: tuple[str, ...], why: str) -> None:
+    (box.work / "empty.txt").touch()
+    found = shard(box, *options, words=words)
+    assert found.code == 2, found.text
+    assert why in found.err
+    assert "Traceback" not in found.err
+    assert not (box.work / "gpusched-runs").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused_as_by_run(box: Box) -> None:
+    box.write("true")
+    ours, theirs = shard(box, "--total", "9", "--gpu-list", "7"), box.gpusched("run", "list.txt", "--gpu-list", "7")
+    assert ours.err == theirs.err
+    assert "0" in ours.err and "1" in ours.err
+
+
+def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
+    options = ("--log-dir", "gpusched-runs/q", "--total", "20", *MERGE, "--", *WORDS)
+    (box.work / "wait").touch()
+    running = box.start("shard", *options)
+    wait_for(lambda: box.running("q"))
+    beside = shard(box, "--total", "20", *MERGE)
+    assert beside.code == 75, beside.text
+    shown = box.gpusched("status", "-q", "q")
+    assert "shards  " in shown.out and "20 items" in shown.out
+    group = json.loads(box.gpusched("status", "-q", "q", "--json").out)["queues"][0]["groups"][0]
+    assert (group["jobs"], group["items"]) == (4, 20)
+    refused = shard(box, "--total", "20", "--num-shards", "2", *MERGE)
+    assert refused.code == 2 and "running: " in refused.err
+    (box.work / "wait").unlink()
+    assert running.wait().code == 0
+    assert merged(box) == list(range(20))
+
+
+def test_the_command_that_status_tells_to_go_on_with_goes_on(box: Box) -> None:
+    (box.work / "wait").touch()
+    words = ("shard", "--total", "20", "--num-shards", "2", *MERGE, "--max-gpus", "1", "--suffix=gpu", "--", *WORDS)
+    running = box.start(*words, "--hub_token", "s3cretS3cret99")
+    wait_for(lambda: any(box.running(name) for name in iter_queues(box)))
+    running.signal(signal.SIGKILL)
+    running.process.wait()
+    name = next(iter_queues(box))
+    said = box.gpusched("status", "-q", name).out
+    line = next(line for line in said.splitlines() if "gpusched shard" in line).partition("gpusched shard ")[2]
+    assert "s3cret" not in said
+    assert line.startswith(
+        "--total 20 --num-shards 2 --suffix gpu --merge 'out/{suffix}.jsonl' --merge-output all.jsonl"
+    )
+    assert line.partition(" -- ")[0].endswith(" --max-gpus 1")
+    (box.work / "wait").unlink()
+    assert (
+        box.gpusched(
+            "shard", *shlex.split(line.replace("'***'", "s3cretS3cret99").replace("***", "s3cretS3cret99"))
+        ).code
+        == 0
+    )
+    assert merged(box) == list(range(20))
+    assert [len(row.attempts) for row in box.jobs(name)] == [1, 1, 1]
+
+
+def iter_queues(box: Box) -> Iterator[str]:
+    folder = box.work / "gpusched-runs"
+    return iter(sorted(os.listdir(folder)) if folder.exists() else ())
+
+
+COPY = 'sleep 0.15; mkdir -p "$2"; cp "$1" "$2/.$3"; mv "$2/.$3" "$2/copy_$3.txt"\n'
+
+
+@pytest.mark.parametrize(("seed", "form"), [(0, "jsonl"), (1, "txt")])
+def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: Box, seed: int, form: str) -> None:
+    (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(60)))
+    (box.work / "copy.sh").write_text(COPY)
+    words: tuple[str, ...] = ("bash", "copy.sh", "{items_file}", "{output_dir}", "{suffix}")
+    options: tuple[str, ...] = ("--items", "in.txt", "--shuffle", "5", "--strided")
+    if form == "jsonl":
+        words = (
+            "python", COLLECT, "--data_start_idx", "{start}", "--max_samples", "{count}", "--output_suffix", "{suffix}",
+            "--seed", "{seed}", "--format", "jsonl", "--seconds", "0.01", "--output-dir", "{output_dir}",
+        )  # fmt: skip
+        options = ("--total", "60")
+    options += ("--min-items-per-shard", "5", "--merge", f"{{output_dir}}/*_{{suffix}}.{form}")
+    whole = box.gpusched("shard", *options, "--output-dir", "whole", "--merge-output", f"whole.{form}", "--", *words)
+    assert whole.code == 0, whole.text
+    rng = random.Random(seed)
+    again = ("shard", "--log-dir", "gpusched-runs/q", *options, "--output-dir", "o", "--merge-output", f"again.{form}")
+    kills = 0
+    while kills < 6:
+        running = box.start(*again, "--", *words)
+        time.sleep(rng.choice([0.1, 0.3, 0.6, 1.0]) * rng.random())
+        if running.process.poll() is not None:
+            break
+        os.killpg(running.pid, signal.SIGKILL)
+        running.process.wait()
+        if kills % 3 == 1:  # twice everything else too, as when the box goes down
+            for pid in box.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        kills += 1
+    assert kills
+    ended = box.gpusched(*again, "--", *words)
+    assert ended.code == 0, ended.text
+    assert box.read(f"again.{form}") == box.read(f"whole.{form}") != ""
+    lines = box.read(f"again.{form}").splitlines()
+    assert [json.loads(line)["index"] if form == "jsonl" else int(line) for line in lines] == list(range(60))
+    for row in box.jobs("q"):
+        assert row.state == "succeeded"
+        assert sum(attempt.outcome is not None and attempt.outcome.ok for attempt in row.attempts) == 1
+    left = {name for name in os.listdir(box.work) if "again" in name}
+    assert left == {f"again.{form}", "again_merged_metadata.json"}

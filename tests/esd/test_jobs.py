@@ -1,0 +1,393 @@
+"""What an experiment of spectral analysis plans: jobs, budgets, what is done, what has failed, and its summary."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpusched.commands.esd.__main__ import _parser
+
+from gpusched.cli.features.esd import esd
+from gpusched.cli.features.esd_report import page
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.tensor_headers import Shapes, TensorShape
+from gpusched.core.jobs.reconcile import Held, identity
+from gpusched.core.model import MIB, JobState
+from gpusched.esd.config import CHOICES, OF_A_RUN, EsdConfig
+from gpusched.esd.jobs import EsdExperiment, Model
+from gpusched.esd.model_list import ModelRow
+from gpusched.esd.model_record import CONVENTION, file_stem, options_of
+from gpusched.lists.joblist import JobFile
+from gpusched.views.tables import write
+
+ROW = {"source_model", "relation", "revision"}  # of a single model; a list has columns
+HEAD = "full_name,source_model,base_model_relation"
+UP = TensorShape("up", (11008, 4096), "BF16")
+
+
+@dataclass
+class Workshop:
+    """Runs nothing: `ends` says how each job ends, by name."""
+
+    output: Path
+    cards: Sequence[int] = (80_000 * MIB,)
+    known: Mapping[str, Shapes] = field(default_factory=dict)
+    ends: Mapping[str, JobState] = field(default_factory=dict)
+    jobs: dict[tuple[bytes, int], tuple[str, JobState]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    asked: list[Model] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+    def held(self) -> Sequence[Held]:
+        return [Held(n, *key, state, "") for n, (key, (_, state)) in enumerate(self.jobs.items())]
+
+    def budgets(self) -> Sequence[int]:
+        return self.cards
+
+    def at_once(self) -> int:
+        return 2
+
+    def shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
+        self.asked += models
+        return {model: self.known.get(model[0], Shapes(why_not="it is not here")) for model in models}
+
+    def run(self, jobs: JobFile, *, complete: bool) -> int:
+        failed = False
+        for spec in jobs.specs:
+            key, name = (identity(spec), spec.occurrence), spec.attributes.name
+            if key in self.jobs and self.jobs[key][1] is not JobState.QUEUED:
+                failed |= self.jobs[key][1] is JobState.FAILED
+                continue
+            state = self.ends.get(name, JobState.SUCCEEDED)
+            self.jobs[key] = name, state
+            self.ran.append(name)
+            if state is JobState.SUCCEEDED:
+                leave(self.output, name)
+            failed |= state is JobState.FAILED
+        return EXIT_SOME_FAILED if failed else EXIT_OK
+
+    def outcomes(self) -> Mapping[str, str]:
+        found = {name: f"{state.value}: exit 9" for name, state in self.jobs.values()}
+        return {name: text for name, text in found.items() if not text.startswith("succeeded")}
+
+    def prepare(self, directory: str) -> None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+
+    def write(self, path: str, text: str) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+
+
+def leave(output: Path, name: str, *, success: bool = True, **more: Any) -> None:
+    """What an analysis leaves of a model."""
+    stem = file_stem(name)
+    for room in ("records", "per_model_csv"):
+        (output / room).mkdir(parents=True, exist_ok=True)
+    table = f"longname,alpha\n{name},3.0\n"
+    (output / f"per_model_csv/{stem}.csv").write_text(table)
+    record = {
+        "name": name,
+        "success": success,
+        "convention": CONVENTION,
+        "revision": "",
+        "options": options_of({}),
+        "layers": 4,
+        "alpha_mean": 3.0,
+        "skipped": [],
+        "csv": {"size": len(table)},
+        "error": None if success else {"stage": "load", "reason": "cut\x1b[2J short"},
+        **more,
+    }
+    (output / f"records/{stem}.json").write_text(json.dumps(record))
+
+
+class Place:
+    """A list and an output directory."""
+
+    def __init__(self, directory: Path, *lines: str) -> None:
+        self.list = directory / "atlas.csv"
+        self.output = directory / "out"
+        self.list.write_text("\n".join([HEAD, *lines]) + "\n")
+        self.shop = Workshop(self.output)
+
+    def experiment(self, **options: Any) -> EsdExperiment:
+        return EsdExperiment(EsdConfig(model_list=str(self.list), output_dir=str(self.output), **options), self.shop)
+
+    def summary(self) -> list[dict[str, str]]:
+        return list(csv.DictReader((self.output / "esd_results_summary.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, "acme/a,,base", "acme/b,,base", "lab/a-lora,acme/a,adapter")
+
+
+def test_one_job_a_model_and_a_summary_in_the_order_of_the_list(place: Place) -> None:
+    leave(place.output, "lab/a-lora")  # without its base in the options: of another analysis
+    experiment = place.experiment()
+    plan = experiment.plan()
+    assert [spec.attributes.name for spec in plan.jobs.specs] == ["acme/a", "lab/a-lora", "acme/b"]
+    assert [spec.line for spec in plan.jobs.specs] == [2, 4, 3]
+    assert experiment.run() == EXIT_OK
+    assert [row["name"] for row in place.summary()] == ["acme/a", "acme/b", "lab/a-lora"]
+    assert [row["success"] for row in place.summary()] == ["true", "true", ""]
+    assert place.summary()[2]["error_stage"] == "waiting"
+
+
+def test_what_is_done_is_not_run_again_and_told(place: Place) -> None:
+    leave(place.output, "acme/a")
+    leave(place.output, "acme/b", revision="v2")
+    experiment = place.experiment()
+    experiment.run()
+    assert place.shop.ran == ["acme/b", "lab/a-lora"]
+    assert "1 of 3 are done (--overwrite does them again)" in place.shop.told
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output: (output / "per_model_csv/acme--a.csv").unlink(),
+        lambda output: (output / "per_model_csv/acme--a.csv").write_text("cut"),
+        lambda output: (output / "records/acme--a.json").write_text("{"),
+        lambda output: leave(output, "acme/a", convention=CONVENTION + 1),
+        lambda output: leave(output, "acme/a", options=options_of({"bins": 7})),
+    ],
+)
+def test_what_is_not_whole_or_otherwise_made_is_run_again(place: Place, spoil: Any) -> None:
+    place.experiment().run()
+    assert place.shop.ran == ["acme/a", "lab/a-lora", "acme/b"]
+    spoil(place.output)
+    place.shop.ran.clear()
+    place.experiment().run()
+    assert "acme/a" in place.shop.ran and "acme/b" not in place.shop.ran
+
+
+def test_a_failure_is_told_and_not_tried_again_until_it_is_asked_for(place: Place) -> None:
+    leave(place.output, "acme/a", success=False)
+    place.shop.ends = {"acme/b": JobState.FAILED}
+    assert place.experiment().run() == EXIT_SOME_FAILED
+    assert place.shop.ran == ["acme/b", "lab/a-lora"]
+    rows = {row["name"]: row for row in place.summary()}
+    assert (rows["acme/a"]["error_stage"], rows["acme/a"]["error_reason"]) == ("load", "cut\\x1b[2J short")
+    assert (rows["acme/b"]["error_stage"], rows["acme/b"]["error_reason"]) == ("job", "failed: exit 9")
+    place.shop.ran.clear()
+    place.shop.told.clear()
+    assert place.experiment().run() == EXIT_SOME_FAILED
+    assert place.shop.ran == ["lab/a-lora"]  # whose record is of another analysis here
+    assert any("2 of 3 failed before" in text and "--retry-failed" in text for text in place.shop.told)
+    assert {spec.attributes.name for spec in place.experiment(retry_failed=True).plan().jobs.specs} >= {
+        "acme/a",
+        "acme/b",
+    }
+
+
+def test_what_has_failed_alone_needs_no_gpu(tmp_path: Path) -> None:
+    place = Place(tmp_path, "acme/a,,base")
+    place.shop.ends = {"acme/a": JobState.FAILED}
+    place.experiment().run()
+    place.shop.budgets = lambda: pytest.fail("asked for GPUs")  # type: ignore[method-assign]
+    plan = place.experiment().plan()
+    assert len(plan.jobs.specs) == 1 and not plan.has_work
+    assert place.experiment().run() == EXIT_SOME_FAILED
+
+
+def test_overwrite_that_fails_is_not_taken_for_the_success_of_before(place: Place) -> None:
+    place.experiment().run()
+    place.shop.ends = {"acme/a": JobState.FAILED}
+    for _ in range(2):
+        experiment = place.experiment(overwrite=True)
+        assert experiment.run() == EXIT_SOME_FAILED
+        assert [(result.name, result.stage, result.reason) for result in experiment.summary.failed] == [
+            ("acme/a", "job", "failed: exit 9")
+        ]
+        assert experiment.summary.listed[1].success
+    experiment = place.experiment()
+    assert experiment.run() == EXIT_OK, "what it left before is whole, and counts when nothing else is asked for"
+    assert experiment.summary.listed[0].success
+
+
+def test_overwrite_goes_on_where_it_was_stopped(place: Place) -> None:
+    for name in ("acme/a", "acme/b"):
+        leave(place.output, name)
+    place.experiment(overwrite=True).run()
+    assert place.shop.ran == ["acme/a", "lab/a-lora", "acme/b"]
+    plan = place.experiment(overwrite=True).plan()
+    assert len(plan.run) == 3, "all has ended: it is done once more"
+    assert {spec.occurrence for spec in plan.jobs.specs} == {2}
+    key = next(iter(place.shop.jobs))
+    place.shop.jobs[key] = "acme/a", JobState.RUNNING  # as if the dispatcher had been killed
+    plan = place.experiment(overwrite=True).plan()
+    assert [row.name for row in plan.run] == ["acme/a"]
+    assert [row.name for row in plan.done] == ["acme/b", "lab/a-lora"]
+
+
+def test_what_a_colleague_broke_is_one_row_and_the_summary_tells_of_what_is_not_listed(tmp_path: Path) -> None:
+    place = Place(tmp_path, "acme/a,,base", "-x,,base")
+    leave(place.output, "elsewhere/c")
+    (place.output / "records/junk.json").write_text("[]")
+    assert place.experiment().run() == EXIT_SOME_FAILED
+    assert [(row["name"], row["success"], row["notes"]) for row in place.summary()] == [
+        ("acme/a", "true", ""),
+        ("-x", "false", ""),
+        ("elsewhere/c", "true", "not in this list"),
+    ]
+
+
+def test_of_many_repeated_lines_a_few_are_told(tmp_path: Path) -> None:
+    place = Place(tmp_path, *["acme/a,,base"] * 200)
+    experiment = place.experiment()
+    experiment.tell(experiment.plan())
+    assert len(place.shop.told) == 7
+    assert "and 194 more lines of the list that are repeated or left out" in place.shop.told
+
+
+def test_pictures_that_are_missing_are_told_at_the_end(place: Place) -> None:
+    experiment = place.experiment(plots=True)
+    experiment.run()
+    out = io.StringIO()
+    shop: Any = SimpleNamespace(place=SimpleNamespace(exists=lambda: False))
+    write(out, page(experiment, shop))
+    assert "of 2 models could not be drawn (acme/a, …); the logs say why" in out.getvalue()
+
+
+def test_what_was_skipped_is_listed(place: Place) -> None:
+    skipped = [{"tensor": "w\n1", "shape": "3x4", "dtype": "I8", "reason": "quantised"}]
+    leave(place.output, "acme/a", skipped=skipped)
+    place.experiment().summarise()
+    rows = list(csv.reader((place.output / "skipped.csv").read_text().splitlines()))
+    assert rows == [["model", "tensor", "shape", "dtype", "reason"], ["acme/a", "w 1", "3x4", "I8", "quantised"]]
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def test_budgets_follow_the_shapes_of_the_base(place: Place) -> None:
+    place.shop.known = {"acme/a": Shapes((UP,))}
+    specs = {spec.attributes.name: spec.attributes for spec in place.experiment().plan().jobs.specs}
+    assert specs["acme/a"].mem_bytes == specs["lab/a-lora"].mem_bytes
+    assert 1000 * MIB < (specs["acme/a"].mem_bytes or 0) < 2000 * MIB
+    assert specs["acme/b"].mem_bytes is None
+    assert sorted(place.shop.asked) == [("acme/a", ""), ("acme/b", "")]
+    assert "each has its GPU alone (acme/b: it is not here)" in place.shop.told[-1]
+
+
+def test_an_adapter_without_a_source_is_followed_to_its_base(tmp_path: Path) -> None:
+    place = Place(tmp_path, "lab/x,,adapter", "lab/loop,,adapter")
+    loop = Shapes(base="lab/loop", why_not="it is an adapter")
+    place.shop.known = {"lab/x": Shapes(base="acme/a"), "acme/a": Shapes((UP,)), "lab/loop": loop}
+    specs = place.experiment().plan().jobs.specs
+    assert [spec.attributes.mem_bytes is None for spec in specs] == [False, True]
+
+
+def test_a_layer_too_large_for_every_card_is_said_and_the_model_runs_alone(place: Place) -> None:
+    place.shop.known = {"acme/a": Shapes((UP,))}
+    place.shop.cards = (1000 * MIB, 800 * MIB)
+    plan = place.experiment().plan()
+    assert {spec.attributes.mem_bytes for spec in plan.jobs.specs} == {None}
+    said = next(text for text in place.shop.told if text.startswith("acme/a:"))
+    assert "its largest layer, up (11008×4096), needs" in said and "can give 1000" in said and "on the CPU" in said
+
+
+def test_without_gpus_nothing_is_asked(place: Place) -> None:
+    place.shop.cards = ()
+    assert all(spec.attributes.mem_bytes is None for spec in place.experiment().plan().jobs.specs)
+    assert not place.shop.asked
+
+
+# ---- commands and options --------------------------------------------------------------------------
+
+
+def test_a_command_says_what_is_not_the_default(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    experiment = place.experiment(layers="attn|it's", bins=50, farms=True, parallel_gpu=False)
+    row = replace(experiment.models.rows[2], revision="v1", name="lab/a-lora@v1")
+    words = experiment.build_command(row)[1:]
+    assert words == [
+        *("-m", "gpusched.commands.esd", "--model", "lab/a-lora", "--output-dir", str(place.output)),
+        *("--name", "lab/a-lora@v1", "--source-model", "acme/a", "--relation", "adapter", "--revision", "v1"),
+        *("--bins", "50", "--layers", "attn|it's", "--farms", "--no-parallel-gpu"),
+    ]
+    spec = experiment.plan().jobs.specs[0]
+    assert shlex.split(spec.command.decode())[0].startswith("OMP_NUM_THREADS=")
+    assert not spec.text.startswith(b"OMP"), "how many cores there are makes it no other job"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert experiment.plan().jobs.specs[0].command == spec.text
+
+
+def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
+    taken = {option for action in _parser()._actions for option in action.option_strings}
+    given = {option for parameter in esd.params for option in parameter.opts}
+    assert taken - given == {"--model", "--name", "-h", "--help"}  # a row of the list has these
+
+
+def test_every_option_of_the_analysis_reaches_the_stage(place: Place) -> None:
+    texts = {"layers": "q", "device": "cpu", "cache_dir": "/c", "disk_reserve": "1G"}
+
+    def another(name: str, default: Any) -> Any:
+        """A value that the field may have, and has not."""
+        others = [texts[name]] if name in texts else [word for word in CHOICES.get(name, ()) if word != default]
+        return others[0] if others else not default if isinstance(default, bool) else default + 3
+
+    of_the_verb = {"model_list", "single_model", "output_dir", *OF_A_RUN, *ROW}
+    changed = {f.name: another(f.name, f.default) for f in fields(EsdConfig) if f.name not in of_the_verb}
+    experiment = place.experiment(**changed)
+    plain = vars(_parser().parse_args(place.experiment().build_command(experiment.models.rows[0])[3:]))
+    read = vars(_parser().parse_args(experiment.build_command(experiment.models.rows[0])[3:]))
+    assert {name for name in read if read[name] != plain[name]} == {*changed} - {"parallel_gpu"} | {"parallel"}
+
+
+def test_commands_can_be_overridden(place: Place) -> None:
+    class Mine(EsdExperiment):
+        def build_command(self, row: ModelRow) -> list[str]:
+            return ["python", "mine.py", row.model]
+
+    specs = Mine(EsdConfig(model_list=str(place.list), output_dir=str(place.output)), place.shop).plan().jobs.specs
+    assert specs[0].text == b"python mine.py acme/a"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "no models are named"),
+        ({"model_list": "a", "single_model": "b"}, "one of them"),
+        ({"single_model": "a", "output_dir": ""}, "--output-dir: no directory"),
+        ({"single_model": "a", "bins": 0}, "--bins 0"),
+        ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),
+        ({"single_model": "a", "evals_thresh": float("nan")}, "--evals-thresh nan"),
+        ({"single_model": "a", "layers": "("}, "no regular expression"),
+        ({"single_model": "a", "solver": "quick"}, "--solver quick"),
+        ({"single_model": "a", "device": "gpu"}, "--device gpu"),
+        ({"single_model": "a", "disk_reserve": "much"}, "--disk-reserve much"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(GpuschedError, match=said.replace("(", r"\(")):
+        EsdConfig(**options).check()
+
+
+def test_the_settings_of_a_run_are_texts() -> None:
+    config = EsdConfig(single_model="a", gpu_list=[0, 1], gpu_memory_threshold=500, settings={"poll_interval": 1})
+    assert config.flags == {"gpu_list": "0,1", "gpu_mem_threshold": 500, "poll_interval": 1}
+    assert config.words == ["esd", "--single-model", "a", "--output-dir", "esd_results"]
+    words = EsdConfig(model_list="a.csv", overwrite=True, parallel_gpu=False, layers="-x").words[1:]
+    assert words == [
+        "--model-list",
+        "a.csv",
+        "--output-dir",
+        "esd_results",
+        "--overwrite",
+        "--no-parallel-gpu",
+        "--layers=-x",
+    ]

@@ -1,0 +1,56 @@
+"""Names of models as file names: reversible, safe, and what counts as done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.esd.model_record import CONVENTION, file_stem, is_done, model_name, options_of
+
+NAMES = st.text(st.sampled_from("a.B-_%/ é9~한"), min_size=1, max_size=24)
+
+
+@given(NAMES)
+def test_a_name_comes_back(name: str) -> None:
+    stem = file_stem(name)
+    assert model_name(stem) == name
+    assert stem.isascii() and "/" not in stem and not stem.startswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("acme/tiny", "acme--tiny"),
+        ("gpt2", "gpt2"),
+        ("acme/tiny-lora_v1.5", "acme--tiny-lora_v1.5"),
+        ("a--b", "a%2D%2Db"),
+        ("a-/b", "a%2D--b"),
+        ("../x", "%2E.--x"),
+    ],
+)
+def test_how_a_name_looks(name: str, stem: str) -> None:
+    assert file_stem(name) == stem
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300])
+def test_a_name_that_makes_no_file_name(name: str) -> None:
+    with pytest.raises(ValueError, match="the name of a model"):
+        file_stem(name)
+
+
+def test_done_is_by_convention_options_and_revision() -> None:
+    record = {"success": True, "convention": CONVENTION, "revision": "main", "options": {"bins": 100}}
+    assert is_done(record, revision="main", options={"bins": 100})
+    assert not is_done(record, revision="v2", options={"bins": 100})
+    assert not is_done(record, revision="main", options={"bins": 50})
+    assert not is_done({**record, "convention": CONVENTION + 1}, revision="main", options={"bins": 100})
+    assert not is_done({**record, "success": False}, revision="main", options={"bins": 100})
+    assert not is_done({}, revision="", options={})
+
+
+def test_the_label_of_an_adapter_is_an_option_and_its_base_too() -> None:
+    whole = options_of({"bins": 50, "device": "cpu"}, source_model="acme/a", relation="finetune")
+    assert whole == options_of({"bins": 50}) and "device" not in whole
+    merged = options_of({"bins": 50}, relation="LoRA")
+    assert merged not in (whole, options_of({"bins": 50}, relation="adapter", source_model="acme/a"))

@@ -1,0 +1,455 @@
+"""Single command lines: what is refused, warned of and hinted at, and what is left alone."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.lists.command_parts import structure
+from gpusched.lists.jobfile import parse
+from gpusched.lists.shell_lexer import Scan, literal
+from tests.support.paths import TESTS
+
+CASES = TESTS / "cases" / "files"
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def codes(line: str | bytes, *, gpus: int = 1) -> set[str]:
+    data = line.encode() if isinstance(line, str) else line
+    return {finding.code for finding in parse(data + b"\n", gpus=gpus).findings}
+
+
+def stripped(line: str) -> str:
+    jobs = parse(line.encode() + b"\n", strip_gpu_env=True)
+    assert not jobs.errors
+    (spec,) = jobs.specs
+    assert spec.text == line.encode().strip()
+    return spec.command.decode()
+
+
+def by_line(name: str, **options: bool) -> dict[int, set[tuple[str, str]]]:
+    found: dict[int, set[tuple[str, str]]] = {}
+    for finding in parse((CASES / name).read_bytes(), **options).findings:
+        found.setdefault(finding.line, set()).add((finding.severity, finding.code))
+    return found
+
+
+# ---- the line's own GPUs ---------------------------------------------------------------------------
+
+
+def test_commands_that_choose_their_own_gpu() -> None:
+    assert by_line("08-overrides.txt") == {
+        **{line: {("error", "own-devices")} for line in (1, 2, 3, 4)},
+        5: {("warning", "cpu-job")},
+        7: {("hint", "ordinal")},
+        8: {("hint", "ordinal")},
+        9: {("hint", "container-variable")},
+    }
+    jobs = parse((CASES / "08-overrides.txt").read_bytes(), force=True)
+    assert len(jobs.specs) == 10
+    assert not jobs.errors
+
+
+def test_stripped_commands_keep_every_other_byte() -> None:
+    data = (CASES / "08-overrides.txt").read_bytes()
+    jobs = parse(data, strip_gpu_env=True)
+    assert [spec.text for spec in jobs.specs] == data.splitlines()
+    assert [spec.command.decode() for spec in jobs.specs[:5]] == [
+        "python3 train.py --ix 1",
+        ":; python3 train.py --ix 2",
+        ": && python3 train.py --ix 3",
+        "env python3 train.py --ix 4",
+        "python3 train.py --ix 5 --cpu-only",
+    ]
+    assert [spec.command for spec in jobs.specs[5:]] == data.splitlines()[5:]
+    assert {finding.severity for finding in jobs.findings} == {"hint"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("A=1 CUDA_VISIBLE_DEVICES=0 B=2 x", "A=1 B=2 x"),
+        ("CUDA_VISIBLE_DEVICES='0,1'  CUDA_DEVICE_ORDER=FASTEST_FIRST x  y", "x  y"),
+        ("CUDA_VISIBLE_DEVICES=0 >log x", ">log x"),
+        ("CUDA_VISIBLE_DEVICES=0; x", ":; x"),
+        ("CUDA_VISIBLE_DEVICES=0 A=1; x", "A=1; x"),
+        ("export A=1 CUDA_VISIBLE_DEVICES=2; x", "export A=1; x"),
+        ("export CUDA_VISIBLE_DEVICES=2 A=1; x", "export A=1; x"),
+        ("export CUDA_DEVICE_ORDER=X CUDA_VISIBLE_DEVICES=2; x", ":; x"),
+        ("declare -x CUDA_VISIBLE_DEVICES=2; x", ": -x; x"),
+        ('export "CUDA_VISIBLE_DEVICES=2" && x', ": && x"),
+        ("unset CUDA_VISIBLE_DEVICES; x", ":; x"),
+        ("unset A CUDA_VISIBLE_DEVICES; x", "unset A; x"),
+        ("env -u CUDA_VISIBLE_DEVICES A=1 x", "env A=1 x"),
+        ("nohup env A=1 CUDA_VISIBLE_DEVICES=$GPU x", "nohup env A=1 x"),
+        ("time CUDA_VISIBLE_DEVICES=0 x", "time x"),
+        ("(CUDA_VISIBLE_DEVICES=0 x)", "(x)"),
+        ("for i in 1 2; do CUDA_VISIBLE_DEVICES=$i x; done", "for i in 1 2; do x; done"),
+        ("x && CUDA_VISIBLE_DEVICES=0 y | CUDA_VISIBLE_DEVICES=1 z", "x && y | z"),
+        ("bash -c 'CUDA_VISIBLE_DEVICES=0 x'", "bash -c 'x'"),
+        ('sh -ec "export CUDA_VISIBLE_DEVICES=0; x $Y"', 'sh -ec ":; x $Y"'),
+        ("timeout -k 5 3h env CUDA_VISIBLE_DEVICES=0 x", "timeout -k 5 3h env x"),
+        ("CUDA_VISIBLE_DEVICES= x 'CUDA_VISIBLE_DEVICES=0'", "x 'CUDA_VISIBLE_DEVICES=0'"),
+    ],
+)
+def test_every_way_to_set_them_is_found_and_removed(line: str, expected: str) -> None:
+    assert codes(line) & {"own-devices", "cpu-job"}
+    assert stripped(line) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 train.py --note CUDA_VISIBLE_DEVICES=0",
+        "echo CUDA_VISIBLE_DEVICES=0 x",
+        "x # CUDA_VISIBLE_DEVICES=0",
+        "export CUDA_VISIBLE_DEVICES; x",
+        "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES x",
+        "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*} x",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID x",
+        "MY_CUDA_VISIBLE_DEVICES=1 x",
+        "bash train.sh 'CUDA_VISIBLE_DEVICES=1'",
+        "env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES x",
+    ],
+)
+def test_a_mention_or_the_given_value_is_no_choice(line: str) -> None:
+    assert not codes(line)
+
+
+def test_an_emptied_environment_loses_the_gpu() -> None:
+    for line in ("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x"):
+        assert codes(line) == {"cleared-environment"}
+
+
+def test_a_line_that_only_sets_them_vanishes_when_stripped() -> None:
+    for line in (b"export CUDA_VISIBLE_DEVICES=3\n", b"CUDA_VISIBLE_DEVICES=3; unset CUDA_DEVICE_ORDER\n"):
+        assert {f.code for f in parse(line).errors} == {"own-devices", "setup-line"}
+        jobs = parse(line, strip_gpu_env=True)
+        assert not jobs.specs
+        assert not jobs.errors
+
+
+def test_a_cpu_job_is_meant_to_see_no_gpu() -> None:
+    assert codes("CUDA_VISIBLE_DEVICES= x") == {"cpu-job"}
+    assert codes("CUDA_VISIBLE_DEVICES=-1 x") == {"cpu-job"}
+    assert not codes("CUDA_VISIBLE_DEVICES= x", gpus=0)
+    assert codes("CUDA_VISIBLE_DEVICES=0 x", gpus=0) == {"own-devices"}
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "hinted"),
+    [
+        ("--device 0", 1, False),
+        ("--device=cuda:0", 1, False),
+        ("--device cuda:1", 1, True),
+        ("trainer.device=cuda:1", 1, True),
+        ("--gpu_ids 0,1", 1, True),
+        ("--gpu_ids 0,1", 2, False),
+        ("--gpu 1", 2, False),
+        ("-gpu 2", 2, True),
+        ("--main-gpu '3'", 1, True),
+        ("--gpus 1", 1, False),
+        ("--gpus 2", 1, True),
+        ("--devices 0,1", 1, True),
+        ("--gpu 3", 0, False),
+        ("--gpu $GPU", 1, False),
+        ("--gpu-memory-utilization 0.9", 1, False),
+        ("--max_gpu_mem 40", 1, False),
+    ],
+)
+def test_ordinals_that_do_not_exist_inside_the_job(options: str, gpus: int, hinted: bool) -> None:
+    assert codes(f"python3 train.py {options}", gpus=gpus) == ({"ordinal"} if hinted else set())
+
+
+# ---- the background --------------------------------------------------------------------------------
+
+
+def test_lines_that_leave_something_behind() -> None:
+    warned = ("warning", "background")
+    assert by_line("12-background.txt") == {
+        **{line: {warned} for line in (1, 2, 3, 4)},
+        7: {warned, ("warning", "backslash-at-end")},
+    }
+    assert len(parse((CASES / "12-background.txt").read_bytes()).specs) == 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x & wait",
+        "a & b & wait",
+        "for i in 1 2; do x $i & done; wait",
+        "(a & wait)",
+        "server & client; kill $!",
+        "trap 'kill 0' EXIT; server & client",
+        "x 2>&1 | tee log",
+        "x &> log",
+        "x '&'",
+        "x \\&",
+        "x # a &",
+        "nohup python3 x > log",
+        "setsid -w x",
+        "a && b",
+    ],
+)
+def test_what_waits_for_its_own_is_fine(line: str) -> None:
+    assert not codes(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        x&
+        (x &)
+        { x; } &
+        (a &) & wait
+        bash -c 'x &'
+        setsid x
+        x & disown
+        tmux new -d x
+        screen -dmS name x
+        docker run -d image
+        a & b
+        x |& y &
+        """
+    ),
+)
+def test_what_outlives_the_shell_is_told(line: str) -> None:
+    assert codes(line) == {"background"}
+
+
+# ---- lines that do nothing by themselves ------------------------------------------------------------
+
+
+def test_setup_lines_meant_for_the_lines_below() -> None:
+    setup = {line: {("error", "setup-line")} for line in (2, 3, 4, 5)}
+    assert by_line("14-setup-lines.txt") == {1: {("hint", "shebang")}, **setup}
+    jobs = parse((CASES / "14-setup-lines.txt").read_bytes(), force=True)
+    assert [spec.line for spec in jobs.specs] == [7, 8]
+    assert "--setup" in jobs.findings[1].hint
+    assert "&&" in jobs.findings[1].hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        A=1 B=2
+        export A=1 && cd /x
+        . ./env
+        conda activate base
+        micromamba activate x
+        module load cuda
+        set -e
+        unset A
+        ulimit -n 4096
+        alias x=y
+        eval "$(conda shell.bash hook)"
+        A=(1 2)
+        umask 077
+        [ -f x ] && source x
+        if [ -f x ]; then . ./x; fi
+        exec > log
+        declare -x A=1
+        A='x y'
+        cd /x # y
+        """
+    ),
+)
+def test_setup_alone_is_no_job(line: str) -> None:
+    assert codes(line) == {"setup-line"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        cd x && python3 y
+        source a; b
+        A=1 x
+        conda run -n x y
+        set -e; x
+        (cd x; y)
+        exec python3 x
+        env
+        bash -c 'cd x'
+        export A=$(x) && y
+        eval x
+        echo cd x
+        """
+    ),
+)
+def test_setup_before_a_command_is_a_job(line: str) -> None:
+    assert not codes(line)
+
+
+# ---- tables, options, halves -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line", ["0001 a b", "1,2,3", "id,lr,seed", "0.1 0.2", "-0.5", "1e-3\t4", "2024-01-01 x", '{"lr": 1}', "'0.1' x"]
+)
+def test_a_line_of_values_is_no_command(line: str) -> None:
+    assert "parameter-table" in codes(line)
+
+
+@pytest.mark.parametrize("line", ["7z x", "2to3 y", "./1,2 x", "/a,b/c", "$X,Y", "{a,b}", "[ -f x ]", "~/x", "_x"])
+def test_odd_names_of_programs_are_left_alone(line: str) -> None:
+    assert not codes(line)
+
+
+def test_values_between_commands_are_told_once_for_each_run_of_lines() -> None:
+    jobs = parse(b"a\n1 2\n3 4\nb\n5 6\n")
+    assert [(f.line, f.code) for f in jobs.findings] == [(2, "parameter-table"), (5, "parameter-table")]
+    assert "none of these lines starts with a program (1, 3)" in jobs.findings[0].message
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        for i in 1 2; do
+        if x; then
+        while true
+        { a;
+        (a
+        a &&
+        a |
+        a ||
+        && b
+        | b
+        done
+        fi
+        }
+        a )
+        x >
+        case x in
+        foo() {
+        """
+    ),
+)
+def test_half_a_command_is_told(line: str) -> None:
+    assert codes(line) == {"unfinished"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        for i in 1 2; do x; done
+        if x; then y; else z; fi
+        while a; do b; done
+        { a; }
+        (a; b)
+        a;
+        ! a
+        case x in a) b;; (c|d) e;; *) f;; esac
+        foo() { a; }; foo
+        function f { a; }; f
+        ((i++)); x
+        [[ a =~ ^(b|c)$ ]] && x
+        x <<< 'y'
+        x < <(y)
+        echo done fi }
+        A=(1 2) x
+        x ${A[@]} $((1 << 2))
+        for ((i=0; i<3; i++)); do x; done
+        until a; do b; done
+        select a in b; do c; done
+        time -p x
+        for i in b; do ((1)) done
+        if [[ -f a ]] then b; fi
+        """
+    ),
+)
+def test_a_whole_command_is_left_alone(line: str) -> None:
+    assert not codes(line)
+
+
+def test_a_here_document_is_refused() -> None:
+    assert codes("cat <<EOF") == {"here-document"}
+    assert codes("cat <<-'EOF' | x") == {"here-document"}
+
+
+# ---- words -------------------------------------------------------------------------------------------
+
+
+def test_words_and_operators() -> None:
+    scan = Scan(b"""a'b "c'd"e f" 2>&1|g $(h "i)" # j)\tk#l #m""")
+    assert [token.text for token in scan.tokens] == [b"""a'b "c'd"e f\"""", b"2", b">&", b"1", b"|", b"g"]
+    assert scan.open == [(b"(", 21)]  # the comment hides the parenthesis
+    scan = Scan(b'A="x $(y "z") w" \\# # n')
+    assert [token.text for token in scan.tokens] == [b'A="x $(y "z") w"', b"\\#"]
+    assert scan.comment == 20
+
+
+def test_literal_words() -> None:
+    assert literal(b"""a'b c'"d\\"e"\\ f$X""") == b'ab cd"e f$X'
+
+
+def test_simple_commands_know_their_shell_and_end() -> None:
+    found = structure(Scan(b"a 2>x b && (c & d) | e")).commands
+    texts = [[word.text for word in command.words] for command in found]
+    assert texts == [[b"a", b"b"], [b"c"], [b"d"], [b"e"]]
+    assert [command.shell for command in found] == [0, 1, 1, 0]
+    assert [command.ender.text if command.ender else b"" for command in found] == [b"&&", b"&", b"", b""]
+
+
+@given(st.lists(st.sampled_from([b"a", b"b c", b"\xff", b"$x", b"\xc3\xa9"]), min_size=1, max_size=6))
+def test_tokens_are_slices_of_the_text(words: list[bytes]) -> None:
+    text = b"'" + b"' && '".join(words) + b"'"
+    for token in Scan(text).tokens:
+        assert text[token.start : token.end] == token.text
+
+
+# ---- bash is the judge -----------------------------------------------------------------------------
+
+
+def bash(script: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["bash", *options], input=script, capture_output=True, env={"PATH": "/usr/bin:/bin"}, timeout=10, check=False
+    )
+
+
+@pytest.mark.slow
+def test_what_bash_takes_is_never_called_broken() -> None:
+    rng = random.Random(3)
+    words = ["a", "b", ";", "&&", "||", "|", "&", "(", ")", "{", "}", "if", "then", "fi", "for", "in", "do", "done"]
+    words += ["while", "case", "esac", ";;", "!", "x=1", "'q'", ">f", "2>&1", "f()", "((1))", "$(a)", "#c", "<(a)"]
+    starts = ["", "", "if a; then", "for i in b; do", "{", "(", "case x in", "while a; do", "f() {"]
+    ends = {"if a; then": "fi", "for i in b; do": "done", "{": "; }", "(": ")", "case x in": "esac"}
+    ends |= {"while a; do": "; done", "f() {": "; }"}
+    taken = 0
+    for _ in range(1200):
+        start = rng.choice(starts)
+        middle = " ".join(rng.choices(words, k=rng.randint(1, 6)))
+        line = f"{start} {middle} {ends.get(start, '') if rng.random() < 0.8 else ''}".strip().encode()
+        if bash(line + b"\n", "-n").stderr:
+            continue
+        taken += 1
+        assert not codes(line) & {"open-quote", "unfinished", "here-document"}, line
+    assert taken > 50
+
+
+@pytest.mark.slow
+def test_stripped_commands_run_with_what_they_were_given() -> None:
+    show = "printenv CUDA_VISIBLE_DEVICES"
+    rng = random.Random(5)
+    forms = ["{} SHOW", "A=1 {} SHOW", "{} B=2 SHOW", "export {}; SHOW", "export {} && SHOW", "export A=1 {}; SHOW"]
+    forms += ["env {} SHOW", "env A=1 {} B=2 SHOW", "{}; SHOW", "(export {}; SHOW)", "bash -c 'export {}; SHOW'"]
+    forms += ["if true; then {} SHOW; fi", "declare -x {}; SHOW", "time -p {} SHOW", "for i in 1; do {} SHOW; done"]
+    for _ in range(60):
+        line = " && ".join(rng.choices(forms, k=rng.randint(1, 3)))
+        line = line.replace("{}", "CUDA_VISIBLE_DEVICES=" + rng.choice(["0", '"3"', "1,2", '""'])).replace("SHOW", show)
+        command = stripped(line)
+        result = bash(b"export CUDA_VISIBLE_DEVICES=given\n" + command.encode() + b"\n")
+        assert set(result.stdout.split()) == {b"given"}, (line, command, result)
+        assert b"CUDA" not in result.stdout

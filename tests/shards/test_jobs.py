@@ -1,0 +1,291 @@
+"""The plan of a sharded script: each item in one shard, what each is told, and what is refused because it cannot be."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched import api
+from gpusched.common.errors import GpuschedError
+from gpusched.core.model import DependencyKind
+from gpusched.lists.template import Template
+from gpusched.shards import jobs as told
+from gpusched.shards.plan import (
+    MERGE,
+    TAG,
+    Merge,
+    Plan,
+    Wish,
+    document,
+    from_document,
+    make_plan,
+    shard_count,
+)
+from gpusched.shards.split import shuffled
+
+OPTIONS: dict[str, Any] = {"force": False, "strip_gpu_env": False, "gpus": 1}
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="/{}"), max_size=20)
+RANGE = "python run.py --start {start} --count {count} --out {suffix} --seed {seed}"
+
+
+def plan_of(total: int, n: int, slots: int = 2, weights: Sequence[float] | None = None, **wish: Any) -> Plan:
+    return make_plan(total, Wish(**wish), n, slots, weights=weights)
+
+
+# ---- which items -----------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    total = draw(st.integers(1, 200))
+    n = draw(st.integers(1, total))
+    strategy = draw(st.sampled_from(["contiguous", "strided", "weighted"]))
+    weights = None
+    if strategy == "weighted":
+        weights = draw(st.lists(st.floats(0, 1e6), min_size=total, max_size=total))
+    shuffle = draw(st.one_of(st.none(), st.integers(0, 2**40)))
+    suffix = draw(st.sampled_from(["", "gpu", "shard", "p-{shard}", "{shard:03}"]))
+    base = draw(st.integers(0, 2**31))
+    return plan_of(
+        total, n, weights=weights, strided=strategy == "strided", shuffle=shuffle, suffix=suffix, seed_base=base
+    )
+
+
+@pytest.mark.slow
+@given(plans())
+def test_every_item_is_in_exactly_one_shard(plan: Plan) -> None:
+    positions = [at for shard in plan.shards for at in plan.positions(shard)]
+    assert sorted(positions) == list(range(plan.total))
+    line = range(plan.total) if plan.shuffle_seed is None else shuffled(plan.total, plan.shuffle_seed)
+    assert sorted(line[at] for at in positions) == list(range(plan.total))
+    for shard in plan.shards:
+        own = plan.positions(shard)
+        assert shard.count == len(own) > 0
+        assert (shard.start, shard.end) == (own[0], own[-1] + 1)
+        if plan.strategy == "strided":
+            assert list(own) == list(range(shard.start, shard.end, len(plan.shards)))
+    assert len({shard.suffix for shard in plan.shards}) == len(plan.shards)
+    assert len({shard.seed for shard in plan.shards}) == len(plan.shards)
+    assert len({shard.job_name for shard in plan.shards} | {TAG, MERGE}) == len(plan.shards) + 2
+
+
+@pytest.mark.slow
+@given(plans(), st.booleans())
+def test_a_plan_is_read_as_it_was_written(plan: Plan, merges: bool) -> None:
+    if merges:
+        plan = told.with_outputs(replace(plan, merge=Merge("/o", ("n",), "id")), ["o/x-{suffix}.pt"], "", "/work/[a]")
+    found = json.loads(json.dumps(document(plan)))
+    assert from_document(found) == replace(plan, asked={})
+    assert found["num_shards"] == len(found["shards"])
+
+
+@given(st.integers(1, 5000), st.integers(1, 8), st.integers(1, 6), st.integers(1, 20))
+def test_more_shards_than_gpus_but_none_too_small(total: int, slots: int, per_gpu: int, least: int) -> None:
+    n, note = shard_count(total, Wish(shards_per_gpu=per_gpu, min_items=least), slots)
+    assert 1 <= n <= slots * per_gpu
+    assert n == 1 or total // n >= least
+    assert bool(note) == (n < slots)
+    assert note or n % slots == 0
+
+
+def test_fewer_items_than_it_is_worth_make_fewer_shards_and_it_says_so() -> None:
+    assert shard_count(1000, Wish(), 2) == (8, "")
+    assert shard_count(1000, Wish(num_shards=3), 2) == (3, "")
+    assert shard_count(1000, Wish(shard_size=50), 2) == (20, "")
+    assert shard_count(1010, Wish(shard_size=50), 2)[0] == 21
+    assert shard_count(3, Wish(shard_size=1), 2) == (3, "")
+    assert shard_count(20, Wish(), 2) == (4, "")
+    n, note = shard_count(8, Wish(num_shards=4), 4)
+    assert (n, note) == (2, "8 items are too few for 4 shards with 4 each (--min-items-per-shard): 2 shards")
+    assert shard_count(3, Wish(), 2) == (
+        1,
+        "3 items are too few for 2 GPUs with 4 each (--min-items-per-shard): 1 shard",
+    )
+    with pytest.raises(GpuschedError, match="no items"):
+        shard_count(0, Wish(), 2)
+    with pytest.raises(GpuschedError, match="more than"):
+        shard_count(10**9, Wish(shard_size=1), 2)
+
+
+def test_the_library_splits_by_the_same_rule() -> None:
+    plan = plan_of(103, 8)
+    assert [(s.start, s.end) for s in plan.shards] == api.split_range(103, 8)
+    assert api.shard_range(103, 8, 7) == (91, 103)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0, 100), min_size=4, max_size=60), st.integers(1, 4))
+def test_shards_by_weight_weigh_no_more_than_even_ones(weights: list[float], n: int) -> None:
+    ours = [(s.start, s.end) for s in plan_of(len(weights), n, weights=weights).shards]
+    heaviest = [max(sum(weights[a:b]) for a, b in cut) for cut in (ours, api.split_range(len(weights), n))]
+    assert heaviest[0] <= heaviest[1] * (1 + 1e-9)
+
+
+def test_suffixes() -> None:
+    assert [s.suffix for s in plan_of(20, 2).shards] == ["gpu_0", "gpu_1"]
+    assert [s.suffix for s in plan_of(20, 3).shards] == ["shard_00000", "shard_00001", "shard_00002"]
+    assert plan_of(20, 3, suffix="gpu").shards[2].suffix == "gpu_2"
+    assert plan_of(20, 3, suffix="part {shard:02}").shards[2].suffix == "part 02"
+    assert plan_of(20, 3, suffix="part {shard:02}").shards[2].job_name == "shard-2"
+    assert plan_of(20, 1, suffix="all").shards[0].suffix == "all"
+    for wrong in ("all", "a/{shard}", "{shard}{x}", "{shard}\n"):
+        with pytest.raises(GpuschedError, match="makes no suffixes"):
+            plan_of(20, 3, suffix=wrong)
+
+
+# ---- what each is told -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0{}"), max_size=12), min_size=2, max_size=5))
+def test_each_word_stays_one_word_for_the_shell(words: list[str]) -> None:
+    words = ["x", *words, "--n={start}", "a {suffix}'s", "{print}"]
+    plan = plan_of(20, 2, suffix="it's {shard}")
+    values = told.values_of(plan, plan.shards[1], "")
+    text = Template(told.command_line(words), told.NAMES, shell=True).fill(values)
+    assert shlex.split(text) == [*words[:-3], "--n=10", "a it's 1's", "{print}"]
+
+
+def test_a_single_word_is_a_command_line() -> None:
+    assert told.command_line(["a {start} | b > '{suffix}'"]) == "a {start} | b > '{suffix}'"
+    assert told.command_line(["[mem=18G]", "a", "b c"]) == "[mem=18G] a 'b c'"
+    assert told.command_line(["a", "--x={suffix}", "$HOME"]) == "a --x={suffix} '$HOME'"
+
+
+@pytest.mark.parametrize(
+    ("command", "wish", "from_items", "why"),
+    [
+        (RANGE, {}, False, ""),
+        ("x {start} {end}", {}, True, ""),
+        ("x {shard}/{num_shards}", {}, True, ""),
+        ("x {items_file}", {"shuffle": 3}, True, ""),
+        ("x {items_file}", {"strided": True}, False, ""),
+        ("x {start} {end} {num_shards}", {"strided": True}, False, ""),
+        ("x {shard} {num_shards}", {"strided": True}, False, ""),
+        ("x --samples {count} --seed {seed}", {}, False, ""),
+        ("x --samples {count} --seed {seed}", {}, True, "where a shard's items begin"),
+        ("x {start}", {}, False, "where a shard's items begin"),
+        ("x {end} {suffix}", {}, False, "where a shard's items begin"),
+        ("x {shard}", {}, False, "where a shard's items begin"),
+        ("x y", {}, False, "a command without placeholders does not say both"),
+        ("x {start} {count}", {"strided": True}, False, "a strided shard is no range"),
+        ("x {start} {end}", {"shuffle": 1}, True, "the items are shuffled"),
+        ("x {start} {cuont}", {}, False, r"there is no \{cuont\}; did you mean \{count\}"),
+        ("x {start} {COUNT}", {}, False, r"there is no \{COUNT\}; did you mean \{count\}"),
+        ("x {start} {end} --log {sufix}", {}, False, r"did you mean \{suffix\}"),
+        ("x {start} {end} ${SUFFIX} {} {a,b} '{print}'", {}, False, ""),
+    ],
+)
+def test_a_command_must_tell_a_shard_its_items(command: str, wish: dict[str, Any], from_items: bool, why: str) -> None:
+    plan = plan_of(20, 2, **wish)
+    if why:
+        with pytest.raises(GpuschedError, match=why):
+            told.check_command(command, plan, from_items=from_items)
+    else:
+        told.check_command(command, plan, from_items=from_items)
+
+
+def test_one_number_is_enough_for_one_item() -> None:
+    told.check_command("python fold.py --fold {shard}", plan_of(5, 5), from_items=False)
+    told.check_command("python fold.py", plan_of(5, 1), from_items=False)
+
+
+# ---- what each writes ------------------------------------------------------------------------------
+
+
+def test_outputs_are_absolute_patterns_in_which_no_value_is_a_wildcard(tmp_path: Path) -> None:
+    cwd = tmp_path / "a[1]*"
+    (cwd / "o").mkdir(parents=True)
+    plan = told.with_outputs(
+        plan_of(20, 2, suffix="p[{shard}]"), ["o/*_{suffix}.pt", "{output_dir}/{start}"], "d?", str(cwd)
+    )
+    for shard in plan.shards:
+        (cwd / "o" / f"x_{shard.suffix}.pt").touch()
+    for name in ("x_p0.pt", "x_p[0].pt.old", "p[0].pt"):
+        (cwd / "o" / name).touch()
+    found = [glob.glob(shard.outputs[0]) for shard in plan.shards]
+    assert found == [[f"{cwd}/o/x_p[{n}].pt"] for n in (0, 1)]
+    assert plan.shards[1].outputs[1] == f"{glob.escape(str(cwd))}/d[?]/10"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n", "suffix", "why"),
+    [
+        ("o/*_{suffix}.pt", 12, "gpu", ""),
+        ("o/{suffix}*", 12, "gpu", ""),
+        ("o/{suffix}/**", 12, "gpu", ""),
+        ("o/*{shard}.pt", 12, "shard", "shard 10 would be taken for those of shard 0 too"),
+        ("o/*{shard}.pt", 9, "shard", ""),
+        ("o/{start}*", 12, "shard", "would be taken"),
+        ("o/*.pt", 2, "gpu", "all shards would write the same files"),
+        ("o/{sufix}.pt", 2, "gpu", "did you mean"),
+    ],
+)
+def test_a_file_is_that_of_one_shard(pattern: str, n: int, suffix: str, why: str) -> None:
+    plan = plan_of(12 * n, n, suffix=suffix)
+    if why:
+        with pytest.raises(GpuschedError, match=why):
+            told.with_outputs(plan, [pattern], "", "/w")
+    else:
+        told.with_outputs(plan, [pattern], "", "/w")
+
+
+# ---- the jobs --------------------------------------------------------------------------------------
+
+
+def test_the_jobs_of_a_plan() -> None:
+    plan = replace(plan_of(10, 3), merge=Merge())
+    jobs = told.jobs(plan, "[mem=18G tag=x] " + RANGE, "", "python -m merge", options=OPTIONS)
+    *shards, merge = jobs.specs
+    assert [spec.line for spec in jobs.specs] == [1, 2, 3, 4]
+    assert [spec.attributes.items for spec in shards] == [4, 3, 3]
+    assert [spec.attributes.name for spec in shards] == ["shard_00000", "shard_00001", "shard_00002"]
+    assert shards[1].command == b"python run.py --start 4 --count 3 --out shard_00001 --seed 1806341205"
+    assert shards[0].attributes.mem_bytes == 18 << 30
+    assert (merge.attributes.gpus, merge.attributes.name, merge.attributes.items) == (0, MERGE, 0)
+    assert [(each.kind, each.refs) for each in merge.attributes.after] == [(DependencyKind.SUCCEEDED, (TAG,))]
+    partial = told.jobs(replace(plan, merge=Merge(allow_partial=True)), RANGE, "", "m", options=OPTIONS)
+    assert partial.specs[-1].attributes.after[0].kind is DependencyKind.ENDED
+
+
+def test_shards_that_would_all_do_the_same_are_refused() -> None:
+    with pytest.raises(GpuschedError, match="the same for several shards"):
+        told.jobs(plan_of(10, 2), "x {num_shards}", "", None, options=OPTIONS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(WORDS)
+@pytest.mark.slow
+def test_the_shell_gives_the_values_on_as_they_are(text: str) -> None:
+    plan = plan_of(8, 2, suffix=f"a {text}{{shard}}")
+    jobs = told.jobs(plan, told.command_line(["printf", "%s|%s", "{suffix}", "a b {start}"]), "", None, options=OPTIONS)
+    said = subprocess.run(["bash", "-c", jobs.specs[1].command], capture_output=True, check=True).stdout
+    assert said == os.fsencode(f"a {text}1|a b 4")
+
+
+def test_what_merges() -> None:
+    assert told.merge_command("/py thon", "/q/p.json", None) == "'/py thon' -m gpusched.commands.merge --plan /q/p.json"
+    assert told.merge_command("p", "q", "a b").endswith("--output 'a b'")
+
+
+@pytest.mark.parametrize(
+    "found", [None, [], {}, {"version": 2}, {"version": 1, "total": 3}, {**document(plan_of(5, 2)), "shards": [1]}]
+)
+def test_a_plan_that_is_none(found: Any) -> None:
+    with pytest.raises(ValueError, match="it is"):
+        from_document(found)
+
+
+def test_secrets_are_not_in_the_plan() -> None:
+    plan = replace(plan_of(5, 2), command="HF_TOKEN=hf_abcdefghijklmnopqrstuvwx python x.py")
+    assert "abcdefghijkl" not in json.dumps(document(plan))

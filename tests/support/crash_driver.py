@@ -1,0 +1,37 @@
+"""A dispatcher that kills itself at a named step: `python crash_driver.py LIST STEP COUNT`. Used by test_crash.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from gpusched import api
+from gpusched.config import settings as config
+from gpusched.lists.submit import Rules, read
+
+
+def main(path: str, step: str, count: int) -> int:
+    left = count
+
+    def at(name: str) -> None:
+        nonlocal left
+        if name == step:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    settings = config.load().settings
+    rules = Rules(settings, os.fsencode(os.getcwd()))
+    with open(path, "rb") as file:
+        jobs = read(file.read(), rules, path)
+    at("read")
+    queue = api.Queue.for_file(path, settings)
+    at("made")
+    queue.submit(jobs, rules)
+    at("submitted")
+    return queue.dispatch(rules, lambda: api.open_devices(settings), step=at)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

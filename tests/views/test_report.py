@@ -1,0 +1,263 @@
+"""The words and numbers that people see, the columns, and the estimate of what is left."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
+from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.snapshot import DeviceView, Resident
+from gpusched.host.gpus.board import BoardDevice
+from gpusched.views import report, tables, words
+from gpusched.views.words import Pace, time_left
+from tests.support.sample import BO, EVIL, NOW, gpu, view
+from tests.views.test_live import running_view
+
+# ---- words and numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0:00"), (5.9, "0:05"), (754, "12:34"), (3723, "1:02:03"), (183845, "2d 03:04")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert words.clock(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.9, "59s"), (3599, "59m"), (7300, "2h"), (4e5, "4d")])
+def test_age(seconds: float, text: str) -> None:
+    assert words.age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "~5 s"), (43, "~45 s"), (100, "~2 min"), (5300, "~88 min"), (8000, "~2 h 10 min"), (3e5, "~3 days")],
+)
+def test_an_estimate_is_no_more_exact_than_it_is(seconds: float, text: str) -> None:
+    assert words.about(seconds) == text
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=40), st.integers(0, 30))
+def test_fit_never_takes_more_cells(text: str, width: int) -> None:
+    fitted = words.fit(text, width, cell_len)
+    assert cell_len(fitted) <= width
+    if cell_len(text) <= width:
+        assert fitted == text
+
+
+def test_a_command_is_one_masked_line() -> None:
+    assert words.command_text(b"A_TOKEN=abc   x\t\x1b[2J\r\xff") == "A_TOKEN=*** x \\x1b[2J\\x0d\ufffd"
+    assert words.command_text(b"cd a\n\n  b \\\n    --x\nc\n") == "cd a; b --x; c"
+
+
+@pytest.mark.parametrize(
+    ("path", "cwd", "short"),
+    [("/a/b/c", "/a", "b/c"), ("/a/b", "/a/b", "/a/b"), ("/ab/c", "/a", "/ab/c"), ("/a", "/", "/a")],
+)
+def test_a_path_is_as_one_would_type_it(path: str, cwd: str, short: str) -> None:
+    assert words.short_path(path, cwd) == short
+
+
+# ---- devices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "word", "detail", "tone"),
+    [
+        (view(0, DeviceState.FREE, "free"), "free", "", "good"),
+        (view(0, DeviceState.CHECKING, "free at 3 of 10 checks", count=3), "checking 3/10", "", "wait"),
+        (view(0, DeviceState.BUSY, "900 MiB in use by \x1bbo"), "busy", "900 MiB in use by \\x1bbo", "busy"),
+        (view(0, DeviceState.RUNNING, "runs a job of this queue"), "ours", "", "ours"),
+        (
+            view(0, DeviceState.SETTLING, "waiting for the memory of our last job: 9 MiB"),
+            "settling",
+            "9 MiB",
+            "wait",
+        ),
+        (view(0, DeviceState.LOST, "lost"), "lost", "", "bad"),
+        (view(0, DeviceState.LOST, "no longer in the box"), "lost", "no longer in the box", "bad"),
+        (view(0, DeviceState.SET_ASIDE, "not given back"), "set aside", "not given back", "bad"),
+        (view(0, DeviceState.UNKNOWN, "not read yet"), "not read", "", "wait"),
+        (view(0, DeviceState.FREE, refused="claimed by cy's gpusched"), "claimed", "by cy's gpusched", "busy"),
+    ],
+)
+def test_the_state_of_a_device_in_words(item: DeviceView, word: str, detail: str, tone: str) -> None:
+    shown = report.device_line(BoardDevice(gpu(0), item), 10)
+    assert (shown.word, shown.detail, shown.tone) == (word, detail, tone)
+
+
+def test_a_device_with_our_job_tells_the_job_and_what_is_wrong_besides() -> None:
+    known = view(0, DeviceState.RUNNING, "900 MiB in use by bo's python (pid 51), threshold 500 MiB")
+    shown = report.device_line(BoardDevice(gpu(0), replace(known, residents=(Resident(12, 0),))), 10, of_queue="q")
+    assert (shown.word, shown.tone) == ("job 12 of q", "ours") and shown.detail.startswith("900 MiB")
+
+
+def test_who_is_on_a_device() -> None:
+    graphics = DeviceProcess(7, None, "G", "ann", "Xorg")
+    assert report.process_texts((BO, EVIL, graphics)) == (
+        "bo python (pid 51, 60988 MiB)",
+        "ev\\x1b[31mil x\\x0ay (pid 52, 12 MiB)",
+        "ann Xorg (pid 7, ? MiB, graphics)",
+    )
+    assert report.process_texts(None) == ("processes cannot be told apart",)
+
+
+def test_a_mig_instance_is_told_by_its_uuid() -> None:
+    assert report.device_label(Device("MIG-1234567890", 2, "x", parent_uuid="GPU-1")) == "2 MIG-12345678"
+
+
+# ---- jobs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("progress", "fraction", "text"),
+    [
+        ({"done": 12, "total": 100, "unit": "layers", "message": "second pass"}, 0.12, "12/100 layers, second pass"),
+        ({"done": 120, "total": 100}, 1.0, "120/100"),
+        ({"done": 3}, None, "3"),
+        ({"message": "\x1b[31mhi"}, None, "\\x1b[31mhi"),
+        ({"ready": True}, None, "ready"),
+        ({"done": 1, "total": 0}, None, "1/0"),
+        ({"done": "many"}, None, ""),
+        ([1], None, ""),
+    ],
+)
+def test_progress_as_the_job_tells_it(progress: object, fraction: float | None, text: str) -> None:
+    shown = report.running_line(running_view(1, progress=json.dumps(progress)), NOW)
+    assert (shown.fraction, shown.progress) == (fraction, text)
+
+
+def test_marks_of_a_running_job() -> None:
+    plain = running_view(1)
+    assert report.running_line(plain, NOW).mark == ""
+    assert report.running_line(replace(plain, stopping=True), NOW).mark == "stopping"
+    asked = RunningView(replace(plain.job, cancel_requested_at=NOW), plain.attempt, "51 sleep, 52 te\x07e")
+    assert report.running_line(asked, NOW).mark == "stopping, ended, but left sleep (pid 51), te\\x07e (pid 52)"
+
+
+def test_removed_lines_count_nowhere() -> None:
+    counts = dict.fromkeys(JobState, 0) | {JobState.CANCELLED: 5, JobState.SUCCEEDED: 2}
+    made = report.tally(counts, 4)
+    assert (made.cancelled, made.total, made.ended) == (1, 3, 3)
+    assert made.parts() == [("running", 0), ("queued", 0), ("succeeded", 2), ("failed", 0), ("cancelled", 1)]
+
+
+# ---- the estimate ----------------------------------------------------------------------------------
+
+
+def watched(pace: Pace, running: int, seconds: int, finished: int) -> Pace:
+    for second in range(1, seconds + 1):
+        pace = pace.seen(pace.since + second, running, finished)
+    return pace
+
+
+def test_nothing_is_said_while_nothing_is_known() -> None:
+    assert time_left(Pace(0, 0), 5, [(3.0, None)]) is None
+    assert time_left(Pace(0, 0), 0, []) is None
+
+
+def test_the_estimate_from_finished_jobs() -> None:
+    pace = watched(Pace(0, 0), 4, 100, 40)  # 400 s in attempts, 40 finished: 10 s each
+    assert time_left(pace, 40, []) == pytest.approx(100, rel=0.01)
+    assert time_left(pace, 0, [(0.0, None)] * 4) == pytest.approx(10, rel=0.01)
+
+
+def test_the_estimate_from_what_jobs_say() -> None:
+    pace = watched(Pace(0, 0), 2, 10, 0)
+    assert time_left(pace, 0, [(10.0, 0.25), (10.0, 0.5)]) == pytest.approx(30)
+    assert time_left(pace, 0, [(10.0, 0.25), (10.0, None)]) is None
+    assert time_left(pace, 2, [(10.0, 0.5), (10.0, 0.5)]) == pytest.approx(30)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.floats(0, 1)), max_size=8),
+    st.integers(0, 500),
+    st.integers(0, 50),
+)
+def test_an_estimate_is_never_negative(
+    queued: int, running: list[tuple[float, float | None]], finished: int, seconds: int
+) -> None:
+    left = time_left(watched(Pace(0, 0), len(running), seconds, finished), queued, running)
+    assert left is None or 0 <= left < float("inf")
+
+
+# ---- columns and pages -----------------------------------------------------------------------------
+
+
+def test_a_grid_is_aligned_and_leaves_out_empty_columns() -> None:
+    rows: list[tables.Row] = [["1", "", ("ok", "green"), ["a", "b"]], ["10", "", "比較", "c"]]
+    lines = [line.plain for line in tables.grid(["N", "EMPTY", "HOW", "WHAT"], rows, right="N")]
+    assert lines == [" N  HOW   WHAT", " 1  ok    a", "          b", "10  比較  c"]
+    assert tables.grid(["A"], []) == [] or [line.plain for line in tables.grid(["A"], [])] == [""]
+
+
+def test_a_page_that_is_piped_is_whole_and_plain() -> None:
+    out = io.StringIO()
+    long = "x" * 500
+    tables.write(out, [tables.line(("red", "red"), long), *tables.grid(["A"], [[long]])])
+    assert out.getvalue() == f"red{long}\nA\n{long}\n"
+
+
+def on_terminal(width: int, lines: list[tables.Line]) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None, highlight=False)
+    tables.write(out, lines, console=console)
+    return out.getvalue().splitlines()
+
+
+def test_on_a_terminal_columns_are_cut_and_prose_is_wrapped() -> None:
+    why = "  why   waits for a GPU that is free, and so on"
+    lines = on_terminal(
+        20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(why), tables.line("one two three four five")]
+    )
+    assert lines[1] == "x  " + "y" * 16 + "…"
+    assert lines[2:] == [
+        "  why   waits for a",
+        "        GPU that is",
+        "        free, and so",
+        "        on",
+        "one two three four",
+        "  five",
+    ]
+
+
+def test_a_path_is_never_broken() -> None:
+    path = "  log   /a/very/long/path/that/fits/nowhere.log"
+    assert on_terminal(20, [tables.line(path)]) == [path]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.text(st.characters(exclude_categories=["C"]), max_size=8), st.just("")), max_size=5),
+    st.integers(3, 20),
+)
+def test_a_cut_line_fits(parts: list[tables.Part], width: int) -> None:
+    cut = tables.cut(tables.Line(tuple(parts)), width)
+    assert sum(cell_len(text) for text, _ in cut.parts) <= width
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        ([(0.0, "a")], "──────────"),
+        ([(0.001, "a")], "━─────────"),
+        ([(0.999, "a")], "━━━━━━━━━─"),
+        ([(1.0, "a")], "━━━━━━━━━━"),
+        ([(0.3, "a"), (0.4, "b")], "━━━━━━━───"),
+        ([(0.9, "a"), (0.9, "b")], "━━━━━━━━━━"),
+    ],
+)
+def test_bars(shares: list[tuple[float, str]], text: str) -> None:
+    assert "".join(part for part, _ in tables.bar(shares, 10)) == text
+    assert "".join(part for part, _ in tables.bar(shares, 10, plain=True)).isascii()
