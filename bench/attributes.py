@@ -19,9 +19,9 @@ from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import JobState, Outcome, OutcomeKind, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Snapshot, Start
-from gpusched.dispatcher.queue_head import Head
+from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.host.store import Store
-from gpusched.lists.submit import Rules, read, submit
+from gpusched.lists.submit import SubmitOptions, read, submit
 
 DEVICES = 8
 SUCCEEDED = Outcome(OutcomeKind.EXITED, 0)
@@ -104,13 +104,13 @@ def views(busy: Sequence[str]) -> tuple[DeviceView, ...]:
 
 def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
     """Milliseconds of CPU for each of so many events, with so many jobs that wait besides."""
-    rules = Rules(Settings(max_jobs_per_gpu=1, max_gpus=DEVICES), os.fsencode(directory))
+    rules = SubmitOptions(Settings(max_jobs_per_gpu=1, max_gpus=DEVICES), os.fsencode(directory))
     lines = chains(events // DEVICES + 2) + list_of(waiting)
     jobs = read("".join(f"{line}\n" for line in lines).encode(), rules, "list.txt")
     store = Store(str(directory / "queue.db"), create=True)
     submit(store, jobs.specs, rules, 0.0)
     names = {job.id: job.name for job in store.jobs()}
-    head = Head(store)
+    head = QueueHead(store)
     running: dict[str, int] = {}  # device -> job
 
     def start() -> list[int]:

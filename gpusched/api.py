@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.text import mask_secrets
-from gpusched.config.settings import Loaded, Settings
-from gpusched.core.jobs.reconcile import Change
+from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
 from gpusched.dispatcher import Dispatcher, Observer
@@ -32,7 +32,7 @@ from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import Rules, Typed, refuse_impossible, submit
+from gpusched.lists.submit import SubmitOptions, Typed, refuse_impossible, submit
 from gpusched.shards.split import shard_range as shard_range
 from gpusched.shards.split import split_range as split_range
 
@@ -101,7 +101,7 @@ def check_devices(settings: Settings, devices: tuple[Device, ...], gpus: int | N
     return chosen
 
 
-def check_jobs(jobs: JobFile, rules: Rules, devices: tuple[Device, ...]) -> None:
+def check_jobs(jobs: JobFile, rules: SubmitOptions, devices: tuple[Device, ...]) -> None:
     """Refuse at once what these devices can never serve, by the options or by what a job says of itself."""
     chosen = check_devices(rules.settings, devices, rules.gpus_wanted(jobs.specs))
     refuse_impossible(jobs.specs, rules, [device for device in devices if device.uuid in chosen.uuids])
@@ -139,7 +139,7 @@ class Queue:
     def close(self) -> None:
         self.store.close()
 
-    def submit(self, jobs: JobFile, rules: Rules, *, complete: bool = True) -> Change:
+    def submit(self, jobs: JobFile, rules: SubmitOptions, *, complete: bool = True) -> QueueChange:
         """Make the queue hold these jobs. The dispatcher, if there is one, takes the newer options too."""
         dirs = rules.dirs or job_dirs(self.place, rules)
         rules = replace(rules, dirs=dirs)
@@ -152,7 +152,7 @@ class Queue:
 
     def dispatch(
         self,
-        rules: Rules,
+        rules: SubmitOptions,
         devices: Callable[[], Devices],
         *,
         feed: Feed | None = None,
@@ -208,7 +208,7 @@ class Queue:
             opened.close()
 
 
-def job_dirs(place: QueueDir, rules: Rules) -> JobDirs:
+def job_dirs(place: QueueDir, rules: SubmitOptions) -> JobDirs:
     """Where the jobs of these rules run. Raises GpuschedError for a snapshot of what git does not know."""
     copies = os.path.join(place.path, "snapshots") if rules.settings.snapshot else ""
     return JobDirs(os.fsdecode(rules.cwd), (place.path, place.state), copies)
@@ -287,7 +287,7 @@ def has_work(place: QueueDir) -> bool:
         store.close()
 
 
-def settings_for(place: QueueDir, loaded: Loaded) -> Settings:
+def settings_for(place: QueueDir, loaded: LoadedSettings) -> Settings:
     """The settings for a start: while a dispatcher works on the queue, its own, but for what was given this time.
 
     So a start that says less, from cron or retyped, lifts no limit that the running one was given.

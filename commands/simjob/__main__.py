@@ -45,7 +45,7 @@ def visible_devices(directory: str, environment: Mapping[str, str]) -> list[int]
     return chosen if len(set(chosen)) == len(chosen) else []  # one that is named twice empties the list
 
 
-class Job:
+class SimulatedJob:
     """The memory of this process on its GPUs."""
 
     def __init__(self, directory: str, gpus: Sequence[int], args: argparse.Namespace, holder: str) -> None:
@@ -157,7 +157,7 @@ def _out_of_memory(ordinal: int, want: int, total: int, free: int, mine: int) ->
     )
 
 
-def play(job: Job, args: argparse.Namespace) -> None:
+def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     """The whole life of the job, in the order of a training."""
     steps = max(1, int(args.ramp / LOOK_S)) if args.ramp else 1
     share = args.mem // (args.children + 1)
@@ -183,7 +183,7 @@ def play(job: Job, args: argparse.Namespace) -> None:
         job.stay(0)
 
 
-def _total(job: Job, n: int) -> str | None:
+def _total(job: SimulatedJob, n: int) -> str | None:
     return simulation.read_keys(_state_path(job.directory, n)).get("total")
 
 
@@ -205,9 +205,9 @@ def run(directory: str, gpus: Sequence[int], args: argparse.Namespace) -> int:
         child = os.fork()
         if child == 0:
             args.steps = 0
-            os._exit(_run_one(Job(directory, gpus, args, holder)))
+            os._exit(_run_one(SimulatedJob(directory, gpus, args, holder)))
         children.append(child)
-    status = _run_one(Job(directory, gpus, args, holder))
+    status = _run_one(SimulatedJob(directory, gpus, args, holder))
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM if status else 0)
@@ -215,7 +215,7 @@ def run(directory: str, gpus: Sequence[int], args: argparse.Namespace) -> int:
     return status
 
 
-def _run_one(job: Job) -> int:
+def _run_one(job: SimulatedJob) -> int:
     try:
         play(job, job.args)
     except CudaError as error:

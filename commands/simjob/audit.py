@@ -22,7 +22,7 @@ class Clash(NamedTuple):
         return f"t={self.at:.3f} GPU {self.gpu}: job {self.job} started while {whose} {self.holder} held it"
 
 
-class Report(NamedTuple):
+class AuditReport(NamedTuple):
     clashes: list[Clash]
     jobs: int
     grabs: int
@@ -30,7 +30,7 @@ class Report(NamedTuple):
     too_early: int  # started before the memory of the last holder was back
 
 
-def audit(directory: str) -> Report:
+def audit(directory: str) -> AuditReport:
     """What the log tells. A colleague who comes while a job runs is nobody's fault and no clash."""
     held: dict[int, dict[str, dict[str, Any]]] = {}  # gpu -> process -> its grab
     clashes: list[Clash] = []
@@ -53,7 +53,7 @@ def audit(directory: str) -> Report:
             held.get(gpu, {}).pop(name, None)
         elif kind == "oom":
             ooms += 1
-    return Report(clashes, len(jobs), grabs, ooms, too_early)
+    return AuditReport(clashes, len(jobs), grabs, ooms, too_early)
 
 
 def _events(directory: str) -> Iterator[dict[str, Any]]:

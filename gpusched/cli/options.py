@@ -37,7 +37,7 @@ def settings_options(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-def load(flags: Mapping[str, object] | None = None) -> config.Loaded:
+def load(flags: Mapping[str, object] | None = None) -> config.LoadedSettings:
     """All layers of settings; their warnings go to stderr."""
     loaded = config.load(flags)
     for warning in loaded.warnings:

@@ -397,7 +397,7 @@ def changed(before: Settings, after: Settings) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeen:
+class SettingsFile:
     """A settings file that was looked for, and what came of it."""
 
     layer: str  # system | user | project
@@ -406,12 +406,12 @@ class FileSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """The settings with where each came from. `warnings` are for the command line to print once."""
 
     settings: Settings
     origins: Mapping[str, str]  # name -> "default" | "file PATH" | "env GPUSCHED_X" | "flag --x"
-    files: tuple[FileSeen, ...] = ()
+    files: tuple[SettingsFile, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -433,7 +433,7 @@ def load(
     cwd: str | None = None,
     system_file: str = SYSTEM_FILE,
     user_file: str | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """All layers, the last one wins. `flags` maps names to text or bool; None means not given.
 
     Every layer's values are checked, those that a later layer replaces too.
@@ -441,7 +441,7 @@ def load(
     environ = os.environ if environ is None else environ
     cwd = working_directory() if cwd is None else cwd
     warnings: list[str] = []
-    files: list[FileSeen] = []
+    files: list[SettingsFile] = []
     given: list[_Given] = []
     places = [
         ("system", system_file),
@@ -461,7 +461,7 @@ def load(
         origins[item.name] = item.origin
     settings = replace(Settings(), **cast("dict[str, Any]", values))
     _check_together(settings, origins)
-    return Loaded(settings, origins, tuple(files), tuple(warnings))
+    return LoadedSettings(settings, origins, tuple(files), tuple(warnings))
 
 
 def user_config_file() -> str:
@@ -542,23 +542,23 @@ def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> 
             yield _Given(setting.name, environ[variable], f"env {variable}", variable, cwd)
 
 
-def _from_file(layer: str, path: str, files: list[FileSeen], warnings: list[str]) -> list[_Given]:
+def _from_file(layer: str, path: str, files: list[SettingsFile], warnings: list[str]) -> list[_Given]:
     try:
         with open(path, "rb") as f:
             doubt = _why_not_trusted(os.fstat(f.fileno())) if layer == "project" else ""
             data = b"" if doubt else f.read()
     except (FileNotFoundError, NotADirectoryError):
-        files.append(FileSeen(layer, path, "absent"))
+        files.append(SettingsFile(layer, path, "absent"))
         return []
     except OSError as e:
         if layer != "system":
             raise GpuschedError(f"cannot read this file: {e.strerror}", where=path) from e
         doubt, data = f"cannot be read: {e.strerror}", b""
     if doubt:
-        files.append(FileSeen(layer, path, f"skipped: {doubt}"))
+        files.append(SettingsFile(layer, path, f"skipped: {doubt}"))
         warnings.append(f"the settings in {path} are ignored: the file {doubt}")
         return []
-    files.append(FileSeen(layer, path, "read"))
+    files.append(SettingsFile(layer, path, "read"))
     return list(_parse_file(path, data))
 
 

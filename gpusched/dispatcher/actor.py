@@ -19,7 +19,7 @@ from gpusched.core.plan import selection
 from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attempt_book import AttemptBook, LaunchStyle, log_paths
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import Live
+from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.store import Store
@@ -89,7 +89,7 @@ class Actor:
     ) -> set[int]:
         prepared: list[_Ready] = []
         booked: list[_Ready] = []
-        closed: list[tuple[Live, Close, JobState]] = []
+        closed: list[tuple[OpenAttempt, Close, JobState]] = []
         try:
             for start in starts:
                 ready = self._prepare(rows[start.job_id], start.devices, now)
@@ -145,7 +145,7 @@ class Actor:
             raise GpuschedError(f"job {attempt.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
-    def _store_close(self, close: Close, now: float) -> tuple[Live, Close, JobState]:
+    def _store_close(self, close: Close, now: float) -> tuple[OpenAttempt, Close, JobState]:
         attempt, verdict = close.attempt, close.verdict
         live = self._attempts.find(attempt.job_id, attempt.number)
         outcome = attempt.outcome
@@ -173,7 +173,7 @@ class Actor:
         )
         return live, close, state
 
-    def _finish_close(self, live: Live, close: Close, state: JobState, now: float) -> None:
+    def _finish_close(self, live: OpenAttempt, close: Close, state: JobState, now: float) -> None:
         self._attempts.forget(live)
         if state is JobState.SUCCEEDED:
             self._reporter.succeeded += 1

@@ -21,10 +21,10 @@ from gpusched.core.model import (
     OutcomeKind,
 )
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import Live, marker_of, outcome_of
+from gpusched.dispatcher.open_attempt import OpenAttempt, marker_of, outcome_of
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper
-from gpusched.host.attempts.launcher import Launcher, Order, Told
+from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.queue.queue_dir import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
@@ -45,22 +45,22 @@ def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
 class AttemptBook:
     def __init__(self, queue: QueueDir, selector: selectors.BaseSelector) -> None:
         self.queue = queue
-        self.live: dict[str, Live] = {}  # by directory
+        self.live: dict[str, OpenAttempt] = {}  # by directory
         self.told: dict[str, str] = {}  # directories to look at, with an error that came along
         self._selector = selector
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
-    def _hear(self, told: Told) -> None:
+    def _hear(self, told: ShepherdNotice) -> None:
         self.told[told.directory] = told.error
 
     # ---- beginning ----
 
-    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: float) -> list[Live]:
+    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: float) -> list[OpenAttempt]:
         """Take over the attempts that an earlier dispatcher left open."""
         found = []
         for job, row in rows:
             directory = attempt_dir.directory(self.queue.state, job.id, row.number)
-            live = Live(job, row, directory, marker_of(self.queue, job.id, row.number), adopted=True)
+            live = OpenAttempt(job, row, directory, marker_of(self.queue, job.id, row.number), adopted=True)
             live.cancel_requested = job.cancel_requested_at is not None
             live.usage = row.usage
             live.seen_at = now  # nobody knows how long it has been idle
@@ -80,7 +80,7 @@ class AttemptBook:
             self._close_handle(live)
         self.told[directory] = ""
 
-    def _close_handle(self, live: Live) -> None:
+    def _close_handle(self, live: OpenAttempt) -> None:
         if live.handle is not None:
             self._selector.unregister(live.handle)
             os.close(live.handle)
@@ -102,7 +102,7 @@ class AttemptBook:
         claims: list[int],
         environment: dict[bytes, bytes],
         style: LaunchStyle,
-    ) -> Live:
+    ) -> OpenAttempt:
         """Hand a booked attempt to a shepherd and let go of the life lock here.
 
         Raises OSError when that cannot be; the attempt is then seen as not started.
@@ -116,7 +116,7 @@ class AttemptBook:
             b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
             b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
         }
-        live = Live(job, row, directory, marker)
+        live = OpenAttempt(job, row, directory, marker)
         self.live[directory] = live
         try:
             order = Order(
@@ -141,7 +141,7 @@ class AttemptBook:
 
     # ---- looking ----
 
-    def look(self, now: float, everywhere: bool, stopping_since: float | None) -> list[Live]:
+    def look(self, now: float, everywhere: bool, stopping_since: float | None) -> list[OpenAttempt]:
         """Look at the attempts that were told of (or at all); those that have just ended."""
         ended = []
         directories = list(self.live) if everywhere else list(self.told)
@@ -190,7 +190,7 @@ class AttemptBook:
         """When settle_doubts() has to be called at the latest."""
         return min((live.doubt_until for live in self.live.values() if live.doubt_until is not None), default=None)
 
-    def _end_strays(self, live: Live, now: float) -> None:
+    def _end_strays(self, live: OpenAttempt, now: float) -> None:
         if live.lingering_since is None:
             live.lingering_since = now
         late = now - live.lingering_since >= STRAY_GRACE_S
@@ -200,7 +200,7 @@ class AttemptBook:
     def lingering(self) -> bool:
         return any(live.fact is AttemptFact.LINGERING for live in self.live.values())
 
-    def _outcome(self, live: Live, error: str, stopping_since: float | None) -> Outcome:
+    def _outcome(self, live: OpenAttempt, error: str, stopping_since: float | None) -> Outcome:
         if live.fact is AttemptFact.NOT_STARTED and not error and not attempt_dir.exists(live.directory):
             return Outcome(OutcomeKind.LOST, note="its files were removed, so nobody knows how it ended")
         if live.fact is AttemptFact.NOT_STARTED:
@@ -229,7 +229,7 @@ class AttemptBook:
 
     # ---- ending ----
 
-    def stop(self, live: Live) -> None:
+    def stop(self, live: OpenAttempt) -> None:
         """Have the attempt ended: TERM, grace, KILL. The wish is stored before this is called."""
         live.stop_sent = self._launcher.stop(live.directory) or reaper.terminate(live.fields)
         if not live.stop_sent:
@@ -243,10 +243,10 @@ class AttemptBook:
         """How many have not ended."""
         return sum(not live.ended for live in self.live.values())
 
-    def find(self, job_id: int, number: int) -> Live:
+    def find(self, job_id: int, number: int) -> OpenAttempt:
         return self.live[attempt_dir.directory(self.queue.state, job_id, number)]
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: OpenAttempt) -> None:
         """The attempt is closed in the store."""
         self._close_handle(live)
         self.live.pop(live.directory, None)

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.jobs.reconcile import Change
+from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, JobSpec
 from gpusched.dispatcher.feed import Batch, Feed
 from gpusched.host.store import Store, StoreError
 from gpusched.lists.findings import render_findings
-from gpusched.lists.submit import Rules, find_impossible, refuse_impossible, submit
+from gpusched.lists.submit import SubmitOptions, find_impossible, refuse_impossible, submit
 
 Tell = Callable[[str, str], None]  # kind of the event, text
 
 
-class Intake:
+class ListReader:
     """`refused_lines` counts the lines of a stream that were left out."""
 
     def __init__(self, feed: Feed, store: Store) -> None:
@@ -29,7 +29,7 @@ class Intake:
         """Whether something was read that is not stored yet."""
         return self._batch is not None
 
-    def take(self, rules: Rules, devices: Sequence[Device], now: float, tell: Tell) -> bool:
+    def take(self, rules: SubmitOptions, devices: Sequence[Device], now: float, tell: Tell) -> bool:
         """Submit what has come; whether there was anything. `devices` are the allowed ones.
 
         Raises DiskFull or OSError when there is no room for it; it is then taken at the next call.
@@ -66,7 +66,9 @@ class Intake:
         self._batch = batch
         return batch
 
-    def _submit(self, batch: Batch, rules: Rules, devices: Sequence[Device], now: float, tell: Tell) -> Change:
+    def _submit(
+        self, batch: Batch, rules: SubmitOptions, devices: Sequence[Device], now: float, tell: Tell
+    ) -> QueueChange:
         specs = tuple(spec for spec in batch.jobs.specs if spec not in self._left_out)
         rules.look_around(specs)
         if not batch.append:
@@ -82,9 +84,9 @@ class Intake:
         except GpuschedError:
             return self._submit_each(specs, rules, now, tell)
 
-    def _submit_each(self, specs: Sequence[JobSpec], rules: Rules, now: float, tell: Tell) -> Change:
+    def _submit_each(self, specs: Sequence[JobSpec], rules: SubmitOptions, now: float, tell: Tell) -> QueueChange:
         """Lines of which at least one is refused, each by itself."""
-        whole = Change((), (), (), ())
+        whole = QueueChange((), (), (), ())
         for spec in specs:
             try:
                 found = submit(self._store, [spec], rules, now, complete=False, append=True)
@@ -93,7 +95,7 @@ class Intake:
             except GpuschedError as error:
                 self._leave_out(spec, f" {error}", tell)
             else:
-                whole = Change(
+                whole = QueueChange(
                     whole.add + found.add, whole.keep + found.keep, whole.requeue + found.requeue, whole.cancel
                 )
         return whole

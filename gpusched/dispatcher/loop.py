@@ -36,12 +36,12 @@ from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attempt_book import SHUTDOWN_WINDOW_S, AttemptBook, LaunchStyle
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.feed import Feed, NoFeed
-from gpusched.dispatcher.list_reader import Intake
-from gpusched.dispatcher.queue_head import Head
+from gpusched.dispatcher.list_reader import ListReader
+from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
-from gpusched.dispatcher.usage_meter import Meter
+from gpusched.dispatcher.usage_meter import UsageMeter
 from gpusched.dispatcher.wake import Sleeper
-from gpusched.dispatcher.watchdog import Minder
+from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.gpus.board import Board
@@ -49,7 +49,7 @@ from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import DiskFull, Store
-from gpusched.lists.submit import Rules
+from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -71,7 +71,7 @@ class Dispatcher:
         store: Store,
         source: DeviceSource,
         claims: Claims,
-        rules: Rules,
+        rules: SubmitOptions,
         first: Reading,
         *,
         feed: Feed | None = None,
@@ -102,8 +102,8 @@ class Dispatcher:
         self._gone = False  # the queue's files were removed
         self._seen_at = 0.0  # when the last tick was
         self._next_poll = self._next_metrics = self._next_frame = 0.0
-        self._head = Head(store)
-        self.intake = Intake(self.feed, store)
+        self._head = QueueHead(store)
+        self.intake = ListReader(self.feed, store)
         self._waited_since: dict[int, float] = {}  # jobs that others have passed
         self._data_version = -1
         self._reason = ""
@@ -157,8 +157,8 @@ class Dispatcher:
         self.sleeper = Sleeper(self.queue.wake)
         self.attempts = AttemptBook(self.queue, self.sleeper.selector)
         self.reporter = Reporter(self.queue, self.store, self.devices, self.observer, self.clock)
-        self.meter = Meter(self.attempts)
-        self.minder = Minder(self.store, self.attempts, self.meter, self.reporter)
+        self.meter = UsageMeter(self.attempts)
+        self.minder = Watchdog(self.store, self.attempts, self.meter, self.reporter)
         self.actor = Actor(
             self.store,
             self.source,

@@ -22,7 +22,7 @@ from gpusched.host.queue.queue_dir import QueueDir
 
 
 @dataclass(slots=True)
-class Live:
+class OpenAttempt:
     """An open attempt and what was last seen of it."""
 
     job: JobRow

@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
     job: Job
 
 
-class Head:
+class QueueHead:
     """`forget()` has the jobs fetched anew before the next plan."""
 
     def __init__(self, store: Store) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusched.core.jobs.progress import Group, groups
+from gpusched.core.jobs.progress import ItemGroup, groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import Live
+from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.gpus import board
 from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.host.queue import metrics
@@ -40,7 +40,7 @@ class Frame:
     running: tuple[RunningView, ...]
     reason: str  # what the first waiting job waits for
     finished_now: int  # attempts that have succeeded since this dispatcher began
-    groups: tuple[Group, ...]  # of the jobs that say how many items they do
+    groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
     closing: str  # why nothing new starts, if so
 
 
@@ -150,7 +150,7 @@ class Reporter:
     def publish(self, found: Board) -> None:
         board.write(self._queue.board, found)
 
-    def frame(self, found: Board, running: Iterable[Live], reason: str, closing: str) -> Frame:
+    def frame(self, found: Board, running: Iterable[OpenAttempt], reason: str, closing: str) -> Frame:
         views = tuple(live.view() for live in running)
         return Frame(
             at=found.at,
@@ -166,7 +166,7 @@ class Reporter:
             closing=closing,
         )
 
-    def write_metrics(self, now: float, running: Iterable[Live], *, every_job: bool) -> None:
+    def write_metrics(self, now: float, running: Iterable[OpenAttempt], *, every_job: bool) -> None:
         """Replace gpu_metrics.json, and keep what the open attempts have used so far for whoever comes after."""
         for live in running:
             text = live.progress.decode("utf-8", "replace")

@@ -8,16 +8,16 @@ from gpusched.core.jobs import usage
 from gpusched.core.model import Sample
 from gpusched.core.plan.snapshot import Resident
 from gpusched.dispatcher.attempt_book import AttemptBook
-from gpusched.dispatcher.open_attempt import Live
+from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.attempts import reaper
 
 
-class Meter:
+class UsageMeter:
     def __init__(self, attempts: AttemptBook) -> None:
         self._attempts = attempts
         self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
 
-    def owners(self, samples: Iterable[Sample]) -> dict[int, Live]:
+    def owners(self, samples: Iterable[Sample]) -> dict[int, OpenAttempt]:
         """Which processes on the devices belong to which of our attempts, by pid."""
         shepherds = {}
         for directory, live in self._attempts.live.items():
@@ -30,7 +30,7 @@ class Meter:
         owners = reaper.shepherds_of(pids, shepherds)
         return {pid: self._attempts.live[directory] for pid, directory in owners.items()}
 
-    def measure(self, samples: Mapping[str, Sample]) -> list[Live]:
+    def measure(self, samples: Mapping[str, Sample]) -> list[OpenAttempt]:
         """Fold one poll into the usage of every attempt; those newly seen on a device that they were not given."""
         used = self._energy_used(samples)
         owners = self.owners(samples.values())
@@ -81,7 +81,7 @@ class Meter:
                     found[uuid] = (*found.get(uuid, ()), resident)
         return found
 
-    def over_budget(self) -> list[tuple[Live, str, int]]:
+    def over_budget(self) -> list[tuple[OpenAttempt, str, int]]:
         """Attempts newly seen to use more than they stated: with the device and the bytes there."""
         found = []
         for live in self._attempts.live.values():
@@ -91,7 +91,7 @@ class Meter:
                     found.append((live, uuid, used))
         return found
 
-    def idle(self, now: float, timeout_s: float) -> list[Live]:
+    def idle(self, now: float, timeout_s: float) -> list[OpenAttempt]:
         """Attempts whose devices have shown no process of theirs for so long, newly found."""
         found = []
         for live in self._attempts.live.values():
@@ -109,7 +109,7 @@ class Meter:
         return {pid for pid, live in owners.items() if sample.uuid in live.devices and not live.ended}
 
 
-def _before(live: Live, samples: Iterable[Sample]) -> dict[str, int]:
+def _before(live: OpenAttempt, samples: Iterable[Sample]) -> dict[str, int]:
     """What the devices of an attempt had in use when it was launched, by UUID."""
     free = {device.uuid: device.free_bytes for device in live.row.devices}
     return {

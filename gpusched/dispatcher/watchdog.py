@@ -10,16 +10,16 @@ from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, JobEvent
 from gpusched.core.model import MIB, Reading
 from gpusched.core.plan.snapshot import Close, Plan
 from gpusched.dispatcher.attempt_book import AttemptBook
-from gpusched.dispatcher.open_attempt import Live
+from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.dispatcher.usage_meter import Meter
+from gpusched.dispatcher.usage_meter import UsageMeter
 from gpusched.host.store import Store
 
 QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
 
 
-class Minder:
-    def __init__(self, store: Store, attempts: AttemptBook, meter: Meter, reporter: Reporter) -> None:
+class Watchdog:
+    def __init__(self, store: Store, attempts: AttemptBook, meter: UsageMeter, reporter: Reporter) -> None:
         self.failed = 0  # jobs, since this dispatcher began
         self._store, self._attempts, self._meter, self._reporter = store, attempts, meter, reporter
         self._quick_failures: Counter[str] = Counter()  # by tag, in a row
@@ -80,7 +80,7 @@ class Minder:
             self._reporter.tell("queue", f"{what}: {way_on}")
         return n > 0
 
-    def _warn(self, live: Live, what: str) -> None:
+    def _warn(self, live: OpenAttempt, what: str) -> None:
         self._reporter.tell("warning", f"job {live.job.id} {what}", live.job.id)
 
 

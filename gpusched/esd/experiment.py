@@ -17,9 +17,9 @@ from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
-from gpusched.config.settings import Loaded, load
+from gpusched.config.settings import LoadedSettings, load
 from gpusched.core.jobs.outcome import describe
-from gpusched.core.jobs.reconcile import Held
+from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
 from gpusched.dispatcher import Observer
 from gpusched.esd import jobs as experiment
@@ -28,7 +28,7 @@ from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import Rules, to_give
+from gpusched.lists.submit import SubmitOptions, to_give
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class EsdSource:
 class EsdWorkshop:
     """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
 
-    def __init__(self, config: EsdConfig, loaded: Loaded, observer: Observer | None = None) -> None:
+    def __init__(self, config: EsdConfig, loaded: LoadedSettings, observer: Observer | None = None) -> None:
         self.source = EsdSource(config)
         self.place = api.place_for(self.source, loaded.settings)
-        self.rules = Rules(
+        self.rules = SubmitOptions(
             api.settings_for(self.place, loaded), os.fsencode(os.getcwd()), retry_failed=config.retry_failed
         )
         self.devices: api.Devices | None = None  # opened, not yet handed on
@@ -79,7 +79,7 @@ class EsdWorkshop:
     def tell(self, text: str) -> None:
         logging.getLogger("gpusched").info("%s", text)
 
-    def held(self) -> Sequence[Held]:
+    def held(self) -> Sequence[StoredJob]:
         if not self.place.exists():
             return []
         store = Store(self.place.database, read_only=True)

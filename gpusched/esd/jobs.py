@@ -16,7 +16,7 @@ from typing import Protocol
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import clean
-from gpusched.core.jobs.reconcile import Held
+from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import ENDED_STATES, MIB, Attributes, JobSpec, JobState
 from gpusched.core.plan.planner import round_budget
 from gpusched.esd import model_list, records
@@ -24,7 +24,7 @@ from gpusched.esd.config import EsdConfig, flag
 from gpusched.esd.gpu_memory import Need, need
 from gpusched.esd.model_list import ModelList, ModelRow
 from gpusched.esd.model_record import DEFAULTS, options_of
-from gpusched.esd.order import OPEN, Queue, in_groups, job_name
+from gpusched.esd.order import OPEN, EsdOrder, in_groups, job_name
 from gpusched.esd.records import Expected, Summary
 from gpusched.lists.joblist import JobFile
 
@@ -34,13 +34,13 @@ _NAMED_ROWS = 5
 Model = tuple[str, str]  # its name or path, and its revision
 
 
-class Workshop(Protocol):
+class EsdBackend(Protocol):
     """What the experiment has done by others."""
 
     def tell(self, text: str) -> None:
         """One line for people."""
 
-    def held(self) -> Sequence[Held]:
+    def held(self) -> Sequence[StoredJob]:
         """The jobs that the queue holds already."""
 
     def budgets(self) -> Sequence[int]:
@@ -66,7 +66,7 @@ class Workshop(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EsdTodo:
     """What is to be done: `run` will, `done` has been, `failed` failed before and is not tried again."""
 
     jobs: JobFile
@@ -79,7 +79,7 @@ class Plan:
 class EsdExperiment:
     """The spectral analysis of many models. Override `build_command` or `summarise` to change what it does."""
 
-    def __init__(self, config: EsdConfig, workshop: Workshop) -> None:
+    def __init__(self, config: EsdConfig, workshop: EsdBackend) -> None:
         """Raises GpuschedError for a configuration that cannot be meant."""
         config.check()
         self.config = config
@@ -127,7 +127,7 @@ class EsdExperiment:
 
     # ---- the whole of it ----
 
-    def run(self, plan: Plan | None = None) -> int:
+    def run(self, plan: EsdTodo | None = None) -> int:
         """Analyse what is not done yet, and write the summary whatever happens; the exit code."""
         plan = plan or self.plan()
         self.workshop.prepare(self.output)
@@ -170,9 +170,9 @@ class EsdExperiment:
 
     # ---- what is left to do ----
 
-    def plan(self) -> Plan:
+    def plan(self) -> EsdTodo:
         """Compare the list with what lies in the output directory and what the queue holds."""
-        held = Queue(self.workshop.held())
+        held = EsdOrder(self.workshop.held())
         texts = {row: shlex.join(self.build_command(row)) for row in self.models.rows if not row.fault}
         again = self.config.overwrite and not any(held.is_open(text) for text in texts.values())
         occurrences: dict[ModelRow, int] = {}
@@ -202,7 +202,7 @@ class EsdExperiment:
         jobs = tuple(self._jobs((*in_groups(run), *kept), run, texts, occurrences))
         plots = tuple(self._plots(done, held))
         has_work = bool(run or plots)
-        return Plan(JobFile(jobs + plots), has_work, tuple(run), tuple(done), tuple(failed))
+        return EsdTodo(JobFile(jobs + plots), has_work, tuple(run), tuple(done), tuple(failed))
 
     def _jobs(
         self,
@@ -219,7 +219,7 @@ class EsdExperiment:
             attributes = Attributes(mem_bytes=budgets.get(row), name=self._job_names[row])
             yield JobSpec(threads + text, text, row.line, occurrences[row], attributes)
 
-    def _plots(self, done: Iterable[ModelRow], held: Queue) -> Iterator[JobSpec]:
+    def _plots(self, done: Iterable[ModelRow], held: EsdOrder) -> Iterator[JobSpec]:
         """CPU jobs that draw what was analysed before pictures were asked for."""
         for row in done if self.config.plots else ():
             if records.has_plots(self.output, row.stem):
@@ -295,7 +295,7 @@ class EsdExperiment:
 
     # ---- telling ----
 
-    def tell(self, plan: Plan) -> None:
+    def tell(self, plan: EsdTodo) -> None:
         """What a person should know before it begins."""
         tell = self.workshop.tell
         notes = self.models.notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpusched.core.jobs.reconcile import Held, identity
+from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import JobSpec, JobState
 from gpusched.esd.model_list import ModelRow
 from gpusched.lists.attributes import parse_value
@@ -12,11 +12,11 @@ from gpusched.lists.attributes import parse_value
 OPEN = frozenset({JobState.QUEUED, JobState.HELD, JobState.RUNNING})
 
 
-class Queue:
+class EsdOrder:
     """What a queue holds of the jobs of an experiment."""
 
-    def __init__(self, held: Iterable[Held]) -> None:
-        self._newest: dict[bytes, Held] = {}
+    def __init__(self, held: Iterable[StoredJob]) -> None:
+        self._newest: dict[bytes, StoredJob] = {}
         for job in held:
             if job.identity not in self._newest or job.occurrence > self._newest[job.identity].occurrence:
                 self._newest[job.identity] = job
@@ -30,7 +30,7 @@ class Queue:
         job = self._find(text)
         return job is not None and job.state in OPEN
 
-    def _find(self, text: str) -> Held | None:
+    def _find(self, text: str) -> StoredJob | None:
         raw = text.encode("utf-8", "surrogateescape")
         return self._newest.get(identity(JobSpec(raw, raw, 1)))
 

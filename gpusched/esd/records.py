@@ -79,7 +79,7 @@ def has_plots(output: str, stem: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ModelResult:
     """What one model has come to. `success` None: it is not analysed yet, and `error` says where it stands."""
 
     name: str
@@ -111,14 +111,14 @@ class Result:
 class Summary:
     """All models: those of the list in its order, then what else lies in the output directory."""
 
-    results: tuple[Result, ...]
+    results: tuple[ModelResult, ...]
 
     @property
-    def listed(self) -> list[Result]:
+    def listed(self) -> list[ModelResult]:
         return [result for result in self.results if result.row is not None]
 
     @property
-    def failed(self) -> list[Result]:
+    def failed(self) -> list[ModelResult]:
         """Those of the list that failed."""
         return [result for result in self.listed if result.success is False]
 
@@ -160,23 +160,25 @@ def summarise(
     return Summary((*results, *_others(output, seen)))
 
 
-def _listed(output: str, row: ModelRow, expected: Expected, told: str, again: bool) -> Result:
+def _listed(output: str, row: ModelRow, expected: Expected, told: str, again: bool) -> ModelResult:
     if row.fault:
-        return Result(row.name, False, {}, "list", row.fault, row=row)
+        return ModelResult(row.name, False, {}, "list", row.fault, row=row)
     record = read(output, row.stem)
     notes = _notes(record)
     if not expected.is_of(record) or (again and told and expected.is_met(record)):
         if told.startswith("failed"):
-            return Result(row.name, False, {}, "job", told, row=row)
-        return Result(row.name, None, {}, "waiting", told or "not analysed yet", row=row)
+            return ModelResult(row.name, False, {}, "job", told, row=row)
+        return ModelResult(row.name, None, {}, "waiting", told or "not analysed yet", row=row)
     if expected.is_met(record):
         if is_whole(output, row.stem, record):
-            return Result(row.name, True, record, notes=notes, row=row)
-        return Result(row.name, None, {}, "waiting", "its table is gone, or is not the one that was written", row=row)
-    return Result(row.name, False, record, *_error(record), notes=notes, row=row)
+            return ModelResult(row.name, True, record, notes=notes, row=row)
+        return ModelResult(
+            row.name, None, {}, "waiting", "its table is gone, or is not the one that was written", row=row
+        )
+    return ModelResult(row.name, False, record, *_error(record), notes=notes, row=row)
 
 
-def _others(output: str, seen: set[str]) -> Iterator[Result]:
+def _others(output: str, seen: set[str]) -> Iterator[ModelResult]:
     """What lies there of models that the list does not name."""
     try:
         names = sorted(os.listdir(f"{output}/{RECORDS}"))
@@ -189,7 +191,7 @@ def _others(output: str, seen: set[str]) -> Iterator[Result]:
             continue
         whole = record.get("success") is True and is_whole(output, stem, record)
         notes = "; ".join(filter(None, ["not in this list", _notes(record)]))
-        yield Result(name, whole, record, *(("", "") if whole else _error(record)), notes)
+        yield ModelResult(name, whole, record, *(("", "") if whole else _error(record)), notes)
 
 
 def _is_stem_of(stem: str, name: str) -> bool:

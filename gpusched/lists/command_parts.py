@@ -192,7 +192,7 @@ NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | frozenset(_WRAPPERS) | fro
 NOTABLE |= {b"disown", b"eval"}
 
 
-class Anatomy:
+class CommandParts:
     """What one simple command is made of.
 
     `setters` are the words that put a variable into its environment or the shell's, `unset` those that

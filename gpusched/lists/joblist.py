@@ -56,7 +56,7 @@ _IN_SCRIPTS = frozenset(
 )
 
 
-class Judged(NamedTuple):
+class CheckedCommand(NamedTuple):
     """A command as the shell gets it, and what is wrong with it. `setup`, `no_program`: see lint.Verdict."""
 
     command: bytes
@@ -71,7 +71,7 @@ def is_plain(text: bytes) -> bool:
     return plain is not None and plain[1] not in NOTABLE and not MAY_CHOOSE.search(text)
 
 
-def judge(scan: Scan, *, gpus: int, strip: bool) -> Judged:
+def judge(scan: Scan, *, gpus: int, strip: bool) -> CheckedCommand:
     """Judge a whole command that is not empty; its faults by their place. `strip` removes its own choice of GPUs."""
     verdict = check(scan, gpus=gpus)
     faults = verdict.faults
@@ -85,24 +85,26 @@ def judge(scan: Scan, *, gpus: int, strip: bool) -> Judged:
     if verdict.setup and not (strip and _NOTHING.fullmatch(command)):
         at = len(scan.text) - len(scan.text.lstrip(BLANK))
         verdict.add("setup-line", "error", at, *_SETUP_LINE)
-    return Judged(command, sorted(faults.values(), key=lambda fault: fault.at), verdict.setup, verdict.no_program)
+    return CheckedCommand(
+        command, sorted(faults.values(), key=lambda fault: fault.at), verdict.setup, verdict.no_program
+    )
 
 
-def judge_text(text: bytes, *, gpus: int, strip: bool) -> Judged:
+def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     """Judge a command that is no line of a file: it may be empty, or a script of several lines."""
     if b"\0" in text:
         message = "a NUL byte: no command can contain one"
-        return Judged(text, [Fault("nul-byte", "error", text.index(0), message, "", forceable=False)])
+        return CheckedCommand(text, [Fault("nul-byte", "error", text.index(0), message, "", forceable=False)])
     if b"\n" in text.strip():
         return _judge_script(text, gpus, strip)
     bare = text.strip(BLANK)
     if is_plain(bare):
-        return Judged(bare, [])
+        return CheckedCommand(bare, [])
     scan = Scan(text)
     if scan.dangling:
         scan.extend(b"")
     if not scan.tokens and not scan.open:
-        return Judged(bare, [Fault("no-command", "error", 0, "there is no command in it", "", forceable=False)])
+        return CheckedCommand(bare, [Fault("no-command", "error", 0, "there is no command in it", "", forceable=False)])
     judged = judge(scan, gpus=gpus, strip=strip)
     if judged.no_program:
         word = clean(judged.no_program[:40].decode("utf-8", "replace"))
@@ -110,7 +112,7 @@ def judge_text(text: bytes, *, gpus: int, strip: bool) -> Judged:
     return judged
 
 
-def _judge_script(text: bytes, gpus: int, strip: bool) -> Judged:
+def _judge_script(text: bytes, gpus: int, strip: bool) -> CheckedCommand:
     """Look in each command of a script for a choice of GPUs; what they mean together only a shell can say."""
     parts: list[bytes] = []
     faults: list[Fault] = []
@@ -125,7 +127,7 @@ def _judge_script(text: bytes, gpus: int, strip: bool) -> Judged:
             kept = part if judged.command == stripped(part) else judged.command
         parts.append(kept)
         at += len(part) + 1
-    return Judged(b"\n".join(parts), faults)
+    return CheckedCommand(b"\n".join(parts), faults)
 
 
 def _commands(text: bytes) -> Iterator[bytes]:

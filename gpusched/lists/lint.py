@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpusched.lists.command_parts import MASKS, Anatomy, Command, structure
+from gpusched.lists.command_parts import MASKS, Command, CommandParts, structure
 from gpusched.lists.findings import Severity
 from gpusched.lists.shell_lexer import Scan, Token, literal
 
@@ -34,7 +34,7 @@ class Edit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Verdict:
+class LintResult:
     """All about one line. `setup`: it only sets something up; `no_program`: a first word that can be none."""
 
     faults: dict[str, Fault] = field(default_factory=dict)  # the first of each code
@@ -85,9 +85,9 @@ _NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
 
 
-def check(scan: Scan, *, gpus: int = 1) -> Verdict:
+def check(scan: Scan, *, gpus: int = 1) -> LintResult:
     """Judge a finished scan of a line whose job gets `gpus` GPUs."""
-    verdict = Verdict()
+    verdict = LintResult()
     if scan.open:
         opener, at = scan.open[0]
         message = f"this {_OPENED[opener]} is not closed on its line"
@@ -108,7 +108,7 @@ def check(scan: Scan, *, gpus: int = 1) -> Verdict:
     return verdict
 
 
-def _check_first_word(token: Token, verdict: Verdict) -> None:
+def _check_first_word(token: Token, verdict: LintResult) -> None:
     word = literal(token.text)
     table = b"," in word and not any(mark in token.text for mark in (b"/", b"$", b"{", b"=", b"`"))
     if table or _NUMBER.fullmatch(word) or token.text[:2] in (b'{"', b'["', b"[{"):
@@ -119,7 +119,7 @@ def _check_first_word(token: Token, verdict: Verdict) -> None:
         verdict.add("option-line", "error", token.start, message, hint)
 
 
-def _check_commands(scan: Scan, base: int, gpus: int, verdict: Verdict) -> None:
+def _check_commands(scan: Scan, base: int, gpus: int, verdict: LintResult) -> None:
     """Judge the commands of a line, or of the text at `base` in it that it gives to a shell."""
     commands, unfinished, heredoc = structure(scan)
     if heredoc is not None:
@@ -133,7 +133,7 @@ def _check_commands(scan: Scan, base: int, gpus: int, verdict: Verdict) -> None:
     left: dict[int, int] = {}  # by shell: where it left something in the background
     setup = real = trapped = False
     for command in commands:
-        parts = Anatomy(command)
+        parts = CommandParts(command)
         if may_choose:
             _check_devices(command, parts, scan.text, base, gpus, verdict)
         if may_choose and gpus:
@@ -157,7 +157,9 @@ def _check_commands(scan: Scan, base: int, gpus: int, verdict: Verdict) -> None:
         verdict.setup = setup and not real
 
 
-def _check_devices(command: Command, parts: Anatomy, text: bytes, base: int, gpus: int, verdict: Verdict) -> None:
+def _check_devices(
+    command: Command, parts: CommandParts, text: bytes, base: int, gpus: int, verdict: LintResult
+) -> None:
     """Find what would take the job away from the GPU that is claimed for it, and how to remove that."""
     removed: list[Token] = list(parts.unset)
     own = "so the job would not use the GPU that is checked and claimed for it"
@@ -193,7 +195,7 @@ def _check_devices(command: Command, parts: Anatomy, text: bytes, base: int, gpu
     verdict.edits += (Edit(base + e.start, base + e.end, e.text) for e in _removal(command, parts, removed, text))
 
 
-def _removal(command: Command, parts: Anatomy, removed: list[Token], text: bytes) -> list[Edit]:
+def _removal(command: Command, parts: CommandParts, removed: list[Token], text: bytes) -> list[Edit]:
     """Take words out of a command. Where nothing would be left of it, `:` stays in its place."""
     if not removed:
         return []
@@ -216,7 +218,7 @@ def _removal(command: Command, parts: Anatomy, removed: list[Token], text: bytes
     return edits
 
 
-def _check_ordinals(command: Command, base: int, gpus: int, verdict: Verdict) -> None:
+def _check_ordinals(command: Command, base: int, gpus: int, verdict: LintResult) -> None:
     """Find ordinals that do not exist where only the job's own GPUs are visible."""
     following = [*command.words[1:], None]
     for word, after in zip(command.words, following, strict=False):

@@ -44,7 +44,7 @@ class Spot(NamedTuple):
         return self if self.source else Spot(self.line, text, at)
 
 
-class Stated(NamedTuple):
+class StatedAttributes(NamedTuple):
     """An attribute as an entry gives it, perhaps with placeholders."""
 
     key: str
@@ -53,12 +53,12 @@ class Stated(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListEntry:
     """A job, or all the jobs of a sweep. `block`: the command may begin with attributes of its own."""
 
     command: str
     spot: Spot
-    stated: Sequence[Stated] = ()
+    stated: Sequence[StatedAttributes] = ()
     axes: Sequence[Axis] = ()
     excluded: Sequence[tuple[Mapping[str, Collection[str]], Spot]] = ()
     block: bool = False
@@ -102,7 +102,7 @@ class Maker:
 
     # ---- entries ----
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ListEntry) -> None:
         """Make the jobs of an entry."""
         if not self._check(entry):
             return
@@ -134,7 +134,7 @@ class Maker:
         if not made and entry.axes:
             self.error("sweep", "no combination is left: all are excluded", entry.spot)
 
-    def _check(self, entry: Entry) -> bool:
+    def _check(self, entry: ListEntry) -> bool:
         names = entry.names
         twice = [name for n, name in enumerate(names) if name in names[:n]]
         if twice:
@@ -144,7 +144,7 @@ class Maker:
             self.error("sweep", f"this makes {number:,} jobs, and at most {MAX_JOBS:,} are taken", entry.spot)
         return not twice and number <= MAX_JOBS
 
-    def _check_names(self, entry: Entry, command: Template, others: Iterable[Template]) -> None:
+    def _check_names(self, entry: ListEntry, command: Template, others: Iterable[Template]) -> None:
         """Tell of parameters that nothing uses, and of placeholders that are none."""
         used = command.names.union(*(template.names for template in others))
         for axis in entry.axes:
@@ -158,7 +158,7 @@ class Maker:
             message = f"{{{word}}} is no parameter and stays as it is; did you mean {{{meant}}}?"
             self.report(Fault("near-parameter", "warning", at, message, "", False), entry.spot, entry.command.encode())
 
-    def _combinations(self, entry: Entry) -> Iterator[dict[str, str]]:
+    def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
         idle = list(entry.excluded)
         for values in combinations(entry.axes):
             hit = next((item for item in entry.excluded if matches(values, item[0])), None)
@@ -172,7 +172,7 @@ class Maker:
 
     # ---- jobs ----
 
-    def _job(self, text: bytes, stated: dict[str, Any], entry: Entry) -> None:
+    def _job(self, text: bytes, stated: dict[str, Any], entry: ListEntry) -> None:
         spot = entry.spot
         if spot.verbatim and text != entry.command.encode("utf-8", "surrogateescape"):
             spot = spot._replace(verbatim=False)
@@ -201,7 +201,7 @@ class Maker:
                 message = f"line {first} makes the same job more than once"
             self.report(Fault("duplicate", "hint", 0, message), Spot(spot.line))
 
-    def _take_name(self, attributes: Attributes, entry: Entry) -> bool:
+    def _take_name(self, attributes: Attributes, entry: ListEntry) -> bool:
         owner = self._jobs.take_name(attributes.name, entry.spot.line)
         if not owner:
             return True
@@ -236,5 +236,5 @@ def from_command(
         maker.report(
             Fault("no-parameter", "warning", at, message, f"-p {word}=…, if it was meant", False), spot, source
         )
-    maker.add(Entry(command, spot, axes=axes, block=True))
+    maker.add(ListEntry(command, spot, axes=axes, block=True))
     return maker.finish()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.reconcile import Change
+from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements
 from gpusched.core.plan.planner import round_budget
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
@@ -25,7 +25,7 @@ _YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SubmitOptions:
     """How the text of a list is read, and what each of its jobs needs."""
 
     settings: Settings
@@ -120,7 +120,7 @@ class Sweep:
         return ["run", "-c", self.command, *more, *(["--each", self.each] if self.each else [])]
 
 
-def parse(data: bytes, rules: Rules, where: str) -> JobFile:
+def parse(data: bytes, rules: SubmitOptions, where: str) -> JobFile:
     """The jobs of a list and what is wrong with them; its kind is told by the suffix of `where`."""
     if not where.lower().endswith(_YAML):
         return jobfile.parse(data, **_options(rules))
@@ -133,7 +133,7 @@ def parse(data: bytes, rules: Rules, where: str) -> JobFile:
     return parse_yaml(data, read_beside, **_options(rules))
 
 
-def parse_sweep(sweep: Sweep, rules: Rules) -> JobFile:
+def parse_sweep(sweep: Sweep, rules: SubmitOptions) -> JobFile:
     """The same for a command with parameters. Raises GpuschedError for parameters that cannot be read."""
     from gpusched.lists.maker import from_command
     from gpusched.lists.sweep import parameter, table
@@ -155,7 +155,7 @@ def parse_sweep(sweep: Sweep, rules: Rules) -> JobFile:
     return from_command(sweep.command, axes, **_options(rules))
 
 
-def read(data: bytes, rules: Rules, where: str) -> JobFile:
+def read(data: bytes, rules: SubmitOptions, where: str) -> JobFile:
     """The jobs of a list. Raises GpuschedError with line and caret when it cannot be right."""
     return refused(parse(data, rules, where), where)
 
@@ -167,7 +167,7 @@ def refused(jobs: JobFile, where: str) -> JobFile:
     return jobs
 
 
-def _options(rules: Rules) -> dict[str, Any]:
+def _options(rules: SubmitOptions) -> dict[str, Any]:
     settings = rules.settings
     return {"force": rules.force, "strip_gpu_env": settings.strip_gpu_env, "gpus": settings.gpus_per_job}
 
@@ -184,7 +184,9 @@ def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
     )
 
 
-def find_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> list[tuple[JobSpec, str]]:
+def find_impossible(
+    specs: Sequence[JobSpec], rules: SubmitOptions, devices: Sequence[Device]
+) -> list[tuple[JobSpec, str]]:
     """The jobs that these allowed devices can never serve, and why not."""
     return [
         (spec, why)
@@ -193,7 +195,7 @@ def find_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[De
     ]
 
 
-def refuse_impossible(specs: Sequence[JobSpec], rules: Rules, devices: Sequence[Device]) -> None:
+def refuse_impossible(specs: Sequence[JobSpec], rules: SubmitOptions, devices: Sequence[Device]) -> None:
     """Raise GpuschedError for jobs that these allowed devices can never serve."""
     wrong = [f"  line {spec.line}: {why}" for spec, why in find_impossible(specs, rules, devices)]
     if wrong:
@@ -233,11 +235,11 @@ def to_give(device: Device) -> int:
 def submit(
     store: Store,
     specs: Sequence[JobSpec],
-    rules: Rules,
+    rules: SubmitOptions,
     now: float,
     *,
     complete: bool = True,
     append: bool = False,
-) -> Change:
+) -> QueueChange:
     """Make the queue hold these jobs; what waits there already gets the new options, order and line numbers."""
     return store.submit(specs, rules.needs, now, complete=complete, retry_failed=rules.retry_failed, append=append)

@@ -12,7 +12,7 @@ from gpusched.common.quantities import nearest
 from gpusched.lists.attributes import ENV, KEYS, parse_value, wrong_key, wrong_value
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.lint import Fault
-from gpusched.lists.maker import Entry, Maker, Spot, Stated
+from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.sweep import MAX_JOBS, Axis, repeated, span, table
 from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
 
@@ -51,7 +51,7 @@ class _Reader:
         self._read = read
         self._maker = maker
         self._faults = 0
-        self._defaults: dict[str, Stated] = {}
+        self._defaults: dict[str, StatedAttributes] = {}
 
     def _wrong(self, code: str, message: str, spot: Spot, hint: str = "") -> None:
         self._faults += 1
@@ -103,13 +103,13 @@ class _Reader:
         before = self._faults
         if is_scalar(node):
             stated = list(self._defaults.values())
-            entry = Entry(node.value, self._document.spot(node), stated, block=True)
+            entry = ListEntry(node.value, self._document.spot(node), stated, block=True)
         else:
             entry = self._entry(node)
         if self._faults == before:
             self._maker.add(entry)
 
-    def _entry(self, node: yaml.Node) -> Entry:
+    def _entry(self, node: yaml.Node) -> ListEntry:
         document, spot = self._document, self._document.spot(node)
         pairs = {pair.key: pair for pair in document.pairs(node, "a job")}
         stated = self._attributes([p for p in pairs.values() if p.key not in (*_COMMANDS, *_SWEEP)], self._defaults)
@@ -124,11 +124,13 @@ class _Reader:
         axes = [axis for key in _AXES if key in pairs for axis in self._axes(key, pairs[key].node)]
         names = [name for axis in axes for name in axis.names]
         excluded = list(self._excluded(pairs["exclude"].node, names)) if "exclude" in pairs else []
-        return Entry(command, spot, list(stated.values()), axes, excluded)
+        return ListEntry(command, spot, list(stated.values()), axes, excluded)
 
     # ---- attributes ----
 
-    def _attributes(self, pairs: Iterable[Pair], defaults: Mapping[str, Stated]) -> dict[str, Stated]:
+    def _attributes(
+        self, pairs: Iterable[Pair], defaults: Mapping[str, StatedAttributes]
+    ) -> dict[str, StatedAttributes]:
         """What a map states, over the defaults; where nothing stands behind a key, the default is taken back."""
         stated, own = dict(defaults), set()
         for pair in pairs:
@@ -145,7 +147,7 @@ class _Reader:
                 self._state(stated, each)
         return stated
 
-    def _state(self, stated: dict[str, Stated], pair: Pair) -> None:
+    def _state(self, stated: dict[str, StatedAttributes], pair: Pair) -> None:
         key, spot, node = pair
         wrong = wrong_key(key)
         if wrong is not None and wrong[0] == "attribute-key" and not key.startswith(ENV):
@@ -157,7 +159,7 @@ class _Reader:
         else:
             texts = self._document.texts(node, key) if key in _LISTS else [self._document.text(node, key)]
             text, place = ",".join(texts), self._document.spot(node)
-            stated[key] = Stated(key, text, place)
+            stated[key] = StatedAttributes(key, text, place)
             if (key == "cwd" and text.startswith("~")) or ("$" in text and key not in _LISTS):
                 message = f"nothing is expanded in {key}: the characters themselves are meant?"
                 fault = Fault(

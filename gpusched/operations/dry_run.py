@@ -13,20 +13,20 @@ from gpusched.operations import queues, status
 
 if TYPE_CHECKING:
     from gpusched.config.settings import Settings
-    from gpusched.core.jobs.reconcile import Held
+    from gpusched.core.jobs.reconcile import StoredJob
     from gpusched.core.model import Attempt, Dependency, Device, Requirements
     from gpusched.core.plan.snapshot import DeviceView
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
     from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import Rules
+    from gpusched.lists.submit import SubmitOptions
     from gpusched.views.tables import Line, Row
 
 FIRST_JOBS = 8  # waiting jobs whose reason is told
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DryRunJob:
     """One job of the list, or one that is no longer in it. `what`: add, keep, requeue or cancel."""
 
     job_id: int  # for a new job the id that it would get
@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class BoxReading:
     """The GPUs as they are now. `error` says why they cannot be used."""
 
     views: tuple[DeviceView, ...] = ()
@@ -47,7 +47,7 @@ class Box:
     error: GpuschedError | None = None
 
 
-def dry_run(place: QueueDir, jobs: JobFile, rules: Rules, *, as_json: bool) -> int:
+def dry_run(place: QueueDir, jobs: JobFile, rules: SubmitOptions, *, as_json: bool) -> int:
     """Print what `gpusched run` would do. Raises what it would raise, once that is said."""
     store = queues.open_store(place) if place.exists() else None
     try:
@@ -73,28 +73,28 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: Rules, *, as_json: bool) -> i
 # ---- the list --------------------------------------------------------------------------------------
 
 
-def _entries(store: Store | None, jobs: JobFile, rules: Rules) -> list[Entry]:
+def _entries(store: Store | None, jobs: JobFile, rules: SubmitOptions) -> list[DryRunJob]:
     from gpusched.core.jobs.reconcile import reconcile
     from gpusched.core.model import JobState
 
-    held: list[Held] = store.held() if store is not None else []
+    held: list[StoredJob] = store.held() if store is not None else []
     rows = {row.id: row for row in store.jobs()} if store is not None else {}
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
-    entries: list[tuple[int, Entry]] = []
+    entries: list[tuple[int, DryRunJob]] = []
     queued = JobState.QUEUED.value
     for n, (spec, position) in enumerate(change.add, len(rows) + 1):
         after = spec.attributes.after
-        entries.append((position, Entry(n, spec.line, "add", queued, spec.command, rules.needs(spec), after)))
+        entries.append((position, DryRunJob(n, spec.line, "add", queued, spec.command, rules.needs(spec), after)))
     for job_id, spec, position in change.keep:
         again = job_id in change.requeue
         state = queued if again else rows[job_id].state.value
         what = "requeue" if again else "keep"
         after = spec.attributes.after
-        entries.append((position, Entry(job_id, spec.line, what, state, spec.command, rules.needs(spec), after)))
+        entries.append((position, DryRunJob(job_id, spec.line, what, state, spec.command, rules.needs(spec), after)))
     found = [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
     for job_id in change.cancel:
         row = rows[job_id]
-        found.append(Entry(job_id, row.line, "cancel", JobState.CANCELLED.value, row.command))
+        found.append(DryRunJob(job_id, row.line, "cancel", JobState.CANCELLED.value, row.command))
     return found
 
 
@@ -124,7 +124,7 @@ def _counts(store: Store | None) -> str:
 # ---- the GPUs --------------------------------------------------------------------------------------
 
 
-def _box(jobs: JobFile, rules: Rules, occupied: set[str], shepherds: dict[int, str]) -> Box:
+def _box(jobs: JobFile, rules: SubmitOptions, occupied: set[str], shepherds: dict[int, str]) -> BoxReading:
     """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs.
 
     `occupied` are the devices that jobs of this queue have; what descends from one of the `shepherds` is ours there.
@@ -139,14 +139,14 @@ def _box(jobs: JobFile, rules: Rules, occupied: set[str], shepherds: dict[int, s
     settings = rules.settings
     wanted = rules.gpus_wanted(jobs.specs)
     if wanted == 0:
-        return Box()
+        return BoxReading()
     try:
         opened = api.open_devices(settings, wanted)
         opened.close()
         api.check_jobs(jobs, rules, opened.first.devices)
         chosen = api.check_devices(settings, opened.first.devices, wanted)
     except GpuschedError as error:
-        return Box(error=error)
+        return BoxReading(error=error)
     criteria = Criteria(
         settings.gpu_mem_threshold * MIB, 1, settings.free_when == "idle", settings.allow_unreadable_memory
     )
@@ -175,10 +175,12 @@ def _box(jobs: JobFile, rules: Rules, occupied: set[str], shepherds: dict[int, s
             reserved_bytes=device.reserved_bytes,
         )
         views.append(view)
-    return Box(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
+    return BoxReading(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
 
 
-def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rules) -> list[tuple[Entry, str]]:
+def _reasons(
+    entries: list[DryRunJob], attempts: list[Attempt], box: BoxReading, rules: SubmitOptions
+) -> list[tuple[DryRunJob, str]]:
     """What the first jobs would do, by the dispatcher's own plan."""
     from gpusched.core.model import Job
     from gpusched.core.plan.planner import make_plan
@@ -202,15 +204,22 @@ def _reasons(entries: list[Entry], attempts: list[Attempt], box: Box, rules: Rul
     return [(entry, told[entry.job_id]) for entry in waiting if entry.job_id in told and box.error is None]
 
 
-def _blocked(entries: list[Entry]) -> set[int]:
+def _blocked(entries: list[DryRunJob]) -> set[int]:
     """The jobs that others of the list still keep from starting."""
-    from gpusched.core.jobs.readiness import Directory, Known, Readiness, Tally, UnknownReference, readiness
+    from gpusched.core.jobs.readiness import (
+        DependencyTally,
+        JobIndex,
+        ListedJob,
+        Readiness,
+        UnknownReference,
+        readiness,
+    )
     from gpusched.core.model import JobState
 
     if not any(entry.after for entry in entries):
         return set()
     states = {e.job_id: JobState(e.state) for e in entries}
-    directory = Directory(Known(e.job_id, e.needs.name, e.needs.tags) for e in entries if e.needs is not None)
+    directory = JobIndex(ListedJob(e.job_id, e.needs.name, e.needs.tags) for e in entries if e.needs is not None)
     blocked = set()
     for entry in entries:
         for dependency in entry.after:
@@ -218,7 +227,7 @@ def _blocked(entries: list[Entry]) -> set[int]:
                 ((kind, ups),) = directory.resolve(entry.job_id, [dependency])
             except UnknownReference:  # a job whose line is gone: the queue knows it
                 continue
-            if readiness([(kind, Tally.of([states[up] for up in ups]))]) is not Readiness.READY:
+            if readiness([(kind, DependencyTally.of([states[up] for up in ups]))]) is not Readiness.READY:
                 blocked.add(entry.job_id)
     return blocked
 
@@ -234,9 +243,9 @@ _WOULD = {"add": "add", "keep": "keep", "requeue": "queue again", "cancel": "can
 
 def _page(
     place: QueueDir,
-    entries: list[Entry],
-    box: Box,
-    reasons: list[tuple[Entry, str]],
+    entries: list[DryRunJob],
+    box: BoxReading,
+    reasons: list[tuple[DryRunJob, str]],
     settings: Settings,
     counted: str,
 ) -> list[Line]:
@@ -270,7 +279,7 @@ def _page(
     return lines
 
 
-def _device_rows(box: Box) -> list[Row]:
+def _device_rows(box: BoxReading) -> list[Row]:
     from gpusched.host.gpus.board import BoardDevice
     from gpusched.views import report, tables
 
@@ -281,7 +290,9 @@ def _device_rows(box: Box) -> list[Row]:
     return rows
 
 
-def _document(place: QueueDir, entries: list[Entry], box: Box, reasons: list[tuple[Entry, str]]) -> dict[str, Any]:
+def _document(
+    place: QueueDir, entries: list[DryRunJob], box: BoxReading, reasons: list[tuple[DryRunJob, str]]
+) -> dict[str, Any]:
     from gpusched.core.documents import shown_command
 
     told = {entry.job_id: text for entry, text in reasons}

@@ -17,7 +17,7 @@ import click
 
 from gpusched.cli.options import settings_options
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
-from gpusched.config.settings import Loaded
+from gpusched.config.settings import LoadedSettings
 
 if TYPE_CHECKING:
     from gpusched.api import Devices, Queue, Source
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpusched.dispatcher.feed import Feed
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import Rules
+    from gpusched.lists.submit import SubmitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,10 +70,10 @@ OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """The options that all these verbs have."""
 
-    loaded: Loaded
+    loaded: LoadedSettings
     retry_failed: bool = False
     dry_run: bool = False
     as_json: bool = False
@@ -93,7 +93,7 @@ def work_options(callback: F) -> F:
     @functools.wraps(callback)
     def wrapper(
         *args: Any,
-        loaded: Loaded,
+        loaded: LoadedSettings,
         retry_failed: bool,
         dry_run: bool,
         as_json: bool,
@@ -101,13 +101,13 @@ def work_options(callback: F) -> F:
         quiet: bool,
         **kwargs: Any,
     ) -> Any:
-        asked = Asked(loaded, retry_failed, dry_run, as_json, verbose, quiet)
+        asked = RunOptions(loaded, retry_failed, dry_run, as_json, verbose, quiet)
         return callback(*args, asked=asked, **kwargs)
 
     return cast(F, wrapper)
 
 
-def with_defaults(loaded: Loaded, verb: str) -> Loaded:
+def with_defaults(loaded: LoadedSettings, verb: str) -> LoadedSettings:
     """The settings with the defaults of this verb."""
     own = {name: value for name, value in OWN_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
     return replace(loaded, settings=replace(loaded.settings, **own))
@@ -118,17 +118,17 @@ def say(text: str) -> None:
     click.echo(f"gpusched: {text}", err=True)
 
 
-def rules_for(asked: Asked, *, force: bool = False) -> Rules:
+def rules_for(asked: RunOptions, *, force: bool = False) -> SubmitOptions:
     """How jobs are read and what each needs, by the options alone."""
-    from gpusched.lists.submit import Rules
+    from gpusched.lists.submit import SubmitOptions
 
     settings = asked.loaded.settings
     if settings.setup and not os.path.isfile(settings.setup):
         raise GpuschedError("there is no such file", where=f"--setup {settings.setup}")
-    return Rules(settings, os.fsencode(os.getcwd()), force, asked.retry_failed)
+    return SubmitOptions(settings, os.fsencode(os.getcwd()), force, asked.retry_failed)
 
 
-def find_place(source: Source, asked: Asked, rules: Rules) -> tuple[QueueDir, Rules]:
+def find_place(source: Source, asked: RunOptions, rules: SubmitOptions) -> tuple[QueueDir, SubmitOptions]:
     """Where the queue of this source lies, made or not, and the rules with the settings that hold there."""
     from gpusched import api
 
@@ -136,7 +136,7 @@ def find_place(source: Source, asked: Asked, rules: Rules) -> tuple[QueueDir, Ru
     return place, replace(rules, settings=api.settings_for(place, asked.loaded))
 
 
-def accept(jobs: JobFile, name: str, asked: Asked) -> JobFile:
+def accept(jobs: JobFile, name: str, asked: RunOptions) -> JobFile:
     """The same jobs, with what is doubtful in them told. Raises GpuschedError where they cannot be right."""
     from gpusched.lists.findings import SHOWN_PER_CODE, render_findings
     from gpusched.lists.submit import refused
@@ -159,7 +159,7 @@ def refuse_unmet(jobs: JobFile, place: QueueDir, data: bytes, name: str) -> None
         raise refusal(wrong, name)
 
 
-def check_devices(jobs: JobFile, rules: Rules, looked: tuple[Devices | None, tuple[Device, ...]]) -> None:
+def check_devices(jobs: JobFile, rules: SubmitOptions, looked: tuple[Devices | None, tuple[Device, ...]]) -> None:
     """Refuse what these devices can never serve, and close them then."""
     from gpusched import api
 
@@ -177,8 +177,8 @@ def check_devices(jobs: JobFile, rules: Rules, looked: tuple[Devices | None, tup
 def work(
     source: Source,
     jobs: JobFile,
-    rules: Rules,
-    asked: Asked,
+    rules: SubmitOptions,
+    asked: RunOptions,
     devices: Devices | None,
     *,
     complete: bool = True,
@@ -233,7 +233,7 @@ def work(
     return code
 
 
-def _print_end(queue: Queue, code: int, asked: Asked, end: Callable[[Queue, int], None] | None) -> None:
+def _print_end(queue: Queue, code: int, asked: RunOptions, end: Callable[[Queue, int], None] | None) -> None:
     """The summary. A terminal or a reader that is gone changes nothing of how the jobs ended, nor the exit code."""
     from gpusched.cli.main import drop
     from gpusched.operations.summary import print_summary
@@ -248,7 +248,7 @@ def _print_end(queue: Queue, code: int, asked: Asked, end: Callable[[Queue, int]
         drop(sys.stdout)
 
 
-def _open_devices(jobs: JobFile, rules: Rules) -> Devices:
+def _open_devices(jobs: JobFile, rules: SubmitOptions) -> Devices:
     """The devices, opened, that these jobs can use."""
     from gpusched import api
 

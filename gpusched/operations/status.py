@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusched.core.jobs.progress import Group
+    from gpusched.core.jobs.progress import ItemGroup
     from gpusched.core.model import AttemptRow, JobRow, RunningView
     from gpusched.host.gpus.board import Board, BoardDevice
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
-    from gpusched.views.pages import QueueHead
+    from gpusched.views.pages import QueueSummary
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` asks for
 SHOWN_UNMET = 20  # of those that wait for others: so many are told which
@@ -163,7 +163,7 @@ def _cut(spans: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttemptStatus:
     """An open attempt, looked at without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
 
     alive: bool
@@ -183,7 +183,7 @@ class Sight:
         return max(0.0, (float(self.fields.get("ended_at", now)) if self.ended else now) - started_at)
 
 
-def look(place: QueueDir, job_id: int, number: int) -> Sight:
+def look(place: QueueDir, job_id: int, number: int) -> AttemptStatus:
     from gpusched.host import locks
     from gpusched.host.attempts import attempt_dir
 
@@ -191,12 +191,12 @@ def look(place: QueueDir, job_id: int, number: int) -> Sight:
     alive = locks.is_held(f"{directory}/{attempt_dir.LIFE}")
     fd = attempt_dir.open_life(directory)
     if fd is None:
-        return Sight(alive, False, {})
+        return AttemptStatus(alive, False, {})
     try:
         fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
     finally:
         os.close(fd)
-    return Sight(alive, not alive and attempt_dir.is_record(fields), fields)
+    return AttemptStatus(alive, not alive and attempt_dir.is_record(fields), fields)
 
 
 def running_views(place: QueueDir, store: Store) -> list[RunningView]:
@@ -213,7 +213,7 @@ def running_views(place: QueueDir, store: Store) -> list[RunningView]:
     return views
 
 
-def item_groups(store: Store, views: Sequence[RunningView], now: float) -> list[tuple[Group, float]]:
+def item_groups(store: Store, views: Sequence[RunningView], now: float) -> list[tuple[ItemGroup, float]]:
     """The groups of jobs that say how many items they do, and how many items each does in a second now.
 
     A job is taken to be as fast as those were that have ended, and those that tell how far they are.
@@ -244,9 +244,9 @@ def last_log_line(place: QueueDir, row: AttemptRow) -> str:
 # ---- whole queues ----------------------------------------------------------------------------------
 
 
-def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) -> QueueHead:
+def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) -> QueueSummary:
     """A queue in one line."""
-    from gpusched.views.pages import QueueHead
+    from gpusched.views.pages import QueueSummary
     from gpusched.views.report import tally
 
     counts = tally(store.counts(), store.count_removed())
@@ -255,7 +255,7 @@ def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) 
     if counts.queued and not by.alive:
         told = "a dispatcher" if can_start or not counts.held else "held jobs"
     runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
-    return QueueHead(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start, by.full_disk)
+    return QueueSummary(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start, by.full_disk)
 
 
 def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:

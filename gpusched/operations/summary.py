@@ -11,10 +11,10 @@ from gpusched.operations import queues
 
 if TYPE_CHECKING:
     from gpusched.api import Queue
-    from gpusched.core.jobs.progress import Group
+    from gpusched.core.jobs.progress import ItemGroup
     from gpusched.core.model import JobRow
     from gpusched.views import tables
-    from gpusched.views.report import Tally
+    from gpusched.views.report import JobCounts
     from gpusched.views.tables import Line
 
 SHOWN_FAILED = 20
@@ -47,13 +47,13 @@ def document(queue: Queue, code: int) -> dict[str, object]:
     return {**found, "groups": grouped} if grouped else found
 
 
-def _groups(queue: Queue) -> list[Group]:
+def _groups(queue: Queue) -> list[ItemGroup]:
     from gpusched.core.jobs.progress import groups
 
     return groups(queue.store.item_counts(), ())
 
 
-def group_document(queue: Queue, group: Group) -> dict[str, object]:
+def group_document(queue: Queue, group: ItemGroup) -> dict[str, object]:
     """What the jobs of a group, which say how many items they do, took together; times in seconds."""
     from gpusched.core.jobs.progress import times
 
@@ -83,7 +83,7 @@ def group_document(queue: Queue, group: Group) -> dict[str, object]:
     return found
 
 
-def _missing(queue: Queue, group: Group) -> list[tuple[str, str]]:
+def _missing(queue: Queue, group: ItemGroup) -> list[tuple[str, str]]:
     """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
     from gpusched.core.jobs.progress import COUNTED_NOWHERE
     from gpusched.core.model import JobState
@@ -135,7 +135,7 @@ def page(queue: Queue, code: int) -> list[Line]:
     return lines + tables.grid(["", ""], rows)
 
 
-def group_rows(queue: Queue, group: Group) -> list[tables.Row]:
+def group_rows(queue: Queue, group: ItemGroup) -> list[tables.Row]:
     """What is missing of a group, how long each of its jobs took, and what running them at once has brought."""
     from gpusched.common.text import clean
     from gpusched.core.jobs.progress import times
@@ -224,7 +224,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     return lines
 
 
-def next_steps(queue: Queue, code: int, counts: Tally) -> list[tuple[str, str]]:
+def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, str]]:
     """What one may want to type next."""
     from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
     from gpusched.core.model import JobState

@@ -10,24 +10,24 @@ from gpusched.common.errors import GpuschedError
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
-    from gpusched.core.jobs.reconcile import Held
+    from gpusched.core.jobs.reconcile import StoredJob
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
-    from gpusched.shards.plan import Plan, Shard
+    from gpusched.shards.plan import Shard, ShardPlan
 
 SPLIT = "split"  # what the queue's database says of its shards, whatever becomes of the plan's file
 STATES = {"succeeded": "done", "running": "running"}  # of shards whose work another split would do again
 
 
-class Begun:
+class EarlierRun:
     """What the queue holds of an earlier start: its plan, its shards, its merges."""
 
     def __init__(self, place: QueueDir, owner: bytes) -> None:
-        self.plan: Plan | None = None
+        self.plan: ShardPlan | None = None
         self.split: str | None = None
         self.states: dict[str, str] = {}  # of the shards, by the names of their jobs
         self._ended: list[float] = []
-        self._held: list[Held] = []
+        self._held: list[StoredJob] = []
         self._merged_at: dict[int, float] = {}  # job -> when it began last
         if not place.exists():
             return
@@ -58,7 +58,7 @@ class Begun:
         self._held = store.held()
         self.split = store.meta(SPLIT) or (self.plan.split_id if self.plan is not None else None)
 
-    def refuse_another(self, plan: Plan, place: QueueDir) -> None:
+    def refuse_another(self, plan: ShardPlan, place: QueueDir) -> None:
         """Raise GpuschedError for a split other than the one whose shards are done, or run: it would do items twice."""
         from gpusched.views.words import count
 
@@ -90,7 +90,7 @@ class Begun:
         way = f"{way}; --log-dir NEW begins" if rest else "--log-dir NEW begins"
         raise GpuschedError("\n  ".join([what, *lines]), where=place.path, hint=f"{way} anew, beside it")
 
-    def _refuse_unknown(self, plan: Plan, place: QueueDir) -> None:
+    def _refuse_unknown(self, plan: ShardPlan, place: QueueDir) -> None:
         """The plan's file is gone: what the database says of the split has to do."""
         begun = [name for name, state in self.states.items() if state in STATES]
         if begun and self.split != plan.split_id:
@@ -98,7 +98,7 @@ class Begun:
             hint = "the very same options as before go on; --log-dir NEW begins anew, beside it"
             raise GpuschedError(what, where=place.path, hint=hint)
 
-    def merges(self, plan: Plan, name: bytes, *, retry_failed: bool) -> int:
+    def merges(self, plan: ShardPlan, name: bytes, *, retry_failed: bool) -> int:
         """Which time it is that this merge is made: once more, if what it has made is no longer what there is."""
         held = [job for job in self._held if job.identity == name]
         if not held:
@@ -119,7 +119,7 @@ def _names(shards: Sequence[Shard]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _difference(before: Plan, plan: Plan) -> str:
+def _difference(before: ShardPlan, plan: ShardPlan) -> str:
     """Why the work of one plan is not that of the other."""
     if _cut(before) != _cut(plan):
         return f"{_cut(before)}, and this start asks for {_cut(plan)}"
@@ -132,7 +132,7 @@ def _difference(before: Plan, plan: Plan) -> str:
     return f"{_cut(before)}, and this start asks for as many, cut elsewhere"
 
 
-def _cut(plan: Plan) -> str:
+def _cut(plan: ShardPlan) -> str:
     from gpusched.views.words import count
 
     way = {"strided": ", strided", "weighted": ", by weight"}.get(plan.strategy, "")

@@ -17,10 +17,10 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.maker import Entry, Maker, Spot, Stated
+from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.sweep import Axis
 from gpusched.lists.template import Template, misspelt
-from gpusched.shards.plan import MERGE, TAG, Plan, Shard
+from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
 
 NAMES = ("start", "end", "count", "shard", "num_shards", "suffix", "seed", "items_file", "output_dir")
 # What commands/merge makes one of, by suffix, and the library that it takes for it.
@@ -53,7 +53,7 @@ def _word(word: str) -> str:
     return word if _BARE_WORD.fullmatch(word) else shlex.quote(word)
 
 
-def check_command(command: str, plan: Plan, *, from_items: bool) -> set[str]:
+def check_command(command: str, plan: ShardPlan, *, from_items: bool) -> set[str]:
     """The placeholders of a command. Raises GpuschedError where it cannot tell a shard which items are its own."""
     _refuse_misspelt(command, _WHERE)
     names = Template(command, NAMES).names
@@ -93,7 +93,7 @@ def _refuse_misspelt(text: str, where: str) -> None:
             )
 
 
-def values_of(plan: Plan, shard: Shard, output_dir: str) -> dict[str, str]:
+def values_of(plan: ShardPlan, shard: Shard, output_dir: str) -> dict[str, str]:
     """What stands in the place of each placeholder."""
     return {
         "start": str(shard.start),
@@ -149,7 +149,7 @@ def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower().removeprefix(".")
 
 
-def with_outputs(plan: Plan, patterns: Sequence[str], output_dir: str, cwd: str) -> Plan:
+def with_outputs(plan: ShardPlan, patterns: Sequence[str], output_dir: str, cwd: str) -> ShardPlan:
     """The plan with the files that each shard writes, as patterns of absolute paths; nothing in values is a wildcard.
 
     Raises GpuschedError where two shards would be said to write the same file.
@@ -214,7 +214,7 @@ def _pattern(path: str) -> str:
 
 
 def jobs(
-    plan: Plan,
+    plan: ShardPlan,
     command: str,
     output_dir: str,
     merge_command: str | None,
@@ -230,7 +230,7 @@ def jobs(
     values = [values_of(plan, shard, output_dir) for shard in plan.shards]
     rows = tuple(tuple(own[name] for name in NAMES) for own in values)
     spot = Spot(1)
-    maker.add(Entry(command, spot, [Stated("tag", TAG, spot)], [Axis(NAMES, rows)], block=True))
+    maker.add(ListEntry(command, spot, [StatedAttributes("tag", TAG, spot)], [Axis(NAMES, rows)], block=True))
     made = maker.finish()
     if made.errors:
         return made
@@ -252,7 +252,7 @@ def jobs(
     return JobFile(tuple(specs), made.findings, True)
 
 
-def _way(plan: Plan) -> bytes:
+def _way(plan: ShardPlan) -> bytes:
     """Stands for how the shards' outputs are made one."""
     way = repr((plan.merge, [shard.outputs for shard in plan.shards]))
     return hashlib.blake2b(way.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest().encode()

@@ -25,7 +25,7 @@ SUFFIXES = {"gpu": "gpu_{shard}", "shard": "shard_{shard:05}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ShardWish:
     """What was asked for. `suffix`: gpu, shard, a text with {shard}, or nothing for the one that fits."""
 
     num_shards: int | None = None
@@ -73,7 +73,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """Which items each shard does. `items`: the file or pattern that they come from; `asked`: what the plan follows."""
 
     total: int
@@ -114,7 +114,7 @@ class Plan:
 # ---- how many, and which ---------------------------------------------------------------------------
 
 
-def shard_count(total: int, wish: Wish, slots: int) -> tuple[int, str]:
+def shard_count(total: int, wish: ShardWish, slots: int) -> tuple[int, str]:
     """How many shards, for `slots` jobs at once; and what is to be said of it, if they are fewer than wished for.
 
     Raises GpuschedError where there is nothing to share out.
@@ -140,12 +140,12 @@ def shard_count(total: int, wish: Wish, slots: int) -> tuple[int, str]:
 
 def make_plan(
     total: int,
-    wish: Wish,
+    wish: ShardWish,
     n: int,
     slots: int,
     *,
     weights: Sequence[float] | None = None,
-) -> Plan:
+) -> ShardPlan:
     """Share `total` items out to `n` shards, in the line's order; `weights` are those of the line.
 
     Shards are called gpu_0, gpu_1 … where each of them has its own of the `slots`, shard_00000 … else.
@@ -161,7 +161,7 @@ def make_plan(
         spots = [range(start, end) for start, end in cut]
         strategy = "contiguous" if weights is None else "weighted"
     shards = tuple(Shard(i, suffixes[i], spot[0], spot[-1] + 1, len(spot), seeds[i]) for i, spot in enumerate(spots))
-    return Plan(total, strategy, shards, wish.shuffle)
+    return ShardPlan(total, strategy, shards, wish.shuffle)
 
 
 def _suffix(form: str, i: int, n: int) -> str:
@@ -179,7 +179,7 @@ def _suffix(form: str, i: int, n: int) -> str:
 # ---- the plan as a document ------------------------------------------------------------------------
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: ShardPlan) -> dict[str, Any]:
     """The plan as it is kept; secrets in the command are masked."""
     merge = plan.merge
     return {
@@ -219,13 +219,13 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def from_document(found: Any) -> Plan:
+def from_document(found: Any) -> ShardPlan:
     """The plan of a document. ValueError where it is none that this version knows."""
     try:
         if found["version"] != VERSION:
             raise ValueError(f"it is of version {found['version']}, and this one knows {VERSION}")
         merge = found["merge"]
-        return Plan(
+        return ShardPlan(
             total=int(found["total"]),
             strategy=str(found["strategy"]),
             shards=tuple(Shard(**{**shard, "outputs": tuple(shard["outputs"])}) for shard in found["shards"]),

@@ -18,7 +18,7 @@ from gpusched.cli.features.shard_plan import show
 from gpusched.common.errors import GpuschedError
 from gpusched.operations import queues
 from gpusched.operations.run import (
-    Asked,
+    RunOptions,
     accept,
     check_devices,
     find_place,
@@ -27,7 +27,7 @@ from gpusched.operations.run import (
     say,
     work,
 )
-from gpusched.shards.earlier_run import SPLIT, Begun
+from gpusched.shards.earlier_run import SPLIT, EarlierRun
 
 LOCK = "shard.lock"
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from gpusched.core.model import Device
     from gpusched.host.queue.shard_items import Items
     from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import Rules
-    from gpusched.shards.plan import Merge, Plan, Wish
+    from gpusched.lists.submit import SubmitOptions
+    from gpusched.shards.plan import Merge, ShardPlan, ShardWish
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ShardRequest:
     """What was typed. It is the source of the jobs: its queue is that of the command, its items and its directory."""
 
     command: tuple[str, ...]
     total: int | None
     items: str | None
-    wish: Wish
+    wish: ShardWish
     weights: str | None
     output_dir: str | None
     patterns: tuple[str, ...]
@@ -76,16 +76,16 @@ class Given:
         return command_line(self.command)
 
 
-class Start:
+class ShardStart:
     """One start of `gpusched shard`: the plan as before or anew, the files that the shards need, and the work."""
 
-    def __init__(self, given: Given, asked: Asked, force: bool) -> None:
+    def __init__(self, given: ShardRequest, asked: RunOptions, force: bool) -> None:
         self._given = given
         self._asked = asked
         self._place, self._rules = find_place(given, asked, rules_for(asked, force=force))
         self._force = force
         self._items = _open_items(given)
-        self._begun = Begun(self._place, given.owner)
+        self._begun = EarlierRun(self._place, given.owner)
 
     def go(self) -> int:
         from gpusched import api
@@ -108,7 +108,7 @@ class Start:
 
     # ---- the plan ----
 
-    def _plan(self, known: tuple[Device, ...]) -> tuple[Plan, JobFile]:
+    def _plan(self, known: tuple[Device, ...]) -> tuple[ShardPlan, JobFile]:
         from gpusched.shards import jobs as told
         from gpusched.shards.plan import make_plan, shard_count
 
@@ -196,7 +196,7 @@ class Start:
         weights, order = self._items.weights(self._given.weights), self._order()
         return weights if order is None else [weights[item] for item in order]
 
-    def _jobs(self, plan: Plan) -> JobFile:
+    def _jobs(self, plan: ShardPlan) -> JobFile:
         from gpusched.core.jobs.reconcile import identity
         from gpusched.host.queue.shard_files import PLAN
         from gpusched.shards import jobs as told
@@ -216,7 +216,7 @@ class Start:
     # ---- what comes of it ----
 
     @contextmanager
-    def _prepare(self, queue: Queue, plan: Plan) -> Iterator[None]:
+    def _prepare(self, queue: Queue, plan: ShardPlan) -> Iterator[None]:
         """Write what the shards read and the merge follows; an interruption at any point leaves nothing wrong.
 
         From the last look at what there is until the jobs are submitted, no other start of this queue does the same.
@@ -233,17 +233,17 @@ class Start:
         finally:
             os.close(lock)
 
-    def _settle(self, queue: Queue, plan: Plan) -> Plan | None:
+    def _settle(self, queue: Queue, plan: ShardPlan) -> ShardPlan | None:
         """The plan before this one, once no shard of another split runs, or can be started by a live dispatcher."""
         with queue.store.transaction():
-            begun = Begun(queue.place, self._given.owner)
+            begun = EarlierRun(queue.place, self._given.owner)
             begun.refuse_another(plan, queue.place)
             if begun.split != plan.split_id:
                 queue.store.submit([], self._rules.needs, queues.now())
                 queue.store.set_meta(SPLIT, plan.split_id)
         return begun.plan
 
-    def _write(self, queue: Queue, plan: Plan, before: Plan | None) -> None:
+    def _write(self, queue: Queue, plan: ShardPlan, before: ShardPlan | None) -> None:
         from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
         from gpusched.core.model import JobState
         from gpusched.host.queue import shard_files as files
@@ -270,7 +270,7 @@ class Start:
                     queue.store.release(job.id)
 
 
-def _open_items(given: Given) -> Items:
+def _open_items(given: ShardRequest) -> Items:
     from gpusched.host.queue.shard_items import NumberItems, open_items
 
     return NumberItems(given.total or 0) if given.items is None else open_items(given.items)
@@ -284,7 +284,7 @@ def _make_directory(path: str | None, what: str) -> None:
         raise GpuschedError(f"cannot be made: {error.strerror}", where=f"{what} {path}") from None
 
 
-def _slots(rules: Rules, known: tuple[Device, ...], *, needed: bool) -> int:
+def _slots(rules: SubmitOptions, known: tuple[Device, ...], *, needed: bool) -> int:
     """How many shards can run at once. Raises GpuschedError for GPUs that are not there."""
     from gpusched import api
 

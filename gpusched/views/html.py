@@ -35,7 +35,7 @@ class ModelLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ModelReport:
     """All that the page shows. `columns` are heads of numbers with the digits behind the point."""
 
     title: str
@@ -46,7 +46,7 @@ class Report:
     distributions: tuple[tuple[str, tuple[float, ...]], ...] = ()  # a caption and the numbers
 
 
-def render(report: Report) -> str:
+def render(report: ModelReport) -> str:
     """The page."""
     counts = {state: sum(m.state == state for m in report.models) for state in ("done", "failed", "waiting")}
     words = [f"{counts['done']} done", f"{counts['failed']} failed"]
@@ -87,7 +87,7 @@ def _stopped(head: str, models: Sequence[ModelLine], tone: str) -> str:
     return f"<details{shown}><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
 
 
-def _table(report: Report) -> str:
+def _table(report: ModelReport) -> str:
     models = [model for model in report.models if model.state == "done"]
     if not models:
         return ""

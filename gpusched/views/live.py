@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.text import Text
 
 from gpusched.common.text import clean, last_line
-from gpusched.core.jobs.progress import Group
+from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Event, JobState
 from gpusched.views.area import Area
 from gpusched.views.layout import Picture, lay_out
@@ -36,7 +36,7 @@ class LiveView:
         self._area: Area | None = Area(out, width=width, height=height)  # None: the terminal is gone
         self._pending: list[Event] = []
         self._left_out = 0
-        self._tails = Tails(queue)
+        self._tails = LogTails(queue)
         self._pace: Pace | None = None
         self._failed_before = 0
         self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # of each group: when it was seen, items done then
@@ -99,7 +99,7 @@ class LiveView:
             tail=self._tails.last,
         )
 
-    def _grouped(self, group: Group, at: float) -> GroupLine:
+    def _grouped(self, group: ItemGroup, at: float) -> GroupLine:
         since, done = self._first.setdefault(group.tags, (at, group.done))
         return group_line(group, (group.done - done) / (at - since) if at > since else 0.0)
 
@@ -119,7 +119,7 @@ def _is_important(event: Event) -> bool:
     return event.kind == "ended" and not event.text.startswith(f"job {event.job_id} succeeded")
 
 
-class Tails:
+class LogTails:
     """The last line of each log that is shown, read again only when the log has grown."""
 
     def __init__(self, directory: str) -> None:

@@ -11,7 +11,7 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
-from gpusched.views.report import DeviceLine, GroupLine, RunningLine, Tally, places
+from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
 
@@ -22,7 +22,7 @@ Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHead:
+class QueueSummary:
     """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does.
 
     `full_disk`: the directory of the queue whose disk has no room.
@@ -31,7 +31,7 @@ class QueueHead:
     name: str
     pid: int | None
     runs_on: int
-    counts: Tally
+    counts: JobCounts
     started_at: float
     waits_for: str
     can_start: bool = True  # whether a queued job waits for no other job
@@ -55,7 +55,7 @@ class Scene:
 # ---- status ----------------------------------------------------------------------------------------
 
 
-def queue_list(heads: Iterable[QueueHead], now: float) -> list[Line]:
+def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
     rows: list[Row] = []
     for head in heads:
         by = _dispatcher_word(head)
@@ -69,7 +69,7 @@ def queue_list(heads: Iterable[QueueHead], now: float) -> list[Line]:
     return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
 
 
-def _dispatcher_word(head: QueueHead) -> Cell:
+def _dispatcher_word(head: QueueSummary) -> Cell:
     if head.pid is not None:
         return (f"pid {head.pid}" if head.pid else "yes", "green")
     return (f"none, {count(head.runs_on, 'job')} on its own", "yellow") if head.runs_on else "none"
@@ -77,7 +77,7 @@ def _dispatcher_word(head: QueueHead) -> Cell:
 
 def queue_page(
     scene: Scene,
-    head: QueueHead,
+    head: QueueSummary,
     source: str,
     looked_at: float | None,
     devices: Sequence[DeviceLine],
@@ -110,7 +110,7 @@ def queue_page(
     return lines
 
 
-def _by_whom(scene: Scene, head: QueueHead, looked_at: float | None) -> str:
+def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
         if looked_at is None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
-from gpusched.core.jobs.progress import Group
+from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.snapshot import DeviceView
@@ -58,7 +58,7 @@ class FrameLike(Protocol):
     @property
     def finished_now(self) -> int: ...
     @property
-    def groups(self) -> Sequence[Group]: ...
+    def groups(self) -> Sequence[ItemGroup]: ...
     @property
     def closing(self) -> str: ...
 
@@ -239,7 +239,7 @@ class GroupLine:
     text: str
 
 
-def group_line(group: Group, per_s: float) -> GroupLine:
+def group_line(group: ItemGroup, per_s: float) -> GroupLine:
     """`per_s`: items that it does in a second now; 0: nobody can say."""
     parts = [f"{int(group.done)}/{count(group.items, 'item')}"]
     if group.done < group.items and per_s > 0:
@@ -249,7 +249,7 @@ def group_line(group: Group, per_s: float) -> GroupLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class JobCounts:
     """How many jobs are in each state, without those whose line was removed."""
 
     queued: int
@@ -275,9 +275,9 @@ class Tally:
         return [(word, n) for word, n in rows if n or word in ("running", "queued", "succeeded", "failed")]
 
 
-def tally(counts: Mapping[JobState, int], removed: int) -> Tally:
+def tally(counts: Mapping[JobState, int], removed: int) -> JobCounts:
     of = counts.get
-    return Tally(
+    return JobCounts(
         of(JobState.QUEUED, 0),
         of(JobState.HELD, 0),
         of(JobState.RUNNING, 0),

@@ -17,7 +17,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.queue import queue_dir
-from gpusched.lists.submit import Rules, read
+from gpusched.lists.submit import SubmitOptions, read
 from gpusched.operations import summary
 from tests.support.golden import golden
 from tests.support.sample import EXIT_3, NOW, OK, PID, Sample9, a_board, dispatched_by, stand_still
@@ -163,7 +163,7 @@ def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_still(monkeypatch, tmp_path)
-    sample, rules = Sample9(tmp_path), Rules(Settings(), b"/")
+    sample, rules = Sample9(tmp_path), SubmitOptions(Settings(), b"/")
     sample.store.submit(read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
     assert "no dispatcher; to go on: " in shown(capsys, "status", "-q", str(sample.place.path))
     sample.store.hold(1)
@@ -176,7 +176,10 @@ def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, 
     lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
     store = sample.store
     store.submit(
-        read(lines.encode(), Rules(Settings(), b"/"), "x").specs, Rules(Settings(), b"/").needs, NOW, append=True
+        read(lines.encode(), SubmitOptions(Settings(), b"/"), "x").specs,
+        SubmitOptions(Settings(), b"/").needs,
+        NOW,
+        append=True,
     )
     assert "waits after jobs 10-15, which are queued; after-any job 1, which has succeeded\n" in shown(
         capsys, "explain", "16"
@@ -317,7 +320,7 @@ def dry_run(sample: Sample9, text: str, *, as_json: bool = False, retry_failed: 
     from gpusched.operations.dry_run import dry_run as show
 
     settings = Settings(simulate="4")
-    rules = Rules(settings, b"/", retry_failed=retry_failed)
+    rules = SubmitOptions(settings, b"/", retry_failed=retry_failed)
     return show(sample.place, read(text.encode(), rules, "commands.txt"), rules, as_json=as_json)
 
 

@@ -17,7 +17,7 @@ from gpusched import __version__
 from gpusched.cli import main as front
 from gpusched.cli.options import SettingsCommand, join_gpu_words, settings_options
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_USAGE, GpuschedError
-from gpusched.config.settings import SETTINGS, Loaded
+from gpusched.config.settings import SETTINGS, LoadedSettings
 from tests.support.paths import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -232,7 +232,7 @@ def test_a_bad_file_is_named(capsys: Capture) -> None:
 @click.argument("file")
 @click.option("--force", is_flag=True)
 @settings_options("max_gpus", "gpu_list", "strip_gpu_env", "free_when", "time_limit")
-def sample(file: str, force: bool, loaded: Loaded) -> int:
+def sample(file: str, force: bool, loaded: LoadedSettings) -> int:
     s = loaded.settings
     click.echo(json.dumps([file, force, s.max_gpus, s.gpu_list, s.strip_gpu_env, s.free_when, s.time_limit]))
     return 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
 from gpusched.common.quantities import format_duration, parse_duration
 from gpusched.config import settings as config
-from gpusched.config.settings import SETTINGS, Loaded, Settings, parse_gpu_list
+from gpusched.config.settings import SETTINGS, LoadedSettings, Settings, parse_gpu_list
 
 
 def load(
@@ -26,7 +26,7 @@ def load(
     system: str = "",
     user: str = "",
     project: str | bytes = "",
-) -> Loaded:
+) -> LoadedSettings:
     """The layers from texts, in a directory of their own."""
     cwd = here / "work"
     cwd.mkdir()

@@ -41,7 +41,7 @@ from gpusched.core.plan.snapshot import (
     Snapshot,
     Start,
 )
-from gpusched.dispatcher.queue_head import Head
+from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.host.store import Store
 from gpusched.lists.dependencies import check
 from tests.core.test_placement import CHECKS, GIB, NOW, Box, card, plan
@@ -384,7 +384,7 @@ def test_nothing_starts_before_what_it_depends_on(
 
 
 def run_to_the_end(store: Store, specs: Sequence[JobSpec], data: st.DataObject) -> None:
-    head = Head(store)
+    head = QueueHead(store)
     running: dict[str, int] = {}
     ids = {spec.attributes.name: job.id for spec, job in zip(specs, store.jobs(), strict=True)}
     refs: dict[str, list[int]] = {name: [job_id] for name, job_id in ids.items()}

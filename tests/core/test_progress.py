@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.jobs.progress import Group, ItemCount, Span, groups, items_done, times
+from gpusched.core.jobs.progress import ItemCount, ItemGroup, Span, groups, items_done, times
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import JobSpec, JobState, Outcome, OutcomeKind, Requirements, RunningView
 from gpusched.host.store import Store
@@ -89,7 +89,7 @@ def test_a_group_counts_what_its_running_jobs_say() -> None:
     ]
     running = [view(10, '{"done": 50, "total": 100}'), view(10, ""), view(0, '{"done": 1}')]
     found = groups(counts, running)
-    assert found == [Group((), 1, 0, 3, 0.0), Group(("t",), 6, 2, 60, 25.0)]
+    assert found == [ItemGroup((), 1, 0, 3, 0.0), ItemGroup(("t",), 6, 2, 60, 25.0)]
     assert [group.name for group in found] == ["items", "t"]
     assert group_line(found[1], 2.5).text == "25/60 items  2.5/s  ~15 s left  2 of 6 jobs done"
     assert group_line(found[1], 0.05).text == "25/60 items  3.0/min  ~12 min left  2 of 6 jobs done"

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.jobs.readiness import Directory, Known, Readiness, Tally, UnknownReference, find_cycle, readiness
+from gpusched.core.jobs.readiness import (
+    DependencyTally,
+    JobIndex,
+    ListedJob,
+    Readiness,
+    UnknownReference,
+    find_cycle,
+    readiness,
+)
 from gpusched.core.model import (
     ENDED_STATES,
     Attributes,
@@ -29,21 +37,21 @@ READY, WAITING, IMPOSSIBLE = Readiness.READY, Readiness.WAITING, Readiness.IMPOS
 QUEUED, HELD, RUNNING = JobState.QUEUED, JobState.HELD, JobState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 
-JOBS = Directory(
+JOBS = JobIndex(
     [
-        Known(1, "prep", ("data",)),
-        Known(2, "train-a", ("train", "a")),
-        Known(3, "train-b", ("train",)),
-        Known(4, "", ("train",)),
-        Known(5, "7"),
-        Known(6, "train"),
-        Known(7),
+        ListedJob(1, "prep", ("data",)),
+        ListedJob(2, "train-a", ("train", "a")),
+        ListedJob(3, "train-b", ("train",)),
+        ListedJob(4, "", ("train",)),
+        ListedJob(5, "7"),
+        ListedJob(6, "train"),
+        ListedJob(7),
     ]
 )
 
 
 def outlook(groups: Sequence[tuple[DependencyKind, Sequence[JobState]]]) -> Readiness:
-    return readiness([(kind, Tally.of(states)) for kind, states in groups])
+    return readiness([(kind, DependencyTally.of(states)) for kind, states in groups])
 
 
 # ---- references ------------------------------------------------------------------------------------
@@ -66,7 +74,7 @@ def test_a_reference_is_a_name_a_tag_or_an_id(ref: str, ids: tuple[int, ...]) ->
 
 
 def test_a_tag_means_all_that_bear_it() -> None:
-    directory = Directory([Known(n, "", ("t",) if n % 2 else ("t", "even")) for n in range(1, 7)])
+    directory = JobIndex([ListedJob(n, "", ("t",) if n % 2 else ("t", "even")) for n in range(1, 7)])
     assert directory.find("t") == (1, 2, 3, 4, 5, 6)
     assert directory.find("even") == (2, 4, 6)
 
@@ -89,7 +97,7 @@ def test_each_dependency_is_resolved_apart_and_no_job_counts_twice() -> None:
 
 
 def test_a_job_does_not_wait_for_itself_where_it_bears_the_tag() -> None:
-    directory = Directory([Known(1, "a", ("t",)), Known(2, "b", ("t",))])
+    directory = JobIndex([ListedJob(1, "a", ("t",)), ListedJob(2, "b", ("t",))])
     assert directory.resolve(2, (Dependency(AFTER, ("t",)),)) == [(AFTER, (1,))]
     assert directory.resolve(2, (Dependency(AFTER, ("b", "2")),)) == [(AFTER, (2,))]  # a circle
 

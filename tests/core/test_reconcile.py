@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
 from gpusched.core.model import Attributes, JobSpec, JobState
 from gpusched.lists.jobfile import parse
 from tests.support.paths import TESTS
@@ -36,14 +36,14 @@ def specs(*lines: str) -> tuple[JobSpec, ...]:
 class Queue:
     """Jobs as a store keeps them, as far as reconcile is concerned."""
 
-    jobs: dict[int, Held] = field(default_factory=dict)
+    jobs: dict[int, StoredJob] = field(default_factory=dict)
     texts: dict[int, bytes] = field(default_factory=dict)
     lines: dict[int, int] = field(default_factory=dict)
     positions: dict[int, int] = field(default_factory=dict)
 
     def submit(
         self, found: Sequence[JobSpec], *, complete: bool = True, retry_failed: bool = False, first: int = 0
-    ) -> Change:
+    ) -> QueueChange:
         change = reconcile(
             found, self.jobs.values(), complete=complete, retry_failed=retry_failed, first_position=first
         )
@@ -55,7 +55,7 @@ class Queue:
             self.lines[job_id], self.positions[job_id] = spec.line, position
         for spec, position in change.add:
             job_id = len(self.jobs) + 1
-            self.jobs[job_id] = Held(job_id, identity(spec), spec.occurrence, QUEUED, "")
+            self.jobs[job_id] = StoredJob(job_id, identity(spec), spec.occurrence, QUEUED, "")
             self.texts[job_id], self.lines[job_id], self.positions[job_id] = spec.text, spec.line, position
         return change
 
@@ -133,7 +133,7 @@ def test_the_same_list_again_changes_nothing(state: JobState) -> None:
     queue.submit(specs("a", "b"))
     queue.set({1: state, 2: state})
     change = queue.submit(specs("a", "b"))
-    assert change == Change((), ((1, specs("a")[0], 0), (2, specs("a", "b")[1], 1)), (), ())
+    assert change == QueueChange((), ((1, specs("a")[0], 0), (2, specs("a", "b")[1], 1)), (), ())
 
 
 def test_an_identity_is_the_text_byte_for_byte() -> None:
@@ -194,7 +194,7 @@ def test_a_removed_line_that_does_not_wait_stays_as_it_is(state: JobState) -> No
     queue.submit(specs("a", "b"))
     queue.set({1: state})
     gone = () if state is RUNNING else (1,)  # of those that have ended, none counts as a failure of the list any more
-    assert queue.submit(specs("b")) == Change((), ((2, specs("b")[0], 0),), (), (), gone)
+    assert queue.submit(specs("b")) == QueueChange((), ((2, specs("b")[0], 0),), (), (), gone)
 
 
 def test_what_a_person_cancelled_stays_so() -> None:

@@ -15,7 +15,7 @@ from gpusched.core.model import MIB, Attributes, JobSpec, JobState, Outcome, Out
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Snapshot, Start
 from gpusched.dispatcher import queue_head
-from gpusched.dispatcher.queue_head import Head
+from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.host.store import SHAPES_MAX, Store
 from tests.core.test_placement import GIB, card
 
@@ -45,7 +45,7 @@ def placed(store: Store, views: Sequence[DeviceView], limits: Limits, *, held: b
     """The jobs that get devices by the head, in order, as by the whole queue; and how many of it were read."""
     views = [replace(view, held=held or view.held, looked=held or view.looked) for view in views]
     snapshot = Snapshot(NOW, limits, tuple(views))
-    found = Head(store)
+    found = QueueHead(store)
     plan = found.plan(snapshot)
     whole = tuple(row.waiting for row in store.jobs([JobState.QUEUED], by_start=True) if not row.blocked)
     expected = make_plan(replace(snapshot, waiting=whole))
@@ -70,7 +70,7 @@ def test_as_many_as_can_start_are_found_in_their_order(store: Store) -> None:
 
 def test_what_has_started_makes_room_for_those_behind_it(store: Store) -> None:
     submit(store, [Requirements(prio=n % 3) for n in range(400)])
-    found = Head(store)
+    found = QueueHead(store)
     snapshot = Snapshot(NOW, Limits(4), tuple(replace(view, held=True, looked=True) for view in box(4, 4)))
     order = []
     for _ in range(100):
@@ -93,7 +93,7 @@ def test_jobs_of_the_same_place_in_two_lists(store: Store) -> None:
 def test_with_very_many_shapes_the_order_counts(store: Store) -> None:
     wanted = [Requirements(mem_bytes=n * MIB, prio=-n) for n in range(SHAPES_MAX * 2, 0, -1)]
     submit(store, wanted)
-    first = Head(store).plan(Snapshot(NOW, Limits(1), box(1, 1)))
+    first = QueueHead(store).plan(Snapshot(NOW, Limits(1), box(1, 1)))
     assert [action for action in first.actions if isinstance(action, Claim)] == [Claim(len(wanted), ("GPU-0",))]
 
 

@@ -19,7 +19,7 @@ from gpusched.cli.features.esd import esd
 from gpusched.cli.features.esd_report import page
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.tensor_headers import Shapes, TensorShape
-from gpusched.core.jobs.reconcile import Held, identity
+from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
 from gpusched.esd.config import CHOICES, OF_A_RUN, EsdConfig
 from gpusched.esd.jobs import EsdExperiment, Model
@@ -49,8 +49,8 @@ class Workshop:
     def tell(self, text: str) -> None:
         self.told.append(text)
 
-    def held(self) -> Sequence[Held]:
-        return [Held(n, *key, state, "") for n, (key, (_, state)) in enumerate(self.jobs.items())]
+    def held(self) -> Sequence[StoredJob]:
+        return [StoredJob(n, *key, state, "") for n, (key, (_, state)) in enumerate(self.jobs.items())]
 
     def budgets(self) -> Sequence[int]:
         return self.cards

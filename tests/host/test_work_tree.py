@@ -407,7 +407,7 @@ def restless(repo: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     words: list[str] = []
     real = tree_copy._copy_files
 
-    def copy_files(root: str, listing: work_tree.Listing, to: str) -> None:
+    def copy_files(root: str, listing: work_tree.TreeListing, to: str) -> None:
         real(root, listing, to)
         if words:
             word = words.pop()

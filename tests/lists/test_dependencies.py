@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.jobs.readiness import Directory, Known, UnknownReference, find_cycle
+from gpusched.core.jobs.readiness import JobIndex, ListedJob, UnknownReference, find_cycle
 from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
 from gpusched.lists.dependencies import check
 from gpusched.lists.findings import Finding
@@ -108,7 +108,7 @@ def lists(draw: st.DrawFn) -> list[JobSpec]:
 @settings(deadline=None, max_examples=500)
 @given(lists())
 def test_what_is_said_of_a_list_is_what_its_queue_does(specs: list[JobSpec]) -> None:
-    directory = Directory(Known(n, spec.attributes.name, spec.attributes.tags) for n, spec in enumerate(specs))
+    directory = JobIndex(ListedJob(n, spec.attributes.name, spec.attributes.tags) for n, spec in enumerate(specs))
     try:
         upstream = {
             n: [up for _, ups in directory.resolve(n, spec.attributes.after) for up in ups]

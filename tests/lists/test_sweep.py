@@ -18,7 +18,7 @@ from gpusched.lists.attributes import render
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import from_command
-from gpusched.lists.submit import Rules, Sweep, parse_sweep, read
+from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read
 from gpusched.lists.sweep import MAX_JOBS, parameter, span, table
 from gpusched.lists.template import Template
 from gpusched.lists.yaml_jobs import parse
@@ -456,7 +456,7 @@ def test_a_fault_in_it_shows_the_command() -> None:
     assert (found.code, found.source) == ("attribute-value", b"[gpus=two] python x")
 
 
-RULES = Rules(Settings(), b"/")
+RULES = SubmitOptions(Settings(), b"/")
 
 
 def test_lists_are_read_by_their_suffix(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from gpusched.shards.plan import (
     MERGE,
     TAG,
     Merge,
-    Plan,
-    Wish,
+    ShardPlan,
+    ShardWish,
     document,
     from_document,
     make_plan,
@@ -39,15 +39,15 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], excl
 RANGE = "python run.py --start {start} --count {count} --out {suffix} --seed {seed}"
 
 
-def plan_of(total: int, n: int, slots: int = 2, weights: Sequence[float] | None = None, **wish: Any) -> Plan:
-    return make_plan(total, Wish(**wish), n, slots, weights=weights)
+def plan_of(total: int, n: int, slots: int = 2, weights: Sequence[float] | None = None, **wish: Any) -> ShardPlan:
+    return make_plan(total, ShardWish(**wish), n, slots, weights=weights)
 
 
 # ---- which items -----------------------------------------------------------------------------------
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> ShardPlan:
     total = draw(st.integers(1, 200))
     n = draw(st.integers(1, total))
     strategy = draw(st.sampled_from(["contiguous", "strided", "weighted"]))
@@ -64,7 +64,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @pytest.mark.slow
 @given(plans())
-def test_every_item_is_in_exactly_one_shard(plan: Plan) -> None:
+def test_every_item_is_in_exactly_one_shard(plan: ShardPlan) -> None:
     positions = [at for shard in plan.shards for at in plan.positions(shard)]
     assert sorted(positions) == list(range(plan.total))
     line = range(plan.total) if plan.shuffle_seed is None else shuffled(plan.total, plan.shuffle_seed)
@@ -82,7 +82,7 @@ def test_every_item_is_in_exactly_one_shard(plan: Plan) -> None:
 
 @pytest.mark.slow
 @given(plans(), st.booleans())
-def test_a_plan_is_read_as_it_was_written(plan: Plan, merges: bool) -> None:
+def test_a_plan_is_read_as_it_was_written(plan: ShardPlan, merges: bool) -> None:
     if merges:
         plan = told.with_outputs(replace(plan, merge=Merge("/o", ("n",), "id")), ["o/x-{suffix}.pt"], "", "/work/[a]")
     found = json.loads(json.dumps(document(plan)))
@@ -92,7 +92,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, merges: bool) -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 8), st.integers(1, 6), st.integers(1, 20))
 def test_more_shards_than_gpus_but_none_too_small(total: int, slots: int, per_gpu: int, least: int) -> None:
-    n, note = shard_count(total, Wish(shards_per_gpu=per_gpu, min_items=least), slots)
+    n, note = shard_count(total, ShardWish(shards_per_gpu=per_gpu, min_items=least), slots)
     assert 1 <= n <= slots * per_gpu
     assert n == 1 or total // n >= least
     assert bool(note) == (n < slots)
@@ -100,22 +100,22 @@ def test_more_shards_than_gpus_but_none_too_small(total: int, slots: int, per_gp
 
 
 def test_fewer_items_than_it_is_worth_make_fewer_shards_and_it_says_so() -> None:
-    assert shard_count(1000, Wish(), 2) == (8, "")
-    assert shard_count(1000, Wish(num_shards=3), 2) == (3, "")
-    assert shard_count(1000, Wish(shard_size=50), 2) == (20, "")
-    assert shard_count(1010, Wish(shard_size=50), 2)[0] == 21
-    assert shard_count(3, Wish(shard_size=1), 2) == (3, "")
-    assert shard_count(20, Wish(), 2) == (4, "")
-    n, note = shard_count(8, Wish(num_shards=4), 4)
+    assert shard_count(1000, ShardWish(), 2) == (8, "")
+    assert shard_count(1000, ShardWish(num_shards=3), 2) == (3, "")
+    assert shard_count(1000, ShardWish(shard_size=50), 2) == (20, "")
+    assert shard_count(1010, ShardWish(shard_size=50), 2)[0] == 21
+    assert shard_count(3, ShardWish(shard_size=1), 2) == (3, "")
+    assert shard_count(20, ShardWish(), 2) == (4, "")
+    n, note = shard_count(8, ShardWish(num_shards=4), 4)
     assert (n, note) == (2, "8 items are too few for 4 shards with 4 each (--min-items-per-shard): 2 shards")
-    assert shard_count(3, Wish(), 2) == (
+    assert shard_count(3, ShardWish(), 2) == (
         1,
         "3 items are too few for 2 GPUs with 4 each (--min-items-per-shard): 1 shard",
     )
     with pytest.raises(GpuschedError, match="no items"):
-        shard_count(0, Wish(), 2)
+        shard_count(0, ShardWish(), 2)
     with pytest.raises(GpuschedError, match="more than"):
-        shard_count(10**9, Wish(shard_size=1), 2)
+        shard_count(10**9, ShardWish(shard_size=1), 2)
 
 
 def test_the_library_splits_by_the_same_rule() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from gpusched.commands.simjob.audit import Report, audit
+from gpusched.commands.simjob.audit import AuditReport, audit
 
 from gpusched.common import simulation
 from gpusched.core.model import AttemptRow, JobRow
@@ -291,7 +291,7 @@ class Box:
         """UUIDs of the devices on which somebody holds a claim."""
         return {path.stem for path in self.claims.glob("*.lock") if locks.holders(str(path))}
 
-    def audit(self) -> Report:
+    def audit(self) -> AuditReport:
         return audit(str(self.simulation))
 
     def processes(self) -> list[int]:

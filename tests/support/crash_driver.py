@@ -8,7 +8,7 @@ import sys
 
 from gpusched import api
 from gpusched.config import settings as config
-from gpusched.lists.submit import Rules, read
+from gpusched.lists.submit import SubmitOptions, read
 
 
 def main(path: str, step: str, count: int) -> int:
@@ -22,7 +22,7 @@ def main(path: str, step: str, count: int) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     settings = config.load().settings
-    rules = Rules(settings, os.fsencode(os.getcwd()))
+    rules = SubmitOptions(settings, os.fsencode(os.getcwd()))
     with open(path, "rb") as file:
         jobs = read(file.read(), rules, path)
     at("read")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.views.html import ModelLine, Report, render
+from gpusched.views.html import ModelLine, ModelReport, render
 
 VOID = {"meta", "br", "input"}
 
@@ -44,8 +44,10 @@ class Reader(HTMLParser):
             self.texts.append(data)
 
 
-def report(*models: ModelLine, values: tuple[float, ...] = ()) -> Report:
-    return Report("out", "xmin_mid", (("α", 3), ("Layers", 0)), ("Device",), models, (("α of each layer", values),))
+def report(*models: ModelLine, values: tuple[float, ...] = ()) -> ModelReport:
+    return ModelReport(
+        "out", "xmin_mid", (("α", 3), ("Layers", 0)), ("Device",), models, (("α of each layer", values),)
+    )
 
 
 def line(name: str, *numbers: float | None, reason: str = "", **more: str) -> ModelLine:

@@ -17,13 +17,13 @@ from typing import TextIO, cast
 import pytest
 from rich.cells import cell_len
 
-from gpusched.core.jobs.progress import Group
+from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
 from gpusched.dispatcher import Observer
 from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.views.area import PatientWriter
 from gpusched.views.layout import Picture, lay_out
-from gpusched.views.live import SHOWN_AT_ONCE, LiveView, Tails
+from gpusched.views.live import SHOWN_AT_ONCE, LiveView, LogTails
 from gpusched.views.report import group_line, running_line
 from gpusched.views.words import Pace
 from tests.support.golden import golden
@@ -51,7 +51,7 @@ class Frame:
     removed: int = 0
     reason: str = ""
     finished_now: int = 0
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ItemGroup, ...] = ()
     closing: str = ""
 
 
@@ -94,10 +94,10 @@ REASON = "waits for a GPU (GPU 1: 61000 MiB in use by bo's python (pid 51), thre
 FRAME = Frame(NOW, a_board(), RUNNING, COUNTS, removed=1, reason=REASON, finished_now=4)
 
 GROUPS = (
-    Group(("shards",), 8, 3, 1000, 450.0),
-    Group(("ä",), 2, 0, 10, 0.0),
-    Group(("c",), 2, 2, 10, 10.0),
-    Group(("d",), 2, 2, 10, 10.0),
+    ItemGroup(("shards",), 8, 3, 1000, 450.0),
+    ItemGroup(("ä",), 2, 0, 10, 0.0),
+    ItemGroup(("c",), 2, 2, 10, 10.0),
+    ItemGroup(("d",), 2, 2, 10, 10.0),
 )
 
 
@@ -413,7 +413,7 @@ def test_what_was_kept_comes_when_the_terminal_reads_again(pair: tuple[int, Text
 def test_tails_are_read_again_only_when_the_log_has_grown(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(b"x" * 10_000 + b"\none\ntwo TOKEN=abc\n")
-    tails = Tails(str(tmp_path))
+    tails = LogTails(str(tmp_path))
     assert tails.last(["a.log"]) == "two TOKEN=***"
     stamp = log.stat()
     log.write_bytes(b"y" * stamp.st_size)
@@ -428,12 +428,12 @@ def test_the_log_that_was_written_last_is_shown(tmp_path: Path) -> None:
     for name, at in (("a.out.log", 2), ("a.err.log", 1)):
         (tmp_path / name).write_bytes(name.encode())
         os.utime(tmp_path / name, (at, at))
-    assert Tails(str(tmp_path)).last(["a.out.log", "a.err.log"]) == "a.out.log"
+    assert LogTails(str(tmp_path)).last(["a.out.log", "a.err.log"]) == "a.out.log"
 
 
 def test_a_log_that_is_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link.log").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe.log")
-    tails = Tails(str(tmp_path))
+    tails = LogTails(str(tmp_path))
     assert tails.last(["link.log"]) == "" and tails.last(["pipe.log"]) == ""

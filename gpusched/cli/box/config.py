@@ -7,7 +7,7 @@ import json
 import click
 
 from gpusched.cli.options import load
-from gpusched.config.settings import SETTINGS, Loaded, show
+from gpusched.config.settings import SETTINGS, LoadedSettings, show
 
 
 @click.command(
@@ -24,7 +24,7 @@ def config(as_json: bool) -> None:
     click.echo(as_json_text(loaded) if as_json else as_text(loaded))
 
 
-def as_text(loaded: Loaded) -> str:
+def as_text(loaded: LoadedSettings) -> str:
     rows = [("SETTING", "VALUE", "ORIGIN")]
     for name, setting in SETTINGS.items():
         value = getattr(loaded.settings, name)
@@ -37,7 +37,7 @@ def as_text(loaded: Loaded) -> str:
     return "\n".join(lines)
 
 
-def as_json_text(loaded: Loaded) -> str:
+def as_json_text(loaded: LoadedSettings) -> str:
     return json.dumps(
         {
             "settings": {

@@ -12,7 +12,7 @@ import click
 
 from gpusched.cli.options import SettingsCommand, settings_options
 from gpusched.common.errors import EXIT_OK, GpuschedError
-from gpusched.config.settings import Loaded, Settings
+from gpusched.config.settings import LoadedSettings, Settings
 from gpusched.operations import queues, status
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DeviceReport:
     """One GPU: as a dispatcher of this user counts it (`board`), or as it was read here (`board` is None)."""
 
     item: BoardDevice
@@ -42,7 +42,7 @@ class Found:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
 @click.option("--watch", is_flag=True, help="Show them again every poll interval, until Ctrl-C.")
-def devices(loaded: Loaded, as_json: bool, watch: bool) -> int:
+def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> int:
     """Show the GPUs: who is on each, free or not, and why.
 
     The count of checks is that of your own dispatchers. Where none counts, the GPUs are read once here, and "free
@@ -61,7 +61,7 @@ def devices(loaded: Loaded, as_json: bool, watch: bool) -> int:
     return EXIT_OK
 
 
-def _show(found: list[Found], *, as_json: bool, indent: int | None = 2) -> None:
+def _show(found: list[DeviceReport], *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
         click.echo(json.dumps(_document(found), indent=indent))
         return
@@ -113,7 +113,7 @@ class _Box:
         self._source: DeviceSource | None = None
         self._trouble: GpuschedError | None = None
 
-    def look(self) -> list[Found]:
+    def look(self) -> list[DeviceReport]:
         """Every GPU that is known of. Raises GpuschedError (exit 3) where there is none."""
         boards = _boards()
         found: dict[str, tuple[BoardDevice, Board | None, str]] = {}
@@ -132,7 +132,7 @@ class _Box:
                 rows += [row for uuid, row in found.items() if uuid not in here]
         claims = queues.claims(self.settings)
         return [
-            Found(item, board, name, claims.holder(item.device.uuid) if claims is not None else None)
+            DeviceReport(item, board, name, claims.holder(item.device.uuid) if claims is not None else None)
             for item, board, name in rows
         ]
 
@@ -188,7 +188,7 @@ def _boards() -> list[tuple[Board, str]]:
 # ---- telling ---------------------------------------------------------------------------------------
 
 
-def _page(found: list[Found]) -> list[Line]:
+def _page(found: list[DeviceReport]) -> list[Line]:
     from gpusched.views import pages, report, tables
 
     now = queues.now()
@@ -213,7 +213,7 @@ def _page(found: list[Found]) -> list[Line]:
     return lines
 
 
-def _claim_text(each: Found, now: float) -> str:
+def _claim_text(each: DeviceReport, now: float) -> str:
     """Who claimed it and since when; a label comes from another user."""
     from gpusched.common.text import clean
     from gpusched.views.words import moment
@@ -233,11 +233,11 @@ def _claim_text(each: Found, now: float) -> str:
     return text + (f", for {clean(holder.queue)[:200]}" if holder.queue else "")
 
 
-def _document(found: list[Found]) -> dict[str, Any]:
+def _document(found: list[DeviceReport]) -> dict[str, Any]:
     return {"schema_version": 1, "at": queues.now(), "devices": [_device_document(each) for each in found]}
 
 
-def _device_document(each: Found) -> dict[str, Any]:
+def _device_document(each: DeviceReport) -> dict[str, Any]:
     from gpusched.common.text import clean
 
     device, known, sample = each.item.device, each.item.view.availability, each.item.view.availability.sample

@@ -23,7 +23,7 @@ ACK_STEP_S = 0.05
 ACK_WAIT_S = 5.0
 
 
-class Told:
+class ChangeReport:
     """What happened to which job, told with equal texts together."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
-    told = Told()
+    told = ChangeReport()
     alive = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
     try:
         ids = _wanted(jobs, alive if every else None, store, "--all")
@@ -97,7 +97,14 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
 
 
 def _tell_cancel(
-    place: QueueDir, store: Store, told: Told, job_id: int, before: JobState, after: JobState, *, dispatched: bool
+    place: QueueDir,
+    store: Store,
+    told: ChangeReport,
+    job_id: int,
+    before: JobState,
+    after: JobState,
+    *,
+    dispatched: bool,
 ) -> None:
     from gpusched.core.model import JobState
     from gpusched.host.attempts import reaper
@@ -137,7 +144,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
-    told = Told()
+    told = ChangeReport()
     try:
         ids = _wanted(jobs, (JobState.FAILED,) if failed else None, store, "--failed")
         with store.transaction():
@@ -157,7 +164,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
     return told.exit_code
 
 
-def _tell_freed(store: Store, told: Told, job_id: int, state: JobState, done: str) -> None:
+def _tell_freed(store: Store, told: ChangeReport, job_id: int, state: JobState, done: str) -> None:
     """That a job can start again; or that what it waits for has stopped it at once."""
     from gpusched.core.model import JobState
 
@@ -220,7 +227,7 @@ def _move_all(
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
-    told = Told()
+    told = ChangeReport()
     try:
         ids = _wanted(jobs, (from_state,) if tag else None, store, "--tag")
         ids = [job_id for job_id in ids if tag is None or tag in store.job(job_id).tags]

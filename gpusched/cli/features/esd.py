@@ -16,11 +16,11 @@ from gpusched.cli.options import SettingsCommand
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
-from gpusched.operations.run import Asked, rules_for, say, work, work_options
+from gpusched.operations.run import RunOptions, rules_for, say, work, work_options
 
 if TYPE_CHECKING:
     from gpusched.esd.experiment import EsdWorkshop
-    from gpusched.esd.jobs import EsdExperiment, Plan
+    from gpusched.esd.jobs import EsdExperiment, EsdTodo
     from gpusched.lists.jobfile import JobFile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,7 +99,7 @@ def _choice(name: str, help: str) -> Callable[[F], F]:
 )
 @esd_options
 @work_options
-def esd(asked: Asked, no_parallel_gpu: bool, **given: Any) -> int:
+def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
     Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
@@ -138,7 +138,7 @@ def _refuse_missing(config: EsdConfig) -> None:
         )
 
 
-def _workshop(config: EsdConfig, asked: Asked) -> EsdWorkshop:
+def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
     """The library's, that works as a verb does: before the eyes of a person."""
     from gpusched import api
     from gpusched.esd.experiment import EsdWorkshop
@@ -156,7 +156,7 @@ def _workshop(config: EsdConfig, asked: Asked) -> EsdWorkshop:
     return Workshop(config, asked.loaded)
 
 
-def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: Plan, asked: Asked) -> int:
+def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
     from gpusched.operations.dry_run import dry_run
 
     workshop.close()
@@ -167,7 +167,7 @@ def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: Plan, asked
     return dry_run(workshop.place, plan.jobs, workshop.rules, as_json=asked.as_json)
 
 
-def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: Asked) -> None:
+def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: RunOptions) -> None:
     """Write the report and print what it came to. A reader that is gone changes nothing of that."""
     from gpusched.cli.features.esd_report import document, page, write_report
     from gpusched.cli.main import drop

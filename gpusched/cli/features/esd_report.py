@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpusched.esd.experiment import EsdWorkshop
     from gpusched.esd.jobs import EsdExperiment
-    from gpusched.esd.records import Result
+    from gpusched.esd.records import ModelResult
     from gpusched.views.tables import Line, Row
 
 REPORT = "report.html"
@@ -71,7 +71,7 @@ def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
     return lines + tables.grid(["", ""], paths)
 
 
-def _row(result: Result) -> Row:
+def _row(result: ModelResult) -> Row:
     from gpusched.common.text import clean
 
     return [
@@ -111,7 +111,7 @@ def document(experiment: EsdExperiment, workshop: EsdWorkshop, code: int) -> dic
 
 def write_report(experiment: EsdExperiment, now: float) -> None:
     """Write report.html over all models beside their results."""
-    from gpusched.views.html import ModelLine, Report, render
+    from gpusched.views.html import ModelLine, ModelReport, render
 
     config = experiment.config
     how = [
@@ -135,7 +135,7 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
         alphas += _alphas(f"{experiment.output}/{links[0][1]}")
     means = tuple(model.numbers[0] for model in models if model.numbers and model.numbers[0] is not None)
     text = render(
-        Report(
+        ModelReport(
             os.path.basename(experiment.output),
             f"{', '.join(how)}; written {made}; {experiment.output}",
             _COLUMNS,
@@ -160,7 +160,7 @@ _LEAST_MEANS = 8  # of so few models the table says more
 _KEYS = ("alpha_mean", "alpha_median", "D_median", "layers", "skipped", "seconds", "peak_memory_bytes")
 
 
-def _value(result: Result, key: str) -> float | None:
+def _value(result: ModelResult, key: str) -> float | None:
     value = result.record.get(key)
     if isinstance(value, list):
         return float(len(value))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.operations.run import SETTINGS, Asked, with_defaults, work_options
+from gpusched.operations.run import SETTINGS, RunOptions, with_defaults, work_options
 
 
 class ShardCommand(SettingsCommand):
@@ -116,7 +116,7 @@ AT_LEAST_ONE = click.IntRange(min=1)
 @click.option("--force", is_flag=True, help="Go on although the command looks wrong.")
 def shard(
     command: tuple[str, ...],
-    asked: Asked,
+    asked: RunOptions,
     force: bool,
     total: int | None,
     items: str | None,
@@ -143,8 +143,8 @@ def shard(
     {num_shards} {suffix} {seed} {items_file} {output_dir}. The same command again goes on: a shard that is done is
     not done again.
     """
-    from gpusched.shards.plan import Merge, Wish
-    from gpusched.shards.start import Given, Start
+    from gpusched.shards.plan import Merge, ShardWish
+    from gpusched.shards.start import ShardRequest, ShardStart
 
     if (total is None) == (items is None):
         raise click.UsageError("Either --total N or --items FILE says what there is to do.")
@@ -156,11 +156,11 @@ def shard(
         raise click.UsageError("--weights goes with --items.")
     if not merge and (merge_output or merge_sum or merge_key or allow_partial):
         raise click.UsageError("Without --merge PATTERN nothing is merged.")
-    wish = Wish(num_shards, shard_size, shards_per_gpu, min_items_per_shard, strided, shuffle, suffix, seed_base)
+    wish = ShardWish(num_shards, shard_size, shards_per_gpu, min_items_per_shard, strided, shuffle, suffix, seed_base)
     output = os.path.abspath(os.path.expanduser(merge_output)) if merge_output else None
     wanted = Merge(output, merge_sum, merge_key, merge_on_duplicate, allow_partial) if merge else None
-    given = Given(command, total, items, wish, weights, output_dir, merge, wanted, _typed(command))
-    return Start(given, replace(asked, loaded=with_defaults(asked.loaded, "shard")), force).go()
+    given = ShardRequest(command, total, items, wish, weights, output_dir, merge, wanted, _typed(command))
+    return ShardStart(given, replace(asked, loaded=with_defaults(asked.loaded, "shard")), force).go()
 
 
 def _typed(command: tuple[str, ...]) -> list[str]:

@@ -13,11 +13,11 @@ from gpusched.operations import queues
 if TYPE_CHECKING:
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.lists.jobfile import JobFile
-    from gpusched.shards.plan import Plan
+    from gpusched.shards.plan import ShardPlan
     from gpusched.views.tables import Line
 
 
-def show(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str], *, as_json: bool) -> int:
+def show(place: QueueDir, plan: ShardPlan, jobs: JobFile, states: Mapping[str, str], *, as_json: bool) -> int:
     """Print what a start would have each shard do. `states`: of shards that the queue holds already."""
     if as_json:
         from gpusched.core.documents import shown_command
@@ -34,7 +34,7 @@ def show(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str], 
     return EXIT_OK
 
 
-def _page(place: QueueDir, plan: Plan, jobs: JobFile, states: Mapping[str, str]) -> list[Line]:
+def _page(place: QueueDir, plan: ShardPlan, jobs: JobFile, states: Mapping[str, str]) -> list[Line]:
     from gpusched.views import tables
     from gpusched.views.words import command_text, count, short_path
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpusched.core.model import AttemptRow, JobRow
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
-    from gpusched.views.pages import QueueHead, Scene
+    from gpusched.views.pages import QueueSummary, Scene
     from gpusched.views.tables import Line
 
 
@@ -61,7 +61,7 @@ def _status_of_all(places: list[QueueDir], *, as_json: bool) -> int:
 
     now = queues.now()
     known = [(queue_status.dispatching(place), place) for place in places]
-    heads: list[QueueHead] = []
+    heads: list[QueueSummary] = []
     documents = []
     broken: list[str] = []
     for by, place in sorted(known, key=lambda pair: not pair[0].alive):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpusched.cli.options import SettingsCommand, settings_options
-from gpusched.cli.run.source import Given, read_all, read_given, source_arguments
+from gpusched.cli.run.source import JobSource, read_all, read_given, source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
-from gpusched.config.settings import Loaded, Settings
+from gpusched.config.settings import LoadedSettings, Settings
 
 if TYPE_CHECKING:
     from gpusched.core.model import JobSpec
@@ -36,7 +36,7 @@ def check(
     command: str | None,
     parameters: tuple[str, ...],
     each: str | None,
-    loaded: Loaded,
+    loaded: LoadedSettings,
     force: bool,
     as_json: bool,
     verbose: bool,
@@ -47,10 +47,10 @@ def check(
     standard input to its end. The exit code is 2 when gpusched run would refuse the list.
     """
     from gpusched.lists.dependencies import check as check_dependencies
-    from gpusched.lists.submit import Rules
+    from gpusched.lists.submit import SubmitOptions
 
     given = read_all(read_given(file, command, parameters, each))
-    jobs = given.parse(Rules(loaded.settings, os.fsencode(os.getcwd()), force))
+    jobs = given.parse(SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force))
     waits = [] if jobs.errors else check_dependencies(jobs.specs, given.data)
     findings = sorted([*jobs.findings, *waits], key=lambda finding: finding.line)
     if as_json:
@@ -73,7 +73,7 @@ def _refusal(specs: tuple[JobSpec, ...], findings: list[Finding]) -> str:
 # ---- for people ------------------------------------------------------------------------------------
 
 
-def _page(given: Given, specs: tuple[JobSpec, ...], findings: list[Finding], *, verbose: bool) -> list[Line]:
+def _page(given: JobSource, specs: tuple[JobSpec, ...], findings: list[Finding], *, verbose: bool) -> list[Line]:
     from gpusched.lists.findings import SHOWN_PER_CODE, render_findings
     from gpusched.views import tables
     from gpusched.views.words import command_text, count
@@ -107,7 +107,9 @@ def _attributes_text(spec: JobSpec) -> str:
 # ---- for programs ----------------------------------------------------------------------------------
 
 
-def _document(given: Given, specs: tuple[JobSpec, ...], findings: list[Finding], settings: Settings) -> dict[str, Any]:
+def _document(
+    given: JobSource, specs: tuple[JobSpec, ...], findings: list[Finding], settings: Settings
+) -> dict[str, Any]:
     return {
         "source": given.name,
         "accepted": not _refusal(specs, findings),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.cli.run.source import STREAM, Given, await_command, read_given, source_arguments
+from gpusched.cli.run.source import STREAM, JobSource, await_command, read_given, source_arguments
 from gpusched.common.errors import GpuschedError
 from gpusched.operations.run import (
-    Asked,
+    RunOptions,
     accept,
     check_devices,
     find_place,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpusched.api import Devices
     from gpusched.dispatcher.feed import Feed
     from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.lists.submit import Rules
+    from gpusched.lists.submit import SubmitOptions
 
 
 @click.command(
@@ -44,7 +44,7 @@ def run(
     command: str | None,
     parameters: tuple[str, ...],
     each: str | None,
-    asked: Asked,
+    asked: RunOptions,
     force: bool,
     follow: bool,
 ) -> int:
@@ -77,7 +77,7 @@ def run(
     return work(given.source, jobs, rules, asked, looked[0], complete=complete, feed=feed, follow=follow)
 
 
-def _begin_stream(given: Given, place: QueueDir, devices: Devices | None) -> bytes:
+def _begin_stream(given: JobSource, place: QueueDir, devices: Devices | None) -> bytes:
     """The beginning of a stream, up to its first command; nothing where its queue has work without it.
 
     Raises GpuschedError for a stream without a command, and closes the devices; then no queue was made.
@@ -94,7 +94,7 @@ def _begin_stream(given: Given, place: QueueDir, devices: Devices | None) -> byt
         raise
 
 
-def _feed(given: Given, rules: Rules, begun: bytes) -> Feed | None:
+def _feed(given: JobSource, rules: SubmitOptions, begun: bytes) -> Feed | None:
     """Where later jobs come from: the file as it is edited, or the stream."""
     from gpusched.dispatcher.feed import FileFeed, StreamFeed
     from gpusched.lists.jobfile import LineFeed

@@ -17,7 +17,7 @@ from gpusched.common.errors import GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import Rules, Sweep
+    from gpusched.lists.submit import SubmitOptions, Sweep
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class JobSource:
     """A source of jobs, what was read of it, and the state of the file when it was read."""
 
     source: str | Sweep
@@ -38,7 +38,7 @@ class Given:
         """For messages."""
         return self.source if isinstance(self.source, str) else "-c"
 
-    def parse(self, rules: Rules) -> JobFile:
+    def parse(self, rules: SubmitOptions) -> JobFile:
         """The jobs, and all that is wrong with them."""
         from gpusched.lists.submit import parse, parse_sweep
 
@@ -76,7 +76,7 @@ def source_arguments(callback: F) -> F:
     return callback
 
 
-def read_given(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> Given:
+def read_given(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> JobSource:
     """Look at what was given on the command line, and read the file. A stream is left unread."""
     if command is not None:
         from gpusched.lists.submit import Sweep
@@ -85,7 +85,7 @@ def read_given(file: str | None, command: str | None, parameters: tuple[str, ...
             raise click.UsageError(f"Either FILE ({file}) or -c COMMAND, not both.")
         if not command.strip():
             raise GpuschedError("the command is empty", where="-c")
-        return Given(Sweep(command, parameters, each))
+        return JobSource(Sweep(command, parameters, each))
     if parameters or each is not None:
         raise GpuschedError(
             f"{'-p' if parameters else '--each'} goes with a command",
@@ -94,13 +94,13 @@ def read_given(file: str | None, command: str | None, parameters: tuple[str, ...
     if file is None:
         raise click.UsageError("Missing argument 'FILE' (or -c COMMAND).")
     if file == STREAM:
-        return Given(file)
+        return JobSource(file)
     try:
         if not stat.S_ISREG(os.stat(file).st_mode) and not os.path.isdir(file):
             _take_as_stdin(file)
-            return Given(STREAM)
+            return JobSource(STREAM)
         with open(file, "rb") as stream:
-            return Given(file, stream.read(), os.fstat(stream.fileno()))
+            return JobSource(file, stream.read(), os.fstat(stream.fileno()))
     except OSError as error:
         hint = "FILE is a file of one shell command a line, or a YAML job file"
         raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
@@ -142,6 +142,6 @@ def _holds_command(data: bytes) -> bool:
     return any(line and not line.startswith(b"#") for line in lines)
 
 
-def read_all(given: Given) -> Given:
+def read_all(given: JobSource) -> JobSource:
     """With the whole of a stream, which ends before anything is said of it."""
-    return Given(STREAM, sys.stdin.buffer.read()) if given.source == STREAM else given
+    return JobSource(STREAM, sys.stdin.buffer.read()) if given.source == STREAM else given

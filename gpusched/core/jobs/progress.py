@@ -29,7 +29,7 @@ class ItemCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ItemGroup:
     """Jobs of the same tags: how many, and how many items of theirs are done, running jobs' own progress included."""
 
     tags: tuple[str, ...]
@@ -47,7 +47,7 @@ class Group:
         return self.done / self.items if self.items else 0.0
 
 
-def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[Group]:
+def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[ItemGroup]:
     """The groups of a queue, by name."""
     found: dict[tuple[str, ...], list[float]] = {}
     for each in counts:
@@ -63,7 +63,7 @@ def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[
             sums = found[view.job.tags]
             sums[3] = min(sums[2], sums[3] + items_done(view.job.items, parse_progress(view.attempt.progress)))
     return [
-        Group(tags, int(jobs), int(ended), int(items), done)
+        ItemGroup(tags, int(jobs), int(ended), int(items), done)
         for tags, (jobs, ended, items, done) in sorted(found.items())
     ]
 

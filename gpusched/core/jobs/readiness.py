@@ -19,7 +19,7 @@ class Readiness(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ListedJob:
     """A job that can be depended on."""
 
     id: int
@@ -35,13 +35,13 @@ class UnknownReference(Exception):
         self.ref = ref
 
 
-class Directory:
+class JobIndex:
     """Names, tags and ids of jobs. A name counts before a tag of the same spelling; an id is all digits.
 
     `earlier` are jobs that are no longer in the list: their names and tags count where no job of the list has them.
     """
 
-    def __init__(self, jobs: Iterable[Known], earlier: Iterable[Known] = ()) -> None:
+    def __init__(self, jobs: Iterable[ListedJob], earlier: Iterable[ListedJob] = ()) -> None:
         self._names: dict[str, int] = {}
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
@@ -121,7 +121,7 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class DependencyTally:
     """How the jobs of one dependency stand: how many there are, and how many have ended in which way."""
 
     total: int
@@ -130,7 +130,7 @@ class Tally:
     cancelled: int = 0
 
     @classmethod
-    def of(cls, states: Sequence[JobState]) -> Tally:
+    def of(cls, states: Sequence[JobState]) -> DependencyTally:
         ends = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
         return cls(len(states), *(sum(state is end for state in states) for end in ends))
 
@@ -139,7 +139,7 @@ class Tally:
         return self.total == self.succeeded + self.failed + self.cancelled
 
 
-def readiness(groups: Iterable[tuple[DependencyKind, Tally]]) -> Readiness:
+def readiness(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> Readiness:
     """Whether a job may start, given how the jobs of each of its dependencies stand."""
     worst = Readiness.READY
     for kind, tally in groups:
@@ -151,13 +151,13 @@ def readiness(groups: Iterable[tuple[DependencyKind, Tally]]) -> Readiness:
     return worst
 
 
-def is_unneeded(groups: Iterable[tuple[DependencyKind, Tally]]) -> bool:
+def is_unneeded(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> bool:
     """Whether a job that cannot start any more was only to start after a failure that did not come."""
     lost = {kind for kind, tally in groups if readiness_of(kind, tally) is Readiness.IMPOSSIBLE}
     return lost == {DependencyKind.FAILED}
 
 
-def readiness_of(kind: DependencyKind, tally: Tally) -> Readiness:
+def readiness_of(kind: DependencyKind, tally: DependencyTally) -> Readiness:
     """Whether one dependency is met."""
     if kind is DependencyKind.SUCCEEDED:
         if tally.succeeded == tally.total:

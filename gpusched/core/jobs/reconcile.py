@@ -28,7 +28,7 @@ def identity(job: JobSpec) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredJob:
     """A job that the queue already holds."""
 
     id: int
@@ -39,7 +39,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class QueueChange:
     """`position` is the place in the order of the file; it and the line number follow the file as it is now."""
 
     add: tuple[tuple[JobSpec, int], ...]  # with position
@@ -51,12 +51,12 @@ class Change:
 
 def reconcile(
     specs: Sequence[JobSpec],
-    held: Iterable[Held],
+    held: Iterable[StoredJob],
     *,
     complete: bool = True,
     retry_failed: bool = False,
     first_position: int = 0,
-) -> Change:
+) -> QueueChange:
     """What a submission of `specs` does to a queue that holds `held`.
 
     `complete` says that `specs` is the whole list, so that what is missing is gone; a stream that has not ended
@@ -76,7 +76,7 @@ def reconcile(
         if returned or (retry_failed and job.state is JobState.FAILED):
             requeue.append(job.id)
     if not complete:
-        return Change(tuple(add), tuple(keep), tuple(requeue), ())
+        return QueueChange(tuple(add), tuple(keep), tuple(requeue), ())
     cancel = tuple(job.id for job in known.values() if job.state in _WAITING)
     gone = tuple(job.id for job in known.values() if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
-    return Change(tuple(add), tuple(keep), tuple(requeue), cancel, gone)
+    return QueueChange(tuple(add), tuple(keep), tuple(requeue), cancel, gone)

@@ -9,7 +9,7 @@ from gpusched.core.plan.snapshot import DeviceView, Snapshot
 from gpusched.core.plan.wait_reason import minutes, want
 
 
-class Bypass:
+class Backfill:
     """The jobs that wait for devices in one plan, in their order, and what is kept for them."""
 
     def __init__(self, snapshot: Snapshot) -> None:

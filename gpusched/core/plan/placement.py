@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpusched.core.model import Job
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.backfill import Bypass
+from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
 from gpusched.core.plan.wait_reason import free_bytes, is_model, is_present, limit_reached, shortage, want
 
@@ -30,7 +30,7 @@ class _Room:
     fresh: bool  # read a moment ago
 
 
-class Board:
+class Occupancy:
     """What is still to be had; private to make_plan."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -53,7 +53,7 @@ class Board:
         self._tagged = self._devices_by_tag()
         self._taken, self._looks = set[str](), set[str]()
         self._failed: dict[tuple[object, ...], Reason] = {}  # of jobs of a shape after the first that waits
-        self.bypass = Bypass(snapshot)
+        self.bypass = Backfill(snapshot)
 
     def _devices_by_tag(self) -> dict[str, set[str]]:
         tagged: dict[str, set[str]] = {tag: set() for tag in self._limits.tag_gpus}

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome
-from gpusched.core.plan.placement import Board
+from gpusched.core.plan.placement import Occupancy
 from gpusched.core.plan.snapshot import (
     ENDED_FACTS,
     MARGIN_BYTES,
@@ -45,7 +45,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
             continue  # how it ended is not known yet
         elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
             actions.append(Stop(attempt))
-    board = Board(snapshot)
+    board = Occupancy(snapshot)
     places: list[Action] = []
     reasons: dict[int, Reason] = {}
     for job in snapshot.waiting:

@@ -48,7 +48,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ShepherdNotice:
     """A wake-up from a shepherd: look at this attempt. `error` says why a command could not be started at all."""
 
     directory: str
@@ -65,7 +65,9 @@ class _Shepherd:
 class Launcher:
     """The shepherds of one dispatcher. `selector` gets their channels, with the launcher's own bound method as data."""
 
-    def __init__(self, selector: selectors.BaseSelector, heard: Callable[[Told], None], error_log: str) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, heard: Callable[[ShepherdNotice], None], error_log: str
+    ) -> None:
         self._selector = selector
         self._heard = heard
         self._error_log = error_log
@@ -133,7 +135,7 @@ class Launcher:
             directory = shepherd.directory
             self._drop(shepherd)
             if directory:
-                self._heard(Told(directory))
+                self._heard(ShepherdNotice(directory))
             return
         told, reusable = marshal.loads(data)
         directory, _, error = told.partition("\0")
@@ -144,7 +146,7 @@ class Launcher:
         else:
             self._selector.unregister(shepherd.channel)
             shepherd.channel.close()
-        self._heard(Told(directory, error))
+        self._heard(ShepherdNotice(directory, error))
 
     def _drop(self, shepherd: _Shepherd) -> None:
         self._selector.unregister(shepherd.channel)

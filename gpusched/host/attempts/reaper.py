@@ -19,30 +19,30 @@ LOG_TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LifeReading:
     """What was seen of an attempt: its fact and the fields of its mark or record."""
 
     fact: AttemptFact
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-def look(directory: str, marker: tuple[bytes, ...]) -> Sight:
+def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
     fd = attempt_dir.open_life(directory)
     if fd is None:  # never prepared, or somebody has removed it
-        return Sight(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
+        return LifeReading(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
     try:
         free = locks.try_lock(fd)
         fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
     finally:
         os.close(fd)
     if not free:
-        return Sight(AttemptFact.ALIVE, fields)
+        return LifeReading(AttemptFact.ALIVE, fields)
     if attempt_dir.is_record(fields):
-        return Sight(AttemptFact.EXITED, fields)
+        return LifeReading(AttemptFact.EXITED, fields)
     if not fields:
-        return Sight(AttemptFact.NOT_STARTED)
+        return LifeReading(AttemptFact.NOT_STARTED)
     fact = AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.LOST
-    return Sight(fact, fields)
+    return LifeReading(fact, fields)
 
 
 def _shepherd(mark: Mapping[str, str]) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from gpusched.common.errors import GpuschedError
 from gpusched.host import locks
-from gpusched.host.code.work_tree import Listing, WorkTree, list_files
+from gpusched.host.code.work_tree import TreeListing, WorkTree, list_files
 
 SIZE_LIMIT_BYTES = 2 << 30
 TRIES = 3  # while commits and tracked files change under it
@@ -66,7 +66,7 @@ def _alone(target: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _copy(root: str, listing: Listing, target: str, leave_out: Sequence[str]) -> str:
+def _copy(root: str, listing: TreeListing, target: str, leave_out: Sequence[str]) -> str:
     """The whole copy; "" if commits or tracked files have changed under it."""
     private = tempfile.mkdtemp(prefix=_PARTIAL, dir=target)
     try:
@@ -82,7 +82,7 @@ def _copy(root: str, listing: Listing, target: str, leave_out: Sequence[str]) ->
         shutil.rmtree(private, ignore_errors=True)
 
 
-def _copy_files(root: str, listing: Listing, to: str) -> None:
+def _copy_files(root: str, listing: TreeListing, to: str) -> None:
     modes: dict[str, int] = {}
     for path, found in _present(root, listing.paths):
         source, copy = os.path.join(root, path), os.path.join(to, path)
@@ -149,7 +149,7 @@ def _parents(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def _name(root: str, listing: Listing) -> str:
+def _name(root: str, listing: TreeListing) -> str:
     """The name of a copy of the files under `root`."""
     total = hashlib.blake2b(digest_size=8)
     told = sorted(listing.tracked_changes | listing.others)
@@ -177,7 +177,7 @@ def _content(path: str, mode: int) -> bytes:
 # ---- too large -------------------------------------------------------------------------------------
 
 
-def _refuse_large(root: str, listing: Listing, limit_bytes: int) -> None:
+def _refuse_large(root: str, listing: TreeListing, limit_bytes: int) -> None:
     sizes = {path: found.st_size for path, found in _present(root, listing.paths) if stat.S_ISREG(found.st_mode)}
     total = sum(sizes.values())
     if total > limit_bytes:

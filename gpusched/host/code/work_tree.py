@@ -35,7 +35,7 @@ class WorkTree:
 
 
 @dataclass(slots=True)
-class Listing:
+class TreeListing:
     """The files of a work tree and of the repositories in it, by their paths from the root."""
 
     commits: list[str] = field(default_factory=list)  # of each repository, with its place; the root's own first
@@ -104,9 +104,9 @@ def _without(root: str, leave_out: Iterable[str]) -> Iterator[str]:
             yield f":(top,literal,exclude){inside}"
 
 
-def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: Listing | None = None) -> Listing:
+def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: TreeListing | None = None) -> TreeListing:
     """The files under `prefix`, but for those under `leave_out` and those that git ignores. Raises GpuschedError."""
-    found = found or Listing()
+    found = found or TreeListing()
     files = os.path.join(root, prefix)
     without = ("--", *_without(os.path.realpath(files), leave_out))
     words = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")

@@ -10,8 +10,8 @@ from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import (
     CAUSE_DEPENDENCY,
     CAUSE_NOT_NEEDED,
+    DependencyTally,
     Readiness,
-    Tally,
     is_unneeded,
     readiness,
     readiness_of,
@@ -110,12 +110,14 @@ class Jobs(Connection):
         found, self._freed = self._freed, False
         return found
 
-    def _upstream(self, job_id: int) -> list[tuple[DependencyKind, Tally]]:
+    def _upstream(self, job_id: int) -> list[tuple[DependencyKind, DependencyTally]]:
         query = (
             "SELECT d.kind, s.total, s.succeeded, s.failed, s.cancelled "
             "FROM dependencies d JOIN sets s ON s.id = d.set_id WHERE d.job_id = ?"
         )
-        return [(DependencyKind(kind), Tally(*counts)) for kind, *counts in self._db.execute(query, (job_id,))]
+        return [
+            (DependencyKind(kind), DependencyTally(*counts)) for kind, *counts in self._db.execute(query, (job_id,))
+        ]
 
     def upstream(self, job_id: int) -> list[tuple[str, JobRow]]:
         """What a job waits for: kind and job, in the order in which it names them."""
@@ -153,11 +155,11 @@ class Jobs(Connection):
             "SELECT id, total, succeeded, failed, cancelled FROM sets JOIN members ON set_id = id WHERE upstream_id = ?"
         )
         for set_id, *counts in self._db.execute(query, (job_id,)).fetchall():
-            old = Tally(*counts)
+            old = DependencyTally(*counts)
             changes = [f"{before.value} = {before.value} - 1"] if before in ENDED_STATES else []
             changes += [f"{after.value} = {after.value} + 1"] if after in ENDED_STATES else []
             update = f"UPDATE sets SET {', '.join(changes)} WHERE id = ? RETURNING total, succeeded, failed, cancelled"
-            new = Tally(*self._db.execute(update, (set_id,)).fetchone())
+            new = DependencyTally(*self._db.execute(update, (set_id,)).fetchone())
             for kind in DependencyKind:
                 if readiness_of(kind, old) is not readiness_of(kind, new):
                     waiting = "SELECT job_id FROM dependencies WHERE set_id = ? AND kind = ?"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence, S
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
-from gpusched.core.jobs.readiness import Directory, Known, UnknownReference, find_cycle
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED, Change, Held, identity, reconcile
+from gpusched.core.jobs.readiness import JobIndex, ListedJob, UnknownReference, find_cycle
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
 from gpusched.core.model import ENDED_STATES, JobSpec, JobState, Requirements
 from gpusched.host.store.jobs import STOPPED_FOR_OTHERS, Jobs
 from gpusched.host.store.rows import columns
@@ -26,13 +26,13 @@ class Submission(Jobs):
         complete: bool = True,
         retry_failed: bool = False,
         append: bool = False,
-    ) -> Change:
+    ) -> QueueChange:
         """Make the queue hold `specs`; what was not ended yet gets the new order, lines and requirements.
 
         Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
         """
         with self._ample_cache(len(specs)), self.transaction():
-            held: list[Held] = []
+            held: list[StoredJob] = []
             first = 0
             if append:
                 first = self._db.execute("SELECT coalesce(max(position) + 1, 0) FROM jobs").fetchone()[0]
@@ -84,7 +84,7 @@ class Submission(Jobs):
             ((spec.command, *columns(needs(spec)), job_id) for job_id, spec, _ in keep),
         )
 
-    def _connect(self, change: Change, newest: int | None) -> None:
+    def _connect(self, change: QueueChange, newest: int | None) -> None:
         """Turn the references of new and waiting jobs into rows, and weigh these jobs.
 
         `newest` is the last job before this submission, if that is the whole list: then its own jobs count first.
@@ -135,15 +135,15 @@ class Submission(Jobs):
         self._db.execute(counted, (set_id,))
         return set_id
 
-    def _directory(self, leaving: Set[int], kept: Container[int], newest: int | None) -> Directory:
-        listed: list[Known] = []
-        earlier: list[Known] = []
+    def _directory(self, leaving: Set[int], kept: Container[int], newest: int | None) -> JobIndex:
+        listed: list[ListedJob] = []
+        earlier: list[ListedJob] = []
         query = "SELECT id, name, tags FROM jobs WHERE cause <> ?"
         for job_id, name, tags in self._db.execute(query, (CAUSE_REMOVED,)):
             if job_id not in leaving:
-                known = Known(job_id, name, tuple(tags.split(",")) if tags else ())
+                known = ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())
                 (listed if newest is None or job_id > newest or job_id in kept else earlier).append(known)
-        return Directory(listed, earlier)
+        return JobIndex(listed, earlier)
 
     def _ids_of(self, specs: Iterable[JobSpec]) -> dict[int, int]:
         query = "SELECT id FROM jobs WHERE identity = ? AND occurrence = ?"
@@ -173,14 +173,14 @@ class Submission(Jobs):
         rows = self._db.execute("SELECT DISTINCT name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,))
         return {word for name, tags in rows for word in (name, *tags.split(",")) if word}
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[StoredJob]:
         """What the queue holds, for comparing with a list."""
         return list(self._held("", ()))
 
-    def _held(self, where: str, values: tuple[object, ...]) -> Iterator[Held]:
+    def _held(self, where: str, values: tuple[object, ...]) -> Iterator[StoredJob]:
         query = f"SELECT id, identity, occurrence, state, cause FROM jobs {where}"
         for job_id, name, occurrence, state, cause in self._db.execute(query, values):
-            yield Held(job_id, name, occurrence, JobState(state), cause)
+            yield StoredJob(job_id, name, occurrence, JobState(state), cause)
 
 
 def _unknown_reference(spec: JobSpec, ref: str, names: Sequence[str]) -> GpuschedError:
