@@ -40,10 +40,10 @@ TABLE = (
     Row("host.nvml", ("host.gpus.nvml",)),
     Row("host.locks", ("common.*",)),
     Row("host.gpus.nvml", ("host.gpus.nvml_groups",), ("pynvml", "psutil")),
-    Row("host.gpus.*", ("host.gpus.*", "host.attempts.attempt_dir", "host.locks", "core.*", "common.*")),
+    Row("host.gpus.*", ("host.gpus.*", "host.locks", "core.*", "common.*")),
     Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "host.locks", "common.processes")),
     Row("host.attempts.*", ("", "host.attempts.*", "host.locks", "core.*", "common.*")),
-    Row("host.queue.shard_items", ("host.attempts.attempt_dir", "core.*", "common.*"), ("pyarrow",)),
+    Row("host.queue.shard_items", ("core.*", "common.*"), ("pyarrow",)),
     Row(
         "host.queue.*",
         (

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
 from gpusched.core.jobs.lifecycle import TERMINATED
 from gpusched.core.jobs.outcome import classify
@@ -279,5 +280,5 @@ def _argv(style: LaunchStyle, command: bytes, directory: str) -> tuple[bytes, ..
         return (*style.shell, command)
     # one argument cannot be this long: the same text runs from a file
     script = f"{directory}/command.sh"
-    attempt_dir.write_atomically(script, command + b"\n")
+    write_atomically(script, command + b"\n")
     return (*style.shell[:-1], os.fsencode(script))

@@ -1,5 +1,7 @@
 """The spectral analysis of many models as a library: an experiment, and what it has done by others. Prints nothing.
 
+from gpusched.common.files import write_atomically
+from gpusched.common.files import write_atomically
 from gpusched.api import EsdConfig, EsdExperiment
 exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_results")).run()
 """
@@ -24,7 +26,6 @@ from gpusched.core.model import JobRow, JobState
 from gpusched.dispatcher import Observer
 from gpusched.esd import jobs as experiment
 from gpusched.esd.config import EsdConfig as EsdConfig
-from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store
 from gpusched.lists.jobfile import JobFile
@@ -170,7 +171,7 @@ class EsdWorkshop:
     def write(self, path: str, text: str) -> None:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            attempt_dir.write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+            write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
         except OSError as error:
             raise _unwritable(path, error) from None
 

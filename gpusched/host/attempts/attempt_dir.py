@@ -1,4 +1,4 @@
-"""The files of one attempt: names, the start mark, the exit record, atomic writes. Judges nothing.
+"""The files of one attempt: names, the start mark, the exit record. Judges nothing.
 
 An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
 
@@ -108,30 +108,3 @@ def read_progress(path: str) -> bytes | None:
         return None
     finally:
         os.close(fd)
-
-
-def sync_directory(path: str) -> None:
-    """Make the renames and removals in a directory outlive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_atomically(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> None:
-    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if sync:
-            os.fsync(fd)
-    except BaseException:
-        os.close(fd)
-        os.unlink(temporary)
-        raise
-    os.close(fd)
-    os.rename(temporary, path)

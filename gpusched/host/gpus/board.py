@@ -8,10 +8,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpusched.common.files import write_atomically
 from gpusched.core.model import Device, DeviceProcess, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
-from gpusched.host.attempts.attempt_dir import write_atomically
 
 SCHEMA_VERSION = 1
 LIMIT_BYTES = 4 << 20

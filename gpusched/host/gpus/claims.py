@@ -14,8 +14,8 @@ import stat
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.files import write_atomically
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir
 
 CANDIDATES = ("/run/lock", "/dev/shm", "/tmp")
 _NETWORK_TYPES = frozenset(
@@ -134,7 +134,7 @@ class Claims:
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
         try:
-            attempt_dir.write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
+            write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
         except OSError:
             pass  # a label is for people; the claim stands without it
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import platformdirs
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
+from gpusched.common.files import write_atomically
 from gpusched.host import locks
-from gpusched.host.attempts.attempt_dir import write_atomically
 from gpusched.host.gpus import claims
 
 DEFAULT_PARENT = "gpusched-runs"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.files import sync_directory, write_atomically
 from gpusched.common.text import clean
-from gpusched.host.attempts.attempt_dir import sync_directory, write_atomically
 
 PLAN = "shard_plan.json"
 DIRECTORY = "items"

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.files import write_atomically
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
-from gpusched.host.attempts.attempt_dir import write_atomically
 
 SIZE = "size"
 _WILD = re.compile(r"[*?\[]")
