@@ -1,7 +1,5 @@
 """The spectral analysis of many models as a library: an experiment, and what it has done by others. Prints nothing.
 
-from gpusched.common.files import write_atomically
-from gpusched.common.files import write_atomically
 from gpusched.api import EsdConfig, EsdExperiment
 exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_results")).run()
 """
@@ -17,6 +15,7 @@ from dataclasses import dataclass, replace
 from gpusched import api
 from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.files import write_atomically
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
 from gpusched.config.settings import LoadedSettings, load
