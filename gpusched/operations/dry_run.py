@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.core.plan import observe
-from gpusched.operations import queues, status
+from gpusched.operations import queues
+from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.status import read_attempt
 
 if TYPE_CHECKING:
     from gpusched.config.settings import Settings
@@ -144,7 +146,7 @@ def _tenancies(
     """The jobs of the queue that are on each device, and the claims of others."""
     from gpusched.core.plan.snapshot import Resident
 
-    published = status.dispatching(place).board if place.exists() else None
+    published = read_dispatcher(place).board if place.exists() else None
     counted = {item.device.uuid: item.view for item in published.devices} if published is not None else {}
     pids = _pids(place, reading, running)
     claims = queues.claims(settings)
@@ -169,7 +171,7 @@ def _pids(place: QueueDir, reading: Reading, running: Sequence[tuple[JobRow, Att
 
     devices, shepherds = {}, {}
     for job, row in running:
-        pid = status.look(place, job.id, row.number).fields.get("pid", "")
+        pid = read_attempt(place, job.id, row.number).fields.get("pid", "")
         if pid.isdigit():
             name = f"{job.id}.{row.number}"
             shepherds[int(pid)] = name
@@ -273,7 +275,7 @@ def _page(
 
     pid = place.dispatcher() if place.exists() else None
     by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
-    lines = [tables.line((short_path(place.path, queues.here()), tables.HEAD), f": {counted}{by}")]
+    lines = [tables.line((short_path(place.path, queues.current_directory()), tables.HEAD), f": {counted}{by}")]
     kinds = Counter(entry.what for entry in entries)
     parts = [
         f"{_WOULD[what].split(':')[0]} {n}" for what, n in sorted(kinds.items(), key=lambda k: list(_WOULD).index(k[0]))

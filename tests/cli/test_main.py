@@ -17,7 +17,8 @@ from gpusched import __version__
 from gpusched.cli import main as front
 from gpusched.cli.options import SettingsCommand, join_gpu_words, settings_options
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_USAGE, GpuschedError
-from gpusched.config.settings import SETTINGS, LoadedSettings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import SETTINGS
 from tests.support.paths import ROOT
 
 Capture = pytest.CaptureFixture[str]

@@ -132,12 +132,12 @@ def test_gpusched_runs_goes_before_a_directory_and_a_log_dir_here_before_others(
     os.symlink(projects.root / "b/gpusched-runs/commands", beside.path)
     queue_dir.remember(beside)
     monkeypatch.chdir(projects.root / "a")
-    assert queues.find("commands", to_change=True).path == runs.place.path
-    assert queues.find("./commands", to_change=True).path == beside.path
+    assert queues.find_queue("commands", to_change=True).path == runs.place.path
+    assert queues.find_queue("./commands", to_change=True).path == beside.path
     assert queues.queue_name(beside) == "./commands"
     assert queues.queue_name(runs.place) == "commands"
     os.rename(projects.root / "a/gpusched-runs/commands", projects.root / "a/gpusched-runs/other")
-    assert queues.find("commands", to_change=True).path == beside.path
+    assert queues.find_queue("commands", to_change=True).path == beside.path
     assert capsys.readouterr().err == ""
 
 
@@ -149,7 +149,7 @@ def test_every_name_that_is_printed_means_the_same_queue_again(
         monkeypatch.chdir(projects.root / where)
         for queue in all_queues:
             name = queues.queue_name(queue.place)
-            assert queues.find(name, to_change=True).path == queue.place.path, (where, name)
+            assert queues.find_queue(name, to_change=True).path == queue.place.path, (where, name)
     monkeypatch.chdir(projects.root / "a")
     assert queues.queue_name(all_queues[0].place) == "commands"
     assert queues.queue_name(all_queues[1].place) == all_queues[1].place.path

@@ -19,7 +19,8 @@ import pytest
 
 from gpusched.cli import main as front
 from gpusched.common import errors
-from gpusched.config.settings import NOT_SETTINGS, SETTINGS
+from gpusched.config.layers import NOT_SETTINGS
+from gpusched.config.settings import SETTINGS
 from gpusched.core.documents import job_document, metrics_head, parse_progress
 from gpusched.core.jobs import lifecycle, outcome, readiness
 from gpusched.core.jobs.lifecycle import TRANSITIONS, Verdict, judge
