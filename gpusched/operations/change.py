@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 
 from gpusched.common.errors import GpuschedError
@@ -12,7 +11,7 @@ from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
 from gpusched.host.attempts import reaper
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
@@ -45,7 +44,7 @@ def _select(jobs: Sequence[str], states: Sequence[JobState] | None, store: Store
         return queues.parse_jobs(jobs, store)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return [row.id for row in store.jobs(states)]
+    return [row.id for row in job_table.jobs(store, states)]
 
 
 # ---- cancel ----------------------------------------------------------------------------------------
@@ -54,11 +53,11 @@ def _select(jobs: Sequence[str], states: Sequence[JobState] | None, store: Store
 def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False) -> ChangeReport:
     """Cancel these jobs, or every one that waits or runs. Running ones are stopped by the dispatcher."""
     report = ChangeReport()
-    with closing(queues.open_store(queue_dir, read_only=False)) as store:
+    with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(jobs, OPEN_STATES if every else None, store, "--all")
         with store.transaction():
-            before = {job_id: store.job(job_id).state for job_id in ids}
-            after = {job_id: store.cancel(job_id, queues.now()) for job_id in ids}
+            before = {job_id: job_table.get(store, job_id).state for job_id in ids}
+            after = {job_id: job_table.cancel(store, job_id, queues.now()) for job_id in ids}
         queue_dir.ring()
         dispatched = queue_dir.dispatcher() is not None
         for job_id in ids:
@@ -70,7 +69,7 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
                 report.add(job_id, "cancelled")
             else:
                 report.add(job_id, f"has {after[job_id].value} before: nothing to cancel", refused=True)
-        for job_id, state, _ in store.take_rippled():
+        for job_id, state, _ in transitions.take_stopped(store):
             if job_id not in before:
                 report.add(job_id, f"{state.value} too, for what it waits for")
     report.notes += [] if ids else ["no job waits or runs"]
@@ -80,7 +79,7 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
 def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched: bool) -> str:
     if dispatched:
         return "is being stopped: TERM, and KILL after the grace time"
-    attempt = read_attempt(queue_dir, job_id, store.job(job_id).attempts)
+    attempt = read_attempt(queue_dir, job_id, job_table.get(store, job_id).attempts)
     if attempt.alive and reaper.terminate(attempt.fields):
         return "is being stopped by its own shepherd, since no dispatcher works on this queue"
     return "is no longer seen running; the next dispatcher notes it as cancelled or as ended"
@@ -93,13 +92,13 @@ def requeue(queue_dir: QueueDir, jobs: Sequence[str] = (), *, failed: bool = Fal
     """Queue these failed or cancelled jobs again, or every failed one, with all their tries."""
 
     def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        _add_freed(store, report, job_id, store.requeue(job_id), "queued again")
+        _add_freed(store, report, job_id, job_table.requeue(store, job_id), "queued again")
 
     def refuse(state: str) -> str:
         verb = "has" if state == "succeeded" else "is"
         return f"{verb} {state}: only failed and cancelled jobs are queued again"
 
-    with closing(queues.open_store(queue_dir, read_only=False)) as store:
+    with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(jobs, (JobState.FAILED,) if failed else None, store, "--failed")
         report = _change_each(queue_dir, store, ids, change, refuse)
         report.notes += _who_runs_them(queue_dir, store) if ids else ["no job has failed"]
@@ -110,10 +109,10 @@ def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = Non
     """Keep these waiting jobs from starting, or every waiting one with this tag."""
 
     def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        store.hold(job_id)
+        job_table.hold(store, job_id)
         report.add(job_id, "held")
 
-    with closing(queues.open_store(queue_dir, read_only=False)) as store:
+    with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select_tag(jobs, tag, JobState.QUEUED, store)
         report = _change_each(queue_dir, store, ids, change, lambda state: f"is {state}: only queued jobs can be held")
     report.notes += [] if ids else [f"no queued job has the tag {tag}"]
@@ -124,9 +123,9 @@ def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = 
     """Let these held jobs start again, or every held one with this tag."""
 
     def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        _add_freed(store, report, job_id, store.release(job_id), "released")
+        _add_freed(store, report, job_id, job_table.release(store, job_id), "released")
 
-    with closing(queues.open_store(queue_dir, read_only=False)) as store:
+    with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select_tag(jobs, tag, JobState.HELD, store)
         report = _change_each(
             queue_dir, store, ids, change, lambda state: f"is {state}: only held jobs can be released"
@@ -137,7 +136,7 @@ def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = 
 
 def _select_tag(jobs: Sequence[str], tag: str | None, state: JobState, store: Store) -> list[int]:
     ids = _select(jobs, (state,) if tag else None, store, "--tag")
-    return [job_id for job_id in ids if tag is None or tag in store.job(job_id).tags]
+    return [job_id for job_id in ids if tag is None or tag in job_table.get(store, job_id).tags]
 
 
 def _change_each(
@@ -164,7 +163,7 @@ def _add_freed(store: Store, report: ChangeReport, job_id: int, state: JobState,
     if state is JobState.QUEUED:
         report.add(job_id, text)
         return
-    why = describe_dependencies(store, store.job(job_id))
+    why = describe_dependencies(store, job_table.get(store, job_id))
     text = f"stays {state.value}: it {why}; it is freed by itself once they can end well"
     report.add(job_id, text, refused=True)
 
@@ -173,7 +172,7 @@ def _who_runs_them(queue_dir: QueueDir, store: Store) -> list[str]:
     """Return what to type so that the queued jobs run; nothing if a dispatcher does that already."""
     dispatcher = read_dispatcher(queue_dir)
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
-    if not store.has_startable() or (dispatcher.alive and not closed):
+    if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
     who = f"its dispatcher is {closed}" if dispatcher.board is not None else "no dispatcher works on this queue"
     return [f"{who}; to run what is queued: {resume_command(queue_dir, store)}"]
@@ -196,19 +195,20 @@ class StopReport:
 
 def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
     """Ask the dispatcher of a queue to leave, and wait a moment for its answer. `at_once` stops running jobs too."""
-    with closing(queues.open_store(queue_dir, read_only=False)) as store:
+    with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
-        running = store.counts()[JobState.RUNNING]
+        running = job_table.counts(store)[JobState.RUNNING]
         if pid is None:
             return StopReport(pid, running, "nobody")
         try:
-            request = store.request("stop_now" if at_once else "stop", queues.now())
+            request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except DiskFull as error:
             raise _without_room(error, f"kill {pid}" if at_once else f"kill -INT {pid}", pid) from None
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)
         if answer == "left":
-            store.acknowledge(request, queues.now())  # nobody is left to hear it, and the next one must not
+            # Nobody is left to hear it, and the next dispatcher must not.
+            request_table.acknowledge(store, request, queues.now())
         return StopReport(pid, running, answer)
 
 
@@ -219,9 +219,9 @@ def _without_room(error: DiskFull, signal: str, pid: int) -> GpuschedError:
 
 def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:
     until = time.monotonic() + ACK_WAIT_S
-    while not store.is_acknowledged(request):
+    while not request_table.is_acknowledged(store, request):
         if queue_dir.dispatcher() is None:
-            return "heard" if store.is_acknowledged(request) else "left"
+            return "heard" if request_table.is_acknowledged(store, request) else "left"
         if time.monotonic() >= until:
             return "silent"
         time.sleep(ACK_STEP_S)

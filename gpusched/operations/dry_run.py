@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.core.plan import observe
+from gpusched.host.store import attempt_table, job_table, submission
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher
 from gpusched.operations.status import read_attempt
@@ -55,8 +56,8 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: SubmitOptions, *, as_json: bo
     """Print what `gpusched run` would do. Raises what it would raise, once that is said."""
     store = queues.open_store(place) if place.exists() else None
     try:
-        rows = {row.id: row for row in store.jobs()} if store is not None else {}
-        running = list(store.running()) if store is not None else []
+        rows = {row.id: row for row in job_table.jobs(store)} if store is not None else {}
+        running = list(attempt_table.running(store)) if store is not None else []
         entries = _entries(store, rows, jobs, rules)
         counted = _counts(store)
     finally:
@@ -83,7 +84,7 @@ def _entries(store: Store | None, rows: Mapping[int, JobRow], jobs: JobFile, rul
     from gpusched.core.jobs.reconcile import reconcile
     from gpusched.core.model import JobState
 
-    held: list[StoredJob] = store.held() if store is not None else []
+    held: list[StoredJob] = submission.stored_jobs(store) if store is not None else []
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
     entries: list[tuple[int, DryRunJob]] = []
     queued = JobState.QUEUED.value
@@ -108,7 +109,7 @@ def _counts(store: Store | None) -> str:
 
     if store is None:
         return "a new queue"
-    counts = tally(store.counts(), store.count_removed())
+    counts = tally(job_table.counts(store), job_table.count_removed(store))
     return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import DispatcherStatus, read_dispatcher
 from gpusched.operations.reasons import describe_dependencies, wait_reasons
@@ -19,9 +17,9 @@ from gpusched.views.values import JobReport, Scene
 
 def explain(queue_dir: QueueDir, job: str) -> JobReport:
     """Return what is known of the job that an id or a name stands for. Raises GpuschedError if there is none."""
-    with closing(queues.open_store(queue_dir)) as store:
-        row = store.job(queues.parse_job(job, store))
-        attempts = store.attempts(row.id)
+    with queues.open_store(queue_dir) as store:
+        row = job_table.get(store, queues.parse_job(job, store))
+        attempts = attempt_table.attempts(store, row.id)
         scene = make_scene(queue_dir, store, queues.now())
         return JobReport(scene, row, attempts, _current(queue_dir, store, row, attempts, scene))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
 from gpusched.core.model import ENDED_STATES, AttemptRow
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher
 from gpusched.operations.queues import Notify
@@ -36,7 +35,7 @@ class LogChoice:
 
 def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *, notify: Notify) -> None:
     """Write the log of a job to `out`; `notify` gets a line for each new attempt. Raises GpuschedError without one."""
-    with closing(queues.open_store(queue_dir)) as store:
+    with queues.open_store(queue_dir) as store:
         _JobLog(queue_dir, store, queues.parse_job(job, store), choice, notify).copy(out)
 
 
@@ -59,7 +58,7 @@ class _JobLog:
                 self.notify(f"attempt {row.number} of job {self.job_id}")
 
     def _first(self) -> AttemptRow | None:
-        attempts, number = self.store.attempts(self.job_id), self.choice.attempt
+        attempts, number = attempt_table.attempts(self.store, self.job_id), self.choice.attempt
         if number is not None and not any(row.number == number for row in attempts):
             have = f"it has had {len(attempts)}" if attempts else "it has not started yet"
             raise GpuschedError(f"job {self.job_id} has no attempt {number}: {have}")
@@ -68,7 +67,7 @@ class _JobLog:
         if self.choice.follow and self._may_start():
             self.notify(f"job {self.job_id} has not started yet")
             return self._next(0)
-        state = self.store.job(self.job_id).state.value
+        state = job_table.get(self.store, self.job_id).state.value
         raise GpuschedError(
             f"job {self.job_id} is {state} and has written nothing yet",
             hint=f"`gpusched explain {self.job_id}` says why",
@@ -77,13 +76,13 @@ class _JobLog:
 
     def _may_start(self) -> bool:
         """Return True if another attempt may begin: the job has not ended, and a dispatcher works."""
-        ended = self.store.job(self.job_id).state in ENDED_STATES
+        ended = job_table.get(self.store, self.job_id).state in ENDED_STATES
         return not ended and read_dispatcher(self.queue_dir).alive
 
     def _next(self, number: int) -> AttemptRow | None:
         """Wait for the attempt after this one, while it may come."""
         while True:
-            attempts = self.store.attempts(self.job_id)
+            attempts = attempt_table.attempts(self.store, self.job_id)
             if len(attempts) > number:
                 return attempts[number]
             if not self._may_start():
@@ -121,7 +120,7 @@ class _JobLog:
             raise GpuschedError(f"the log cannot be read: {error.strerror}", where=path) from None
 
     def _is_over(self, row: AttemptRow) -> bool:
-        if self.store.attempts(self.job_id)[row.number - 1].outcome is not None:
+        if attempt_table.attempts(self.store, self.job_id)[row.number - 1].outcome is not None:
             return True
         if read_dispatcher(self.queue_dir).alive:
             return False

@@ -13,7 +13,7 @@ from gpusched.host.gpus import claims as claim_files
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table
 from gpusched.views.words import short_path
 
 SHOWN_QUEUES = 8
@@ -178,10 +178,10 @@ def claims(settings: Settings) -> Claims | None:
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     """Return the ids that ids, ranges such as `3-7` and names stand for, each once. Raises GpuschedError."""
-    last = sum(store.counts().values())
+    last = sum(job_table.counts(store).values())
     ids: dict[int, None] = {}
     for word in words:
-        named = store.find_name(word)
+        named = job_table.find_by_name(store, word)
         if named is not None:
             ids[named] = None
             continue

@@ -9,7 +9,7 @@ from itertools import islice
 from gpusched.core.model import JobRow, JobState
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, dependency_table, job_table
 from gpusched.operations.dispatchers import DispatcherStatus
 from gpusched.views.words import ranges
 
@@ -32,7 +32,7 @@ def wait_reasons(
         replace(dispatcher.board, closed=dispatcher.closed),
         now,
         waiting=(row.waiting for row in rows if not row.blocked),
-        attempts=(observe.open_attempt(job, row) for job, row in store.running()),
+        attempts=(observe.open_attempt(job, row) for job, row in attempt_table.running(store)),
     )
     plan = make_plan(snapshot)
     reasons = blocked | {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
@@ -52,7 +52,7 @@ def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tupl
 
 
 def _head(store: Store, until: int | None) -> Iterator[JobRow]:
-    waiting = store.jobs([JobState.QUEUED], by_start=True)
+    waiting = job_table.jobs(store, [JobState.QUEUED], by_start=True)
     if until is None:
         yield from islice(waiting, HEAD_LIMIT)
         return
@@ -65,7 +65,7 @@ def _head(store: Store, until: int | None) -> Iterator[JobRow]:
 def describe_dependencies(store: Store, row: JobRow) -> str:
     """Return the jobs that a job depends on, with their states: those of one dependency together."""
     by_kind: dict[str, list[JobRow]] = {}
-    for kind, job in store.upstream(row.id):
+    for kind, job in dependency_table.upstream(store, row.id):
         by_kind.setdefault(kind, []).append(job)
     return "waits " + "; ".join(f"{kind} {_states_text(jobs)}" for kind, jobs in by_kind.items())
 

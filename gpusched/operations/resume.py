@@ -11,14 +11,14 @@ from gpusched.config import layers
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, meta_table
 from gpusched.operations.queues import shown_path
 
 
 def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:
     """Return what to type here to have this queue dispatched as it was, with the flags that this needs."""
-    source = os.fsdecode(store.source() or b"FILE")
-    typed = store.meta("typed")
+    source = os.fsdecode(meta_table.source(store) or b"FILE")
+    typed = meta_table.read(store, "typed")
     if typed is not None:
         stem, typed_words = json.loads(typed)
         words = [mask_secrets(word) for word in typed_words]
@@ -38,7 +38,7 @@ def _changed_flags(store: Store, verb: str) -> list[str]:
     from gpusched.operations.run import SETTINGS as RUN_SETTINGS
     from gpusched.operations.run import with_defaults
 
-    text = store.meta("settings")
+    text = meta_table.read(store, "settings")
     if text is None:
         return []
     now, then = with_defaults(layers.load(), verb).settings, Settings.from_json(text)

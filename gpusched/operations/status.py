@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -21,7 +20,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import DispatcherStatus, read_dispatcher
 from gpusched.operations.reasons import wait_reasons
@@ -73,7 +72,7 @@ def read_attempt(queue_dir: QueueDir, job_id: int, number: int) -> AttemptStatus
 def read_running(queue_dir: QueueDir, store: Store) -> list[RunningView]:
     """Return the running jobs with what their shepherds and their own progress files say."""
     views = []
-    for job, row in store.running():
+    for job, row in attempt_table.running(store):
         data = attempt_dir.read_progress(attempt_dir.directory(queue_dir.state, job.id, row.number))
         progress = data.decode("utf-8", "replace") if data is not None else row.progress
         left = read_attempt(queue_dir, job.id, row.number).fields.get("leftovers", "")
@@ -87,10 +86,12 @@ def measure_groups(store: Store, views: Sequence[RunningView], now: float) -> li
     A job is taken to be as fast as those that have ended, and those that say how far they are.
     """
     measured = []
-    for group in groups(store.item_counts(), views):
+    for group in groups(queue_totals.item_counts(store), views):
         own = [view for view in views if view.job.items and view.job.tags == group.tags]
         counted = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
-        spent = store.item_seconds(group.tags) + sum(max(0.0, now - view.attempt.started_at) for view in counted)
+        spent = queue_totals.item_seconds(store, group.tags) + sum(
+            max(0.0, now - view.attempt.started_at) for view in counted
+        )
         measured.append((group, len(own) * group.done / spent if spent > 0 else 0.0))
     return measured
 
@@ -111,14 +112,14 @@ def summarize_queue(
     queue_dir: QueueDir, store: Store, dispatcher: DispatcherStatus, now: float, name: str
 ) -> QueueSummary:
     """Return a queue as one line of `gpusched status`."""
-    counts = report.tally(store.counts(), store.count_removed())
+    counts = report.tally(job_table.counts(store), job_table.count_removed(store))
     waits_for = next(iter(wait_reasons(store, dispatcher, now).values()), ("", ""))[1] if counts.queued else ""
-    can_start = store.has_startable()
+    can_start = startable_jobs.has_any(store)
     if counts.queued and not dispatcher.alive:
         waits_for = "a dispatcher" if can_start or not counts.held else "held jobs"
-    alone = () if dispatcher.alive else store.running()
+    alone = () if dispatcher.alive else attempt_table.running(store)
     runs_on = sum(read_attempt(queue_dir, job.id, row.number).alive for job, row in alone)
-    started_at = store.totals()["start_time"]
+    started_at = queue_totals.times(store)["start_time"]
     return QueueSummary(
         name, dispatcher.pid, runs_on, counts, started_at, waits_for, can_start, full_disk=dispatcher.full_disk
     )
@@ -134,14 +135,16 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     now = queues.now()
     dispatcher = read_dispatcher(queue_dir)
     board = dispatcher.board
-    with closing(queues.open_store(queue_dir)) as store:
+    with queues.open_store(queue_dir) as store:
         views = read_running(queue_dir, store)
-        waiting = list(islice(store.jobs([JobState.QUEUED, JobState.HELD]), SHOWN_JOBS))
+        waiting = list(islice(job_table.jobs(store, [JobState.QUEUED, JobState.HELD]), SHOWN_JOBS))
         reasons: Reasons = wait_reasons(store, dispatcher, now) | {
             row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD
         }
-        failed = [] if every_job else list(_with_last(store, islice(store.jobs([JobState.FAILED]), SHOWN_JOBS)))
-        source = mask_secrets(os.fsdecode(store.source() or b""))
+        failed = (
+            [] if every_job else list(_with_last(store, islice(job_table.jobs(store, [JobState.FAILED]), SHOWN_JOBS)))
+        )
+        source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
         return QueueReport(
             make_scene(queue_dir, store, now),
             summarize_queue(queue_dir, store, dispatcher, now, queue_dir.name),
@@ -156,13 +159,13 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
                 report.group_line(group, speed if dispatcher.alive else 0.0)
                 for group, speed in measure_groups(store, views, now)
             ],
-            jobs=list(_with_last(store, store.jobs())) if every_job else (),
+            jobs=list(_with_last(store, job_table.jobs(store))) if every_job else (),
         )
 
 
 def _with_last(store: Store, rows: Iterator[JobRow]) -> Iterator[JobWithLast]:
     for row in rows:
-        attempts = store.attempts(row.id) if row.attempts else []
+        attempts = attempt_table.attempts(store, row.id) if row.attempts else []
         yield row, attempts[-1] if attempts else None
 
 
@@ -201,7 +204,7 @@ def _read_each(known: Sequence[QueueDir], read: Read[T]) -> tuple[list[T], list[
     values, broken = [], []
     for dispatcher, queue_dir in sorted(dispatchers, key=lambda pair: not pair[0].alive):
         try:
-            with closing(queues.open_store(queue_dir)) as store:
+            with queues.open_store(queue_dir) as store:
                 values.append(read(queue_dir, store, dispatcher, now))
         except GpuschedError as error:  # one broken queue hides no other
             broken.append(str(error))
@@ -210,7 +213,7 @@ def _read_each(known: Sequence[QueueDir], read: Read[T]) -> tuple[list[T], list[
 
 def queue_document(queue_dir: QueueDir, *, jobs: int | None = JSON_LIMIT) -> dict[str, Any]:
     """Return one queue for programs, with up to `jobs` of its newest jobs; None stands for all."""
-    with closing(queues.open_store(queue_dir)) as store:
+    with queues.open_store(queue_dir) as store:
         return _document(queue_dir, store, read_dispatcher(queue_dir), queues.now(), jobs=jobs)
 
 
@@ -219,14 +222,14 @@ def _document(
 ) -> dict[str, Any]:
     """Return the head of gpu_metrics.json, the dispatcher, and unless `jobs` is 0 groups, devices and jobs."""
     waits = wait_reasons(store, dispatcher, now)
-    source = store.source()
+    source = meta_table.source(store)
     document: dict[str, Any] = {
         "name": queue_dir.name,
         "path": queue_dir.path,
         "source": shown_command(source) if source is not None else None,
         "dispatcher": dispatcher.pid,
         "waits_for": next(iter(waits.values()))[1] if waits else None,
-        **metrics_head(store.counts(), store.count_removed(), store.totals(), now),
+        **metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), now),
     }
     del document["schema_version"]  # the document that this one goes into has its own
     if jobs == 0:
@@ -236,8 +239,11 @@ def _document(
     document["groups"] = [_group_document(group, speed if dispatcher.alive else None) for group, speed in measured]
     document["devices"] = [_device_document(item, board.max_checks) for item in board.devices] if board else []
     document["jobs"] = [
-        {**job_document(row, store.attempts(row.id), queue_dir.path), "waits_for": waits.get(row.id, ("", None))[1]}
-        for row in store.jobs(newest=jobs)
+        {
+            **job_document(row, attempt_table.attempts(store, row.id), queue_dir.path),
+            "waits_for": waits.get(row.id, ("", None))[1],
+        }
+        for row in job_table.jobs(store, newest=jobs)
     ]
     return document
 
