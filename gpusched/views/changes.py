@@ -22,9 +22,10 @@ def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option
     if answer == "left":
         return [f"{who} has just left by itself"]
     if answer == "silent":
-        return [f"{who} has not answered in 5 s; it stops when it reads the request"]
+        return [f"{who} has not answered in time; it stops as soon as it reads the request"]
     if at_once and running:
-        return [f"{who} stops {count(running, 'running job')}, queues them again, and leaves"]
+        them = "it" if running == 1 else "them"
+        return [f"{who} stops {count(running, 'running job')}, queues {them} again, and leaves"]
     if running:
         return [
             f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}",
