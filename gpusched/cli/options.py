@@ -14,10 +14,10 @@ from gpusched.cli.help import GroupedCommand
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting
-from gpusched.core.plan.selection import GPU_ENTRY
+from gpusched.config.values import GPU_ENTRY
 
 if TYPE_CHECKING:
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.operations.queues import QueueDir
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])

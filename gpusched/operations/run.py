@@ -236,13 +236,13 @@ def work(
 def _print_end(queue: Queue, code: int, asked: RunOptions, end: Callable[[Queue, int], None] | None) -> None:
     """The summary. A terminal or a reader that is gone changes nothing of how the jobs ended, nor the exit code."""
     from gpusched.cli.main import drop
-    from gpusched.operations.summary import print_summary
+    from gpusched.cli.run.summary import print_summary
 
     try:
         if end is not None:
             end(queue, code)
         else:
-            print_summary(queue, code, as_json=asked.as_json)
+            print_summary(queue.place, queue.store, code, as_json=asked.as_json)
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

@@ -1,0 +1,120 @@
+"""The summary of a run -> the block that is printed at its end. Reads no clock and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
+from gpusched.common.text import clean, last_line
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.progress import Times
+from gpusched.core.model import AttemptRow, JobRow
+from gpusched.views import tables
+from gpusched.views.tables import Line
+from gpusched.views.values import GroupNotes, GroupSummary, RunSummary
+from gpusched.views.words import clock, command_text, count, rate, short_path, span
+
+SHOWN_TIMES = 16  # jobs of a group whose times are all shown; of more, the slowest
+SHOWN_SLOWEST = 4
+SHOWN_WRONG = 3  # errors of a merge
+SHOWN_MISSING = 12
+
+
+def summary_page(summary: RunSummary) -> list[Line]:
+    parts: list[tables.Cell] = []
+    for word, number in summary.counts.parts(ended_first=True):
+        if number or word in ("succeeded", "failed"):
+            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
+    spent = clock(summary.totals["total_runtime"])
+    lines = [tables.line(*parts, f" of {count(summary.counts.total, 'job')} in {spent}")]
+    for job, attempts in summary.failed:
+        lines += _failed_lines(summary, job, attempts)
+    more = summary.counts.failed - summary.unlisted - len(summary.failed)
+    if more:
+        lines.append(tables.line(f"  … and {more} more: gpusched status -q {summary.option} -v"))
+    if summary.unlisted:
+        no_longer = f"  {count(summary.unlisted, 'failed job')} no longer in the list: no failure of this run"
+        lines.append(tables.line(no_longer))
+    rows: list[tables.Row] = [row for group in summary.groups for row in _group_rows(group, summary)]
+    rows += [
+        ["metrics", short_path(summary.metrics, summary.cwd)],
+        ["logs", f"{short_path(summary.logs, summary.cwd)}/"],
+    ]
+    rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
+    return lines + tables.grid(["", ""], rows)
+
+
+def _failed_lines(summary: RunSummary, job: JobRow, attempts: Sequence[AttemptRow]) -> list[Line]:
+    """Return one failed job: id, line, how; the command; the log."""
+    last = attempts[-1] if attempts else None
+    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
+    lines = [
+        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
+        tables.Line((("      " + command_text(job.command), ""),), table=True),
+    ]
+    if last:
+        path = f"{summary.queue}/{last.error_log or last.log}"
+        lines.append(tables.line(("      " + short_path(path, summary.cwd), tables.DIM)))
+    return lines
+
+
+def _group_rows(summary: GroupSummary, run: RunSummary) -> list[tables.Row]:
+    """Return what is missing of a group, how long each job took, and how much faster it was to run them at once."""
+    group, took = summary.group, summary.took
+    fast = f", {rate(took.items_per_s)}" if took is not None else ""
+    done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{fast}"
+    rows: list[tables.Row] = [[clean(group.name), done]]
+    missing = [clean(f"{name} (items {items})" if items else name) for name, items in summary.missing]
+    if missing:
+        more = len(missing) - SHOWN_MISSING
+        shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
+        rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
+        held = ", ".join(clean(name) for name in summary.held[:SHOWN_MISSING])
+        rows += [["held", f"{held}: until what is missing has succeeded"]] if held else []
+    rows += _merge_rows(run.notes, run.cwd)
+    return rows if took is None or len(took.jobs) < 2 else rows + _time_rows(took)
+
+
+def _time_rows(took: Times) -> list[tables.Row]:
+    slow = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)
+    timed = list(took.jobs) if len(slow) <= SHOWN_TIMES else slow[:SHOWN_SLOWEST]
+    each = [f"{clean(job.name or str(job.job_id))} {span(job.ended_at - job.started_at)}" for job in timed]
+    against = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
+    slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
+    gain = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
+    label = "slowest" if len(timed) < len(slow) else "times"
+    return [[label, [*_in_lines(each, 4)]], ["", f"{slowest}; {gain}"]]
+
+
+def _in_lines(texts: list[str], each: int) -> list[str]:
+    """Return lines of `each` texts."""
+    return [", ".join(texts[n : n + each]) for n in range(0, len(texts), each)]
+
+
+def _merge_rows(notes: GroupNotes, cwd: str) -> list[tables.Row]:
+    def shown(texts: Sequence[bytes]) -> list[tables.Cell]:
+        return [last_line(text).replace(f"{cwd}/", "", 1) for text in texts]
+
+    rows: list[tables.Row] = [["merged", shown(notes.merged[-SHOWN_MISSING:])]] if notes.merged else []
+    return rows + ([["wrong", shown(notes.wrong[:SHOWN_WRONG])]] if notes.wrong else [])
+
+
+def _next_steps(summary: RunSummary) -> list[str]:
+    """Return what one may want to type next."""
+    counts, option, steps = summary.counts, summary.option, []
+    if summary.code == EXIT_QUIT and counts.running:
+        steps.append("the running jobs go on; the same command takes them over and runs the rest")
+    elif counts.running:  # they have ended, and that could not be booked
+        disk = short_path(summary.full_disk, summary.cwd)
+        room = f"make room on the disk of {disk}; then " if disk else ""
+        steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
+    elif counts.queued and (summary.can_start or summary.code not in (EXIT_OK, EXIT_SOME_FAILED)):
+        steps.append("the same command goes on with what is queued")
+    if summary.has_held:
+        steps.append(f"gpusched release JOB -q {option}   (lets a held job start; --tag TAG: those of a tag)")
+    if summary.has_cancelled:
+        steps.append(f"gpusched requeue JOB -q {option}   (queues a cancelled job again)")
+    if counts.failed > summary.unlisted:
+        steps.append("the same command with --retry-failed tries the failed ones again")
+        steps.append(f"gpusched explain JOB -q {option}   (how a job ended, and why)")
+    return steps
