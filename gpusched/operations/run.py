@@ -237,12 +237,13 @@ def _print_end(queue: Queue, code: int, asked: RunOptions, end: Callable[[Queue,
     """The summary. A terminal or a reader that is gone changes nothing of how the jobs ended, nor the exit code."""
     from gpusched.cli.main import drop
     from gpusched.cli.run.summary import print_summary
+    from gpusched.shards.results import read_details
 
     try:
         if end is not None:
             end(queue, code)
         else:
-            print_summary(queue.place, queue.store, code, as_json=asked.as_json)
+            print_summary(queue, code, as_json=asked.as_json, details=read_details(queue))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from itertools import islice
 
 from gpusched.core.documents import job_document, metrics_head
-from gpusched.core.jobs.progress import COUNTED_NOWHERE, ItemGroup, groups, times
+from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, group_document, summarize_group
+from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
 from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-from gpusched.views.values import GroupNotes, GroupSummary, RunSummary
+from gpusched.views.values import RunSummary
 
 SHOWN_FAILED = 20
 
-ReadNotes = Callable[[QueueDir, Store], GroupNotes]
+UNFINISHED = [state for state in JobState if state is not JobState.SUCCEEDED]
 
 
 def summarize_run(
-    queue_dir: QueueDir, store: Store, code: int, *, every_failure: bool = False, read_notes: ReadNotes | None = None
+    queue_dir: QueueDir,
+    store: Store,
+    code: int,
+    *,
+    every_failure: bool = False,
+    details: GroupDetails = NO_DETAILS,
 ) -> RunSummary:
     """Return the state of a queue at the end of a run with this exit code.
 
-    `read_notes` is called for what a feature knows of its groups of jobs, if there are any.
+    The first failed jobs of the list are in it; `every_failure`: all failed jobs of the queue.
     """
     failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
     shown = failed if every_failure else islice(failed, SHOWN_FAILED)
-    grouped = groups(queue_totals.item_counts(store), ())
-    notes = read_notes(queue_dir, store) if grouped and read_notes is not None else GroupNotes()
-    held = list(job_table.jobs(store, [JobState.HELD]))
     return RunSummary(
         code=code,
         at=queues.now(),
@@ -46,31 +48,16 @@ def summarize_run(
         failed=[(job, attempt_table.attempts(store, job.id)) for job in shown],
         unlisted=job_table.count_failed_unlisted(store),
         can_start=startable_jobs.has_any(store),
-        has_held=any(job.cause != CAUSE_DEPENDENCY for job in held),
+        has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
         has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
         full_disk=queue_dir.full_disk(),
         groups=[
-            GroupSummary(
-                group,
-                times(queue_totals.item_spans(store, group.tags)),
-                _missing(store, group, notes),
-                [job.name or f"job {job.id}" for job in held if job.cause == CAUSE_DEPENDENCY],
+            summarize_group(
+                group, queue_totals.item_spans(store, group.tags), job_table.jobs(store, UNFINISHED), details
             )
-            for group in grouped
+            for group in groups(queue_totals.item_counts(store), ())
         ],
-        notes=notes,
     )
-
-
-def _missing(store: Store, group: ItemGroup, notes: GroupNotes) -> list[tuple[str, str]]:
-    """Return the jobs of a group that are not done, each with the items that it leaves out."""
-    if group.ended == group.jobs:
-        return []
-    states = [state for state in JobState if state is not JobState.SUCCEEDED]
-    left = (job for job in job_table.jobs(store, states) if job.items and job.listed and job.tags == group.tags)
-    return [
-        (job.name or f"job {job.id}", notes.spans.get(job.name, "")) for job in left if job.cause not in COUNTED_NOWHERE
-    ]
 
 
 def summary_document(summary: RunSummary) -> dict[str, object]:
@@ -83,33 +70,5 @@ def summary_document(summary: RunSummary) -> dict[str, object]:
         "failed": [job_document(job, list(attempts), summary.queue) for job, attempts in summary.failed],
     }
     if summary.groups:
-        document["groups"] = [_group_document(group) for group in summary.groups]
-    return document
-
-
-def _group_document(summary: GroupSummary) -> dict[str, object]:
-    """Return what the jobs of a group took together; times in seconds."""
-    group, took = summary.group, summary.took
-    document: dict[str, object] = {
-        "tags": list(group.tags),
-        "jobs": group.jobs,
-        "jobs_done": group.ended,
-        "items": group.items,
-        "items_done": group.done,
-        "missing": [{"name": name, "items": span} for name, span in summary.missing],
-    }
-    if took is not None:
-        document |= {
-            "wall_s": took.wall_s,
-            "median_s": took.median_s,
-            "slowest_s": took.slowest_s,
-            "at_once": took.at_once,
-            "speed_up": took.speed_up,
-            "efficiency": took.efficiency,
-            "items_per_s": took.items_per_s,
-            "times": [
-                {"job": s.job_id, "name": s.name, "items": s.items, "runtime_s": s.ended_at - s.started_at}
-                for s in took.jobs
-            ],
-        }
+        document["groups"] = [group_document(group) for group in summary.groups]
     return document

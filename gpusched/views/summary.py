@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
-from gpusched.common.text import clean, last_line
+from gpusched.common.text import clean
 from gpusched.core.jobs.outcome import describe
-from gpusched.core.jobs.progress import Times
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.views import tables
+from gpusched.views.group_summary import group_rows
 from gpusched.views.tables import Line
-from gpusched.views.values import GroupNotes, GroupSummary, RunSummary
-from gpusched.views.words import clock, command_text, count, rate, short_path, span
-
-SHOWN_TIMES = 16  # jobs of a group whose times are all shown; of more, the slowest
-SHOWN_SLOWEST = 4
-SHOWN_WRONG = 3  # errors of a merge
-SHOWN_MISSING = 12
+from gpusched.views.values import RunSummary
+from gpusched.views.words import clock, command_text, count, short_path
 
 
 def summary_page(summary: RunSummary) -> list[Line]:
@@ -35,7 +30,7 @@ def summary_page(summary: RunSummary) -> list[Line]:
     if summary.unlisted:
         no_longer = f"  {count(summary.unlisted, 'failed job')} no longer in the list: no failure of this run"
         lines.append(tables.line(no_longer))
-    rows: list[tables.Row] = [row for group in summary.groups for row in _group_rows(group, summary)]
+    rows: list[tables.Row] = [row for group in summary.groups for row in group_rows(group)]
     rows += [
         ["metrics", short_path(summary.metrics, summary.cwd)],
         ["logs", f"{short_path(summary.logs, summary.cwd)}/"],
@@ -56,47 +51,6 @@ def _failed_lines(summary: RunSummary, job: JobRow, attempts: Sequence[AttemptRo
         path = f"{summary.queue}/{last.error_log or last.log}"
         lines.append(tables.line(("      " + short_path(path, summary.cwd), tables.DIM)))
     return lines
-
-
-def _group_rows(summary: GroupSummary, run: RunSummary) -> list[tables.Row]:
-    """Return what is missing of a group, how long each job took, and how much faster it was to run them at once."""
-    group, took = summary.group, summary.took
-    fast = f", {rate(took.items_per_s)}" if took is not None else ""
-    done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{fast}"
-    rows: list[tables.Row] = [[clean(group.name), done]]
-    missing = [clean(f"{name} (items {items})" if items else name) for name, items in summary.missing]
-    if missing:
-        more = len(missing) - SHOWN_MISSING
-        shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
-        rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
-        held = ", ".join(clean(name) for name in summary.held[:SHOWN_MISSING])
-        rows += [["held", f"{held}: until what is missing has succeeded"]] if held else []
-    rows += _merge_rows(run.notes, run.cwd)
-    return rows if took is None or len(took.jobs) < 2 else rows + _time_rows(took)
-
-
-def _time_rows(took: Times) -> list[tables.Row]:
-    slow = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)
-    timed = list(took.jobs) if len(slow) <= SHOWN_TIMES else slow[:SHOWN_SLOWEST]
-    each = [f"{clean(job.name or str(job.job_id))} {span(job.ended_at - job.started_at)}" for job in timed]
-    against = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
-    slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
-    gain = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
-    label = "slowest" if len(timed) < len(slow) else "times"
-    return [[label, [*_in_lines(each, 4)]], ["", f"{slowest}; {gain}"]]
-
-
-def _in_lines(texts: list[str], each: int) -> list[str]:
-    """Return lines of `each` texts."""
-    return [", ".join(texts[n : n + each]) for n in range(0, len(texts), each)]
-
-
-def _merge_rows(notes: GroupNotes, cwd: str) -> list[tables.Row]:
-    def shown(texts: Sequence[bytes]) -> list[tables.Cell]:
-        return [last_line(text).replace(f"{cwd}/", "", 1) for text in texts]
-
-    rows: list[tables.Row] = [["merged", shown(notes.merged[-SHOWN_MISSING:])]] if notes.merged else []
-    return rows + ([["wrong", shown(notes.wrong[:SHOWN_WRONG])]] if notes.wrong else [])
 
 
 def _next_steps(summary: RunSummary) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gpusched.core.jobs.progress import ItemGroup, Times
+from gpusched.core.jobs.group_summary import GroupSummary
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
@@ -97,25 +97,6 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNotes:
-    """What a feature knows of its groups of jobs: the items of each job by name, and what its merge wrote."""
-
-    spans: Mapping[str, str] = field(default_factory=dict)
-    merged: Sequence[bytes] = ()  # a line for each output
-    wrong: Sequence[bytes] = ()  # a line for each error
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """Jobs that say how many items they do: what is missing, what waits for it, and how long each job took."""
-
-    group: ItemGroup
-    took: Times | None
-    missing: Sequence[tuple[str, str]]  # the name of a job, and its items if they are known
-    held: Sequence[str]  # names of jobs
-
-
-@dataclass(frozen=True, slots=True)
 class RunSummary:
     """The end of a run."""
 
@@ -136,7 +117,6 @@ class RunSummary:
     has_cancelled: bool  # by a person
     full_disk: str
     groups: Sequence[GroupSummary]
-    notes: GroupNotes
 
     @property
     def counts(self) -> JobCounts:

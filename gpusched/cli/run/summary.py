@@ -1,22 +1,21 @@
-"""The summary that `run` and `shard` print at their end."""
+"""The summary that the verbs that run jobs print at their end."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from gpusched.cli.options import print_json, print_page
+from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails
 
 if TYPE_CHECKING:
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.host.store import Store
+    from gpusched.api import Queue
 
 
-def print_summary(queue_dir: QueueDir, store: Store, code: int, *, as_json: bool) -> None:
-    """Print one block for people, or one JSON document."""
+def print_summary(queue: Queue, code: int, *, as_json: bool, details: GroupDetails = NO_DETAILS) -> None:
+    """Print one block for people, or one JSON document. `details`: what a feature knows of its jobs."""
     from gpusched.operations.summary import summarize_run, summary_document
-    from gpusched.shards.notes import read_notes
 
-    summary = summarize_run(queue_dir, store, code, every_failure=as_json, read_notes=read_notes)
+    summary = summarize_run(queue.place, queue.store, code, every_failure=as_json, details=details)
     if as_json:
         print_json(summary_document(summary))
         return
