@@ -1,4 +1,4 @@
-"""What the verbs share: options made from the settings table, -q, and printing."""
+"""The common parts of the verbs: options made from the settings table, -q, and printing."""
 
 from __future__ import annotations
 
