@@ -62,15 +62,16 @@ TABLE = (
     Row("lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml",)),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("operations.run", ANYTHING, ("click",)),
-    Row("operations.dry_run", ANYTHING),
     Row(
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
     ),
     Row("shards.*", ANYTHING, ("click",)),
-    Row("esd.*", ("esd.*", "api", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("api", ("shards.*", "esd.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row(
+        "api",
+        ("shards.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+    ),
     Row("cli.run.*", ANYTHING, ("click",)),
     Row("cli.features.*", ANYTHING, ("click",)),
     Row(

@@ -88,10 +88,10 @@ def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     from gpusched.operations import queues
 
     state_dir = load().settings.state_dir
-    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=notify)
+    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
 
 
-def notify(text: str) -> None:
+def say(text: str) -> None:
     """Print one line for people to stderr, beside the results on stdout."""
     from gpusched.common.text import clean
 

@@ -16,7 +16,7 @@ from gpusched.operations import queues
 from gpusched.shards.plan import MERGE, from_document
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
+    from gpusched.operations.run import Queue
 
 _PREFIX = b"gpusched: "  # of the warnings and errors of the merge
 _ERROR = _PREFIX + b"error: "
@@ -30,7 +30,7 @@ def read_details(queue: Queue) -> GroupDetails:
 
 def _read_spans(queue: Queue) -> dict[str, str]:
     try:
-        plan = from_document(read_plan(queue.place.path))
+        plan = from_document(read_plan(queue.queue_dir.path))
     except (GpuschedError, ValueError):
         return {}
     return {shard.job_name: plan.span(shard) for shard in plan.shards}
@@ -52,7 +52,7 @@ def _read_merge(queue: Queue) -> tuple[list[str], list[str]]:
 
 def _read_lines(queue: Queue, log: str) -> list[bytes]:
     """Return the lines of a log that are neither empty nor indented."""
-    lines = log_tail(f"{queue.place.path}/{log}").split(b"\n")
+    lines = log_tail(f"{queue.queue_dir.path}/{log}").split(b"\n")
     return [line for line in lines if line.strip() and not line.startswith(b" ")]
 
 

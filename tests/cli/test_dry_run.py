@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 from gpusched.cli import main as front
+from gpusched.cli.run.options import RunOptions
+from gpusched.cli.run.session import print_dry_run
 from gpusched.common.errors import GpuschedError
+from gpusched.config.layers import load
 from gpusched.config.settings import Settings
 from gpusched.lists.submit import SubmitOptions, read
+from gpusched.operations import dry_run as operation
 from tests.support.command_line import Capture
 from tests.support.golden import golden
 from tests.support.sample import Sample9, stand_still
 
 
 def dry_run(sample: Sample9, text: str, *, as_json: bool = False, retry_failed: bool = False) -> int:
-    from gpusched.operations.dry_run import dry_run as show
-
-    settings = Settings(simulate="4")
-    rules = SubmitOptions(settings, b"/", retry_failed=retry_failed)
-    return show(sample.place, read(text.encode(), rules, "commands.txt"), rules, as_json=as_json)
+    submission = SubmitOptions(Settings(simulate="4"), b"/", retry_failed=retry_failed)
+    jobs = read(text.encode(), submission, "commands.txt")
+    return print_dry_run(operation.dry_run(sample.place, jobs, submission), RunOptions(load({}), as_json=as_json))
 
 
 LIST = "python prepare.py\npython train.py --lr 0.1\npython new.py --token abc123\npython eval.py --all\n"

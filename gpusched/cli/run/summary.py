@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpusched.cli.options import print_json, print_page
-from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
+    from gpusched.operations.run import Queue
 
 
-def print_summary(queue: Queue, code: int, *, as_json: bool, details: GroupDetails = NO_DETAILS) -> None:
-    """Print one block for people, or one JSON document. `details`: what a feature knows of its jobs."""
+def print_summary(queue: Queue, code: int, *, as_json: bool) -> None:
+    """Print one block for people, or one JSON document."""
     from gpusched.operations.summary import summarize_run, summary_document
+    from gpusched.shards.results import read_details
 
-    summary = summarize_run(queue.place, queue.store, code, every_failure=as_json, details=details)
+    details = read_details(queue)
+    summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
     if as_json:
         print_json(summary_document(summary))
         return
