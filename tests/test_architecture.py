@@ -227,7 +227,7 @@ def test_the_state_of_a_job_is_set_in_one_place() -> None:
         for name, path in MODULES.items()
         for _ in re.finditer(r"UPDATE\s+jobs\s+SET\s+state\b", path.read_text("utf-8"), re.IGNORECASE)
     ]
-    assert places == ["host.store.jobs"]
+    assert places == ["host.store.transitions"]
 
 
 def test_the_front_door_imports_only_click_the_errors_and_what_cleans_them() -> None:

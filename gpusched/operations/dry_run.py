@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.host.store import attempt_table, job_table, submission
 from gpusched.operations import queues, status
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _entries(store: Store | None, jobs: JobFile, rules: SubmitOptions) -> list[D
     from gpusched.core.jobs.reconcile import reconcile
     from gpusched.core.model import JobState
 
-    held: list[StoredJob] = store.held() if store is not None else []
-    rows = {row.id: row for row in store.jobs()} if store is not None else {}
+    held: list[StoredJob] = submission.stored_jobs(store) if store is not None else []
+    rows = {row.id: row for row in job_table.jobs(store)} if store is not None else {}
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
     entries: list[tuple[int, DryRunJob]] = []
     queued = JobState.QUEUED.value
@@ -103,7 +104,9 @@ def _attempts(store: Store | None) -> list[Attempt]:
 
     if store is None:
         return []
-    return [Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running()]
+    return [
+        Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in attempt_table.running(store)
+    ]
 
 
 def _shepherds(place: QueueDir, attempts: list[Attempt]) -> dict[int, str]:
@@ -117,7 +120,7 @@ def _counts(store: Store | None) -> str:
 
     if store is None:
         return "a new queue"
-    counts = tally(store.counts(), store.count_removed())
+    counts = tally(job_table.counts(store), job_table.count_removed(store))
     return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
 
 

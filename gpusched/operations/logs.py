@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
+from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import status
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Log:
             row, lines = following, None
 
     def _find(self, *, wait: bool) -> AttemptRow | None:
-        attempts = self._store.attempts(self._job_id)
+        attempts = attempt_table.attempts(self._store, self._job_id)
         if self._number is not None and not any(row.number == self._number for row in attempts):
             have = f"it has had {len(attempts)}" if attempts else "it has not started yet"
             raise GpuschedError(f"job {self._job_id} has no attempt {self._number}: {have}")
@@ -52,7 +53,7 @@ class Log:
         if wait and self._goes_on():
             _say(f"job {self._job_id} has not started yet")
             return self._next(0)
-        state = self._store.job(self._job_id).state.value
+        state = job_table.get(self._store, self._job_id).state.value
         raise GpuschedError(
             f"job {self._job_id} is {state} and has written nothing yet",
             hint=f"`gpusched explain {self._job_id}` says why",
@@ -63,13 +64,13 @@ class Log:
         """Whether another attempt may begin: the job waits, and somebody dispatches it."""
         from gpusched.core.model import ENDED_STATES
 
-        ended = self._store.job(self._job_id).state in ENDED_STATES
+        ended = job_table.get(self._store, self._job_id).state in ENDED_STATES
         return not ended and status.dispatching(self._place).alive
 
     def _next(self, number: int) -> AttemptRow | None:
         """The attempt after this one, waited for while it may come."""
         while True:
-            attempts = self._store.attempts(self._job_id)
+            attempts = attempt_table.attempts(self._store, self._job_id)
             if len(attempts) > number:
                 return attempts[number]
             if not self._goes_on():
@@ -104,7 +105,7 @@ class Log:
             os.close(fd)
 
     def _is_over(self, row: AttemptRow) -> bool:
-        now = self._store.attempts(self._job_id)[row.number - 1]
+        now = attempt_table.attempts(self._store, self._job_id)[row.number - 1]
         if now.outcome is not None:
             return True
         return not status.dispatching(self._place).alive and not status.look(self._place, row.job_id, row.number).alive

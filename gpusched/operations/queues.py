@@ -178,10 +178,12 @@ def claims(settings: Settings) -> Claims | None:
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     """Ids, ranges such as `3-7` and names -> ids, each once. Raises GpuschedError for one that is not there."""
-    last = sum(store.counts().values())
+    from gpusched.host.store import job_table
+
+    last = sum(job_table.counts(store).values())
     ids: dict[int, None] = {}
     for word in words:
-        named = store.find_name(word)
+        named = job_table.find_by_name(store, word)
         if named is not None:
             ids[named] = None
             continue
@@ -213,9 +215,10 @@ def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     """What to type here to have this queue dispatched as it was, with the flags that say so."""
     from gpusched.common.text import clean, mask_secrets
     from gpusched.host.queue import queue_dir
+    from gpusched.host.store import meta_table
 
-    source = os.fsdecode(store.source() or b"FILE")
-    typed = store.meta("typed")
+    source = os.fsdecode(meta_table.source(store) or b"FILE")
+    typed = meta_table.read(store, "typed")
     if typed is not None:
         stem, given = json.loads(typed)
         words = [mask_secrets(word) for word in given]
@@ -234,10 +237,11 @@ def _flags(store: Store, verb: str) -> list[str]:
     """The flags that make what the settings are here into what they were for this queue."""
     from gpusched.config.settings import SETTINGS, Settings, show
     from gpusched.config.settings import load as load_quietly
+    from gpusched.host.store import meta_table
     from gpusched.operations.run import SETTINGS as TAKEN
     from gpusched.operations.run import with_defaults
 
-    text = store.meta("settings")
+    text = meta_table.read(store, "settings")
     if text is None:
         return []
     here, then = with_defaults(load_quietly(), verb).settings, Settings.from_json(text)

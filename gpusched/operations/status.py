@@ -105,8 +105,9 @@ def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tupl
 
 def _head(store: Store, until: int | None) -> Iterator[JobRow]:
     from gpusched.core.model import JobState
+    from gpusched.host.store import job_table
 
-    waiting = store.jobs([JobState.QUEUED], by_start=True)
+    waiting = job_table.jobs(store, [JobState.QUEUED], by_start=True)
     if until is None:
         yield from islice(waiting, HEAD_LIMIT)
         return
@@ -118,17 +119,20 @@ def _head(store: Store, until: int | None) -> Iterator[JobRow]:
 
 def _attempts(store: Store) -> tuple[Any, ...]:
     from gpusched.core.model import Attempt
+    from gpusched.host.store import attempt_table
 
     return tuple(
         Attempt(job.id, row.number, tuple(d.uuid for d in row.devices), mem_bytes=job.mem_bytes, tags=job.tags)
-        for job, row in store.running()
+        for job, row in attempt_table.running(store)
     )
 
 
 def waits_for(store: Store, row: JobRow) -> str:
     """The jobs that a job depends on, and where they are: those of one dependency together."""
+    from gpusched.host.store import dependency_table
+
     by_kind: dict[str, list[JobRow]] = {}
-    for kind, job in store.upstream(row.id):
+    for kind, job in dependency_table.upstream(store, row.id):
         by_kind.setdefault(kind, []).append(job)
     return "waits " + "; ".join(f"{kind} {_where(jobs)}" for kind, jobs in by_kind.items())
 
@@ -203,9 +207,10 @@ def running_views(place: QueueDir, store: Store) -> list[RunningView]:
     """The running jobs with what their shepherds and their own progress files say."""
     from gpusched.core.model import RunningView
     from gpusched.host.attempts import attempt_dir
+    from gpusched.host.store import attempt_table
 
     views = []
-    for job, row in store.running():
+    for job, row in attempt_table.running(store):
         told = attempt_dir.read_progress(attempt_dir.directory(place.state, job.id, row.number))
         progress = told.decode("utf-8", "replace") if told is not None else row.progress
         left = look(place, job.id, row.number).fields.get("leftovers", "")
@@ -220,12 +225,15 @@ def item_groups(store: Store, views: Sequence[RunningView], now: float) -> list[
     """
     from gpusched.core.documents import parse_progress
     from gpusched.core.jobs.progress import groups, items_done
+    from gpusched.host.store import queue_totals
 
     found = []
-    for group in groups(store.item_counts(), views):
+    for group in groups(queue_totals.item_counts(store), views):
         own = [view for view in views if view.job.items and view.job.tags == group.tags]
         told = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
-        spent = store.item_seconds(group.tags) + sum(max(0.0, now - view.attempt.started_at) for view in told)
+        spent = queue_totals.item_seconds(store, group.tags) + sum(
+            max(0.0, now - view.attempt.started_at) for view in told
+        )
         found.append((group, len(own) * group.done / spent if spent > 0 else 0.0))
     return found
 
@@ -246,31 +254,35 @@ def last_log_line(place: QueueDir, row: AttemptRow) -> str:
 
 def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) -> QueueSummary:
     """A queue in one line."""
+    from gpusched.host.store import attempt_table, job_table, queue_totals, startable_jobs
     from gpusched.views.pages import QueueSummary
     from gpusched.views.report import tally
 
-    counts = tally(store.counts(), store.count_removed())
+    counts = tally(job_table.counts(store), job_table.count_removed(store))
     told = next(iter(reasons(store, by, now).values()), ("", ""))[1] if counts.queued else ""
-    can_start = store.has_startable()
+    can_start = startable_jobs.has_any(store)
     if counts.queued and not by.alive:
         told = "a dispatcher" if can_start or not counts.held else "held jobs"
-    runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
-    return QueueSummary(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start, by.full_disk)
+    runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in attempt_table.running(store))
+    return QueueSummary(
+        name, by.pid, runs_on, counts, queue_totals.times(store)["start_time"], told, can_start, by.full_disk
+    )
 
 
 def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:
     """One queue for programs: the head of gpu_metrics.json, its dispatcher, devices, and up to `jobs` jobs."""
     from gpusched.core.documents import job_document, metrics_head, shown_command
+    from gpusched.host.store import attempt_table, job_table, meta_table, queue_totals
 
     waits = reasons(store, by, now)
-    source = store.source()
+    source = meta_table.source(store)
     found: dict[str, Any] = {
         "name": place.name,
         "path": place.path,
         "source": shown_command(source) if source is not None else None,
         "dispatcher": by.pid,
         "waits_for": next(iter(waits.values()))[1] if waits else None,
-        **metrics_head(store.counts(), store.count_removed(), store.totals(), now),
+        **metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), now),
     }
     del found["schema_version"]  # the document that this one goes into has its own
     if jobs == 0:
@@ -289,9 +301,12 @@ def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs
     found["devices"] = []
     if by.board is not None:
         found["devices"] = [_device_document(item, by.board.max_checks) for item in by.board.devices]
-    rows = store.jobs(newest=jobs)
+    rows = job_table.jobs(store, newest=jobs)
     found["jobs"] = [
-        {**job_document(row, store.attempts(row.id), place.path), "waits_for": waits.get(row.id, ("", None))[1]}
+        {
+            **job_document(row, attempt_table.attempts(store, row.id), place.path),
+            "waits_for": waits.get(row.id, ("", None))[1],
+        }
         for row in rows
     ]
     return found

@@ -21,7 +21,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, request_table, submission
 from gpusched.views import words
 from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, stand_still
 
@@ -66,8 +66,11 @@ def test_cancel_stores_the_wish_and_wakes_the_dispatcher(
         "job 8: was cancelled before\n"
     )
     assert rung == [sample.place.path]
-    assert sample.store.job(3).cancel_requested_at == NOW and sample.store.job(3).state is JobState.RUNNING
-    assert [sample.store.job(n).state for n in (5, 6)] == [JobState.CANCELLED] * 2
+    assert (
+        job_table.get(sample.store, 3).cancel_requested_at == NOW
+        and job_table.get(sample.store, 3).state is JobState.RUNNING
+    )
+    assert [job_table.get(sample.store, n).state for n in (5, 6)] == [JobState.CANCELLED] * 2
 
 
 def test_cancel_all(sample: Sample9, rung: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +81,7 @@ def test_cancel_all(sample: Sample9, rung: list[str], capsys: Capture, monkeypat
 
 def test_a_removed_line_that_a_person_cancels_stays_so(sample: Sample9, rung: list[str], capsys: Capture) -> None:
     assert call(capsys, "cancel", "9") == "job 9: was cancelled before\n"
-    assert sample.store.job(9).cause == ""
+    assert job_table.get(sample.store, 9).cause == ""
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_without_a_dispatcher_the_shepherd_is_told(sample: Sample9, rung: list[s
     finally:
         shepherd.kill()
         os.close(life)
-    assert sample.store.job(3).cancel_requested_at == NOW  # so that the next dispatcher knows why it ended
+    assert job_table.get(sample.store, 3).cancel_requested_at == NOW  # so that the next dispatcher knows why it ended
     assert "no longer seen running" in call(capsys, "cancel", "3")
 
 
@@ -140,7 +143,7 @@ def test_requeue_gives_the_tries_back(
         "job 5: is queued: only failed and cancelled jobs are queued again\n"
     )
     assert rung == [sample.place.path]
-    assert (sample.store.job(2).state, sample.store.job(2).tries) == (JobState.QUEUED, 0)
+    assert (job_table.get(sample.store, 2).state, job_table.get(sample.store, 2).tries) == (JobState.QUEUED, 0)
 
 
 def test_requeue_all_that_failed_and_say_who_runs_them(sample: Sample9, rung: list[str], capsys: Capture) -> None:
@@ -166,7 +169,7 @@ def test_stop_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
         "no dispatcher works on gpusched-runs/commands: there is nothing to stop\n"
         "1 job may still run by itself: gpusched status -q commands\n"
     )
-    assert sample.store.open_requests() == []
+    assert request_table.open_requests(sample.store) == []
 
 
 @pytest.mark.parametrize(
@@ -184,9 +187,9 @@ def test_stop_waits_for_the_answer(
 
     def answer(self: QueueDir) -> None:
         store = Store(self.database)
-        for request, wish, _ in store.open_requests():
+        for request, wish, _ in request_table.open_requests(store):
             asked.append(wish)
-            store.acknowledge(request, NOW)
+            request_table.acknowledge(store, request, NOW)
         store.close()
 
     monkeypatch.setattr(QueueDir, "ring", answer)
@@ -200,7 +203,7 @@ def test_stop_takes_the_wish_back_when_its_dispatcher_is_gone(
     seen = iter([PID, PID])  # while -q is resolved, and at the first look
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: next(seen, None))
     assert "has just left by itself" in call(capsys, "stop")
-    assert sample.store.open_requests() == []  # the next dispatcher is not stopped by it
+    assert request_table.open_requests(sample.store) == []  # the next dispatcher is not stopped by it
 
 
 def test_stop_says_when_nobody_answers(
@@ -209,7 +212,7 @@ def test_stop_says_when_nobody_answers(
     dispatched_by(monkeypatch, PID)
     monkeypatch.setattr(change, "ACK_WAIT_S", 0.0)
     assert "has been asked, but has not answered in 0 s" in call(capsys, "stop")
-    assert [kind for _, kind, _ in sample.store.open_requests()] == ["stop"]
+    assert [kind for _, kind, _ in request_table.open_requests(sample.store)] == ["stop"]
 
 
 def test_a_real_lock_is_seen_and_rung(sample: Sample9, capsys: Capture) -> None:
@@ -228,8 +231,8 @@ def test_a_real_lock_is_seen_and_rung(sample: Sample9, capsys: Capture) -> None:
                 except BlockingIOError:
                     time.sleep(0.005)
             store = Store(sample.place.database)
-            for request, _, _ in store.open_requests():
-                store.acknowledge(request, NOW)
+            for request, _, _ in request_table.open_requests(store):
+                request_table.acknowledge(store, request, NOW)
             store.close()
 
         worker = threading.Thread(target=work)
@@ -260,7 +263,7 @@ def test_the_words_come_out_of_a_pipe(sample: Sample9) -> None:
 
 def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
     spec = JobSpec(b"sleep 9", b"sleep 9", 40, attributes=Attributes(name="wide"))
-    sample.store.submit([spec], lambda _: Requirements(name="wide"), NOW, append=True)
+    submission.submit(sample.store, [spec], lambda _: Requirements(name="wide"), NOW, append=True)
     assert call(capsys, "cancel", "wide") == "job 10: cancelled\n"
 
 

@@ -17,6 +17,8 @@ from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.queue import queue_dir
+from gpusched.host.store import attempt_table, job_table, submission
+from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.submit import SubmitOptions, read
 from gpusched.operations import summary
 from tests.support.golden import golden
@@ -71,7 +73,7 @@ def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Ca
     other.close()
     queue_dir.remember(other.place)
     elsewhere = Sample9(dispatched.home / "b", "commands")
-    elsewhere.store.submit([JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
+    submission.submit(elsewhere.store, [JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
     elsewhere.close()
     queue_dir.remember(elsewhere.place)
     golden("status-all", shown(capsys, "status"), home=dispatched.home)
@@ -164,9 +166,9 @@ def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
 ) -> None:
     stand_still(monkeypatch, tmp_path)
     sample, rules = Sample9(tmp_path), SubmitOptions(Settings(), b"/")
-    sample.store.submit(read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
+    submission.submit(sample.store, read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
     assert "no dispatcher; to go on: " in shown(capsys, "status", "-q", str(sample.place.path))
-    sample.store.hold(1)
+    job_table.hold(sample.store, 1)
     out = shown(capsys, "status", "-q", str(sample.place.path))
     assert "what is queued waits for held jobs: gpusched explain JOB" in out
     sample.close()
@@ -175,7 +177,8 @@ def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
 def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, capsys: Capture) -> None:
     lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
     store = sample.store
-    store.submit(
+    submission.submit(
+        store,
         read(lines.encode(), SubmitOptions(Settings(), b"/"), "x").specs,
         SubmitOptions(Settings(), b"/").needs,
         NOW,
@@ -261,11 +264,11 @@ def test_logs_are_followed_through_the_attempts(
         log = mine.log(5, 1, b"begins\n")
         mine.start(5, 3599)
         log.write_bytes(b"begins\nfails\n")
-        job = mine.store.job(5)
+        job = job_table.get(mine.store, 5)
         from gpusched.core.jobs.lifecycle import judge
 
         verdict = judge(EXIT_3, retries=1, tries=0, losses=0, cancel_asked=False)
-        mine.store.close_attempt(5, job.attempts, EXIT_3, verdict, NOW, now=NOW)
+        attempt_table.close(mine.store, 5, job.attempts, AttemptEnd(EXIT_3, NOW), verdict, now=NOW)
         mine.log(5, 2, b"again\n")
         mine.attempt(5, OK, 3599, 3600)
         mine.close()
@@ -304,7 +307,9 @@ def test_the_summary_as_json(ended: Queue, capsys: Capture) -> None:
 
 def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: Queue, capsys: Capture) -> None:
     texts = [b"false %d" % n for n in range(30)]
-    sample.store.submit([JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True)
+    submission.submit(
+        sample.store, [JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True
+    )
     with sample.store.transaction():
         for job_id in range(10, 40):
             sample.attempt(job_id, EXIT_3, 3590, 3591)

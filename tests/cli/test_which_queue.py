@@ -13,6 +13,7 @@ from gpusched.cli import main as front
 from gpusched.core.model import JobState
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import job_table, request_table
 from gpusched.operations import queues
 from tests.support.sample import Sample9, stand_still
 
@@ -64,7 +65,7 @@ def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Projec
 
 
 def states(queue: Sample9) -> list[JobState]:
-    return [row.state for row in queue.store.jobs()]
+    return [row.state for row in job_table.jobs(queue.store)]
 
 
 # ---- a name ----------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_without_a_name_the_queue_of_this_directory_comes_before_one_that_is_dis
     monkeypatch.chdir(projects.root / "a")
     front.run(argv)
     assert capsys.readouterr().err == "gpusched: queue own, the only one of this directory; -q names another\n"
-    assert states(other) == before and not other.store.open_requests()
+    assert states(other) == before and not request_table.open_requests(other.store)
     own.close()
 
 

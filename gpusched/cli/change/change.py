@@ -48,13 +48,15 @@ class ChangeReport:
 
 def _wanted(jobs: Sequence[str], every: Sequence[JobState] | None, store: Store, flag: str) -> list[int]:
     """The ids that the words or the flag name."""
+    from gpusched.host.store import job_table
+
     if every is None:
         if not jobs:
             raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
         return queues.parse_jobs(jobs, store)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return [row.id for row in store.jobs(every)]
+    return [row.id for row in job_table.jobs(store, every)]
 
 
 # ---- cancel ----------------------------------------------------------------------------------------
@@ -71,6 +73,7 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
     code 1 if a job had ended before.
     """
     from gpusched.core.model import JobState
+    from gpusched.host.store import job_table, transitions
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
@@ -79,13 +82,13 @@ def cancel(jobs: tuple[str, ...], queue: str | None, every: bool) -> int:
     try:
         ids = _wanted(jobs, alive if every else None, store, "--all")
         with store.transaction():
-            before = {job_id: store.job(job_id).state for job_id in ids}
-            after = {job_id: store.cancel(job_id, queues.now()) for job_id in ids}
+            before = {job_id: job_table.get(store, job_id).state for job_id in ids}
+            after = {job_id: job_table.cancel(store, job_id, queues.now()) for job_id in ids}
         place.ring()
         dispatched = place.dispatcher() is not None
         for job_id in ids:
             _tell_cancel(place, store, told, job_id, before[job_id], after[job_id], dispatched=dispatched)
-        for job_id, state, _ in store.take_rippled():
+        for job_id, state, _ in transitions.take_stopped(store):
             if job_id not in before:
                 told.add(job_id, f"{state.value} too, for what it waits for")
         if not ids:
@@ -108,12 +111,13 @@ def _tell_cancel(
 ) -> None:
     from gpusched.core.model import JobState
     from gpusched.host.attempts import reaper
+    from gpusched.host.store import job_table
 
     if after is JobState.RUNNING:
         if dispatched:
             told.add(job_id, "is being stopped: TERM, and KILL after the grace time")
             return
-        sight = status.look(place, job_id, store.job(job_id).attempts)
+        sight = status.look(place, job_id, job_table.get(store, job_id).attempts)
         if sight.alive and reaper.terminate(sight.fields):
             told.add(job_id, "is being stopped by its own shepherd, since no dispatcher works on this queue")
         else:
@@ -141,6 +145,7 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
     """
     from gpusched.core.jobs.lifecycle import InvalidTransition
     from gpusched.core.model import JobState
+    from gpusched.host.store import job_table, startable_jobs
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
@@ -150,14 +155,14 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
         with store.transaction():
             for job_id in ids:
                 try:
-                    _tell_freed(store, told, job_id, store.requeue(job_id), "queued again")
+                    _tell_freed(store, told, job_id, job_table.requeue(store, job_id), "queued again")
                 except InvalidTransition as error:
                     told.add(job_id, _why_not_again(error.state), refused=True)
         place.ring()
         told.print()
         if not ids:
             click.echo("no job has failed")
-        elif store.has_startable():
+        elif startable_jobs.has_any(store):
             _tell_who_runs_them(place, store)
     finally:
         store.close()
@@ -167,11 +172,12 @@ def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
 def _tell_freed(store: Store, told: ChangeReport, job_id: int, state: JobState, done: str) -> None:
     """That a job can start again; or that what it waits for has stopped it at once."""
     from gpusched.core.model import JobState
+    from gpusched.host.store import job_table
 
     if state is JobState.QUEUED:
         told.add(job_id, done)
         return
-    why = status.waits_for(store, store.job(job_id))
+    why = status.waits_for(store, job_table.get(store, job_id))
     told.add(job_id, f"stays {state.value}: it {why}; it is freed by itself once they can end well", refused=True)
 
 
@@ -224,17 +230,18 @@ def _move_all(
     jobs: tuple[str, ...], queue: str | None, tag: str | None, from_state: JobState, done: str, verb: str
 ) -> int:
     from gpusched.core.jobs.lifecycle import InvalidTransition
+    from gpusched.host.store import job_table, startable_jobs
 
     place = queues.find(queue, to_change=True)
     store = queues.open_store(place, read_only=False)
     told = ChangeReport()
     try:
         ids = _wanted(jobs, (from_state,) if tag else None, store, "--tag")
-        ids = [job_id for job_id in ids if tag is None or tag in store.job(job_id).tags]
+        ids = [job_id for job_id in ids if tag is None or tag in job_table.get(store, job_id).tags]
         with store.transaction():
             for job_id in ids:
                 try:
-                    after = store.hold(job_id) if verb == "hold" else store.release(job_id)
+                    after = job_table.hold(store, job_id) if verb == "hold" else job_table.release(store, job_id)
                     if verb == "hold":
                         told.add(job_id, done)
                     else:
@@ -246,7 +253,7 @@ def _move_all(
         told.print()
         if not ids:
             click.echo(f"no {from_state.value} job bears the tag {tag}")
-        elif verb == "release" and store.has_startable():
+        elif verb == "release" and startable_jobs.has_any(store):
             _tell_who_runs_them(place, store)
     finally:
         store.close()
@@ -276,7 +283,7 @@ def stop(queue: str | None, at_once: bool) -> int:
 
 def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
     from gpusched.core.model import JobState
-    from gpusched.host.store import DiskFull
+    from gpusched.host.store import DiskFull, job_table, request_table
     from gpusched.views.words import count, short_path
 
     option = shlex.quote(queues.queue_name(place))
@@ -284,14 +291,14 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
     pid = place.dispatcher()
     if pid is None:
         click.echo(f"no dispatcher works on {name}: there is nothing to stop")
-        running = store.counts()[JobState.RUNNING]
+        running = job_table.counts(store)[JobState.RUNNING]
         if running:
             click.echo(f"{count(running, 'job')} may still run by itself: gpusched status -q {option}")
         return
     who = f"the dispatcher of {name}" + (f" (pid {pid})" if pid else "")
-    running = store.counts()[JobState.RUNNING]
+    running = job_table.counts(store)[JobState.RUNNING]
     try:
-        request = store.request("stop_now" if at_once else "stop", queues.now())
+        request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
     except DiskFull as error:
         signal = f"kill {pid}" if at_once else f"kill -INT {pid}"
         same = f"make room on that disk; or ask by `{signal}`, which does the same and needs no room" if pid else ""
@@ -299,7 +306,7 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
     place.ring()
     heard = _wait(place, store, request)
     if heard is None:
-        store.acknowledge(request, queues.now())  # nobody is left to hear it, and the next one must not
+        request_table.acknowledge(store, request, queues.now())  # nobody is left to hear it, and the next one must not
         click.echo(f"{who} has just left by itself")
     elif not heard:
         click.echo(f"{who} has been asked, but has not answered in {ACK_WAIT_S:g} s; it stops when it hears of it")
@@ -315,10 +322,12 @@ def _stop(place: QueueDir, store: Store, *, at_once: bool) -> None:
 
 def _wait(place: QueueDir, store: Store, request: int) -> bool | None:
     """Whether the request was heard in time; None: its dispatcher is gone."""
+    from gpusched.host.store import request_table
+
     until = time.monotonic() + ACK_WAIT_S
-    while not store.is_acknowledged(request):
+    while not request_table.is_acknowledged(store, request):
         if place.dispatcher() is None:
-            return True if store.is_acknowledged(request) else None
+            return True if request_table.is_acknowledged(store, request) else None
         if time.monotonic() >= until:
             return False
         time.sleep(ACK_STEP_S)

@@ -93,6 +93,7 @@ def _status_page(
 
     from gpusched.common.text import mask_secrets
     from gpusched.core.model import JobState
+    from gpusched.host.store import job_table, meta_table
     from gpusched.views import pages, report, tables
 
     head = queue_status.head(place, store, by, now, place.name)
@@ -111,13 +112,15 @@ def _status_page(
             elapsed_s = sight.elapsed_s(view.attempt.started_at, now)
             shown = replace(shown, mark=sight.word(by), elapsed_s=elapsed_s)
         running.append((shown, queue_status.last_log_line(place, view.attempt)))
-    waiting = list(islice(store.jobs([JobState.QUEUED, JobState.HELD]), pages.SHOWN_JOBS))
+    waiting = list(islice(job_table.jobs(store, [JobState.QUEUED, JobState.HELD]), pages.SHOWN_JOBS))
     held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
     reasons = queue_status.reasons(store, by, now) | held
     failed: list[tuple[JobRow, AttemptRow | None]] = []
     if not every_job:
-        failed = [(row, _last(store, row)) for row in islice(store.jobs([JobState.FAILED]), pages.SHOWN_JOBS)]
-    source = mask_secrets(os.fsdecode(store.source() or b""))
+        failed = [
+            (row, _last(store, row)) for row in islice(job_table.jobs(store, [JobState.FAILED]), pages.SHOWN_JOBS)
+        ]
+    source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
     source = "of standard input" if source == "-" else source
     lines = pages.queue_page(
         _scene(place, store, now),
@@ -132,12 +135,14 @@ def _status_page(
         groups,
     )
     if every_job:
-        lines += [tables.line(), *pages.job_table(((row, _last(store, row)) for row in store.jobs()), now)]
+        lines += [tables.line(), *pages.job_table(((row, _last(store, row)) for row in job_table.jobs(store)), now)]
     return lines
 
 
 def _last(store: Store, row: JobRow) -> AttemptRow | None:
-    attempts = store.attempts(row.id) if row.attempts else []
+    from gpusched.host.store import attempt_table
+
+    attempts = attempt_table.attempts(store, row.id) if row.attempts else []
     return attempts[-1] if attempts else None
 
 
@@ -170,14 +175,15 @@ def explain(job: str, queue: str | None) -> int:
     A waiting job is explained by the dispatcher's own plan. For each attempt: when, on which GPU, how it ended and
     why, what may help, where its log is.
     """
+    from gpusched.host.store import attempt_table, job_table
     from gpusched.views.pages import job_page
 
     place = queues.find(queue)
     store = queues.open_store(place)
     try:
-        row = store.job(queues.parse_job(job, store))
+        row = job_table.get(store, queues.parse_job(job, store))
         scene = _scene(place, store, queues.now())
-        _print(job_page(scene, row, store.attempts(row.id), _now_text(place, store, row, scene)))
+        _print(job_page(scene, row, attempt_table.attempts(store, row.id), _now_text(place, store, row, scene)))
     finally:
         store.close()
     return EXIT_OK
@@ -188,6 +194,7 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
     from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
     from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
     from gpusched.core.model import JobState
+    from gpusched.host.store import attempt_table
 
     by = queue_status.dispatching(place)
     goes_on = [] if by.alive else [f"no dispatcher works on this queue; to go on: {scene.resume}"]
@@ -210,7 +217,7 @@ def _now_text(place: QueueDir, store: Store, row: JobRow, scene: Scene) -> list[
         texts.append(f"its command has ended, but left {leftover_text(sight.fields['leftovers'])}")
     if sight.word(by):
         texts.append(f"it {sight.word(by)}")
-    attempts = store.attempts(row.id)
+    attempts = attempt_table.attempts(store, row.id)
     tail = queue_status.last_log_line(place, attempts[-1]) if attempts else ""
     return [*texts, *([f"last line: {tail}"] if tail else []), *goes_on]
 
