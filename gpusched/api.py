@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.text import mask_secrets
-from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection

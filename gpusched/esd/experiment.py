@@ -18,7 +18,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
-from gpusched.config.settings import LoadedSettings, load
+from gpusched.config.layers import LoadedSettings, load
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState

@@ -131,7 +131,7 @@ def page(queue: Queue, code: int) -> list[Line]:
         lines += failed_lines(queue, job)
     if unlisted:
         lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
-    cwd = queues.here()
+    cwd = queues.current_directory()
     rows: list[tables.Row] = [row for group in _groups(queue) for row in group_rows(queue, group)]
     rows += [
         ["metrics", short_path(place.metrics, cwd)],
@@ -198,7 +198,7 @@ def _merged(queue: Queue) -> list[tables.Row]:
         return [line for line in said if line.strip() and not line.startswith(b" ")]
 
     def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
-        return [last_line(line).replace(f"{queues.here()}/", "", 1) for line in found]
+        return [last_line(line).replace(f"{queues.current_directory()}/", "", 1) for line in found]
 
     # A line for each output; with one log for both streams its warnings and errors stand there too.
     made = [line for line in lines(last.log) if not line.startswith(begin)]
@@ -226,7 +226,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     ]
     if last:
         path = f"{queue.place.path}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
+        lines.append(tables.line(("      " + short_path(path, queues.current_directory()), tables.DIM)))
     return lines
 
 
@@ -241,7 +241,7 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
         disk = queue.place.full_disk()
-        room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
+        room = f"make room on the disk of {short_path(disk, queues.current_directory())}; then " if disk else ""
         steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
     elif counts.queued and (startable_jobs.has_any(queue.store) or code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
