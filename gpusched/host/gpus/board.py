@@ -71,7 +71,8 @@ def _device(item: dict[str, Any]) -> BoardDevice:
     if sample is not None:
         processes = sample["processes"]
         sample["processes"] = None if processes is None else tuple(DeviceProcess(**p) for p in processes)
-        known["sample"] = Sample(**sample)
+        # the board of an older version may hold more of a sample
+        known["sample"] = Sample(**{key: value for key, value in sample.items() if key in Sample.__slots__})
     known["state"] = DeviceState(known["state"])
     known["ours"] = tuple(known["ours"])
     view["availability"] = Availability(**known)
