@@ -139,8 +139,8 @@ class Dispatcher:
             settings.max_checks,
             settings.free_when == "idle",
             settings.allow_unreadable_memory,
+            settings.settle_timeout,
         )
-        self.devices.settle_timeout_s = settings.settle_timeout
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
 
