@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.lists.command_parts import structure
+from gpusched.lists.finding_table import _TABLE, RULES
 from gpusched.lists.jobfile import parse
 from gpusched.lists.shell_lexer import Scan, literal
 from tests.support.paths import TESTS
@@ -425,3 +426,9 @@ def test_stripped_commands_run_with_what_they_were_given() -> None:
         result = bash(b"export CUDA_VISIBLE_DEVICES=given\n" + command.encode() + b"\n")
         assert set(result.stdout.split()) == {b"given"}, (line, command, result)
         assert b"CUDA" not in result.stdout
+
+
+def test_every_row_of_the_table_is_read() -> None:
+    rows = [line for line in _TABLE.strip().splitlines() if not line.startswith("    ")]
+    assert len(rows) == len(RULES)
+    assert {rule.severity for rule in RULES.values()} == {"error", "warning", "hint"}
