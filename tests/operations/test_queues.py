@@ -108,7 +108,8 @@ def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     old, new = projects.add("a"), projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = f"{new.place.path}, the newest of 2 with the name commands; to choose another, name its path with -q: {old.place.path}\n"
+    says = f"{new.place.path}, the newest of 2 with the name commands; to choose another, name its path with -q: "
+    says += f"{old.place.path}\n"
     assert capsys.readouterr().err == f"gpusched: queue {says}"
 
 
