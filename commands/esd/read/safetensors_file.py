@@ -12,7 +12,6 @@ import torch
 
 from gpusched.common.safetensors_header import HeaderError, read_header_of
 
-from .shown import shown
 from .tensors import ModelError, TensorInfo
 
 # Type in the file -> type in torch, without its prefix.
@@ -38,10 +37,10 @@ class SafetensorsFile:
             self._entries = read_header_of(self._fd).tensors
         except OSError as error:
             self.close()
-            raise ModelError("load", f"{shown(path.name)} cannot be read: {error.strerror}") from None
+            raise ModelError("load", f"{path.name} cannot be read: {error.strerror}") from None
         except HeaderError as error:
             self.close()
-            raise ModelError("load", f"{shown(path.name)} {error}") from None
+            raise ModelError("load", f"{path.name} {error}") from None
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -63,10 +62,10 @@ class SafetensorsFile:
             size = (end - begin) // shape[0]
             begin, end, shape = begin + part * size, begin + (part + 1) * size, shape[1:]
         if _state(self._fd) != self._state:
-            raise ModelError("load", f"{shown(self.path.name)} changed while it was read")
+            raise ModelError("load", f"{self.path.name} changed while it was read")
         dtype = getattr(torch, _TORCH_NAMES[entry.dtype], None)
         if dtype is None:
-            raise ModelError("load", f"{shown(name)} is of type {entry.dtype}, which this PyTorch does not know")
+            raise ModelError("load", f"{name} is of type {entry.dtype}, which this PyTorch does not know")
         buffer = torch.empty(end - begin, dtype=torch.uint8)
         self._fill(memoryview(buffer.numpy()), begin)
         return buffer.view(dtype).reshape(shape)
@@ -77,9 +76,9 @@ class SafetensorsFile:
             try:
                 count = os.preadv(self._fd, [view[done : done + (1 << 30)]], offset + done)
             except OSError as error:
-                raise ModelError("load", f"{shown(self.path.name)} cannot be read: {error.strerror}") from None
+                raise ModelError("load", f"{self.path.name} cannot be read: {error.strerror}") from None
             if not count:
-                raise ModelError("load", f"{shown(self.path.name)} was cut while it was read")
+                raise ModelError("load", f"{self.path.name} was cut while it was read")
             done += count
 
 
