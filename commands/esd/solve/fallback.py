@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from .shown import shown
+from gpusched.common.text import one_line
+
 from .spectrum import BLOCK, SMALL_BLOCK
 
 T = TypeVar("T")
@@ -84,5 +85,5 @@ def shortage(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError) or _GPU_FULL.search(text):
         return "out of GPU memory"
     if isinstance(error, RuntimeError) and _POISONED.search(text):
-        raise Poisoned(shown(text.partition("\n")[0])) from error
+        raise Poisoned(one_line(text.partition("\n")[0])) from error
     return ""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .options import Options
+from ..options import Options
 from .tensors import TensorInfo
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .tensors import TensorInfo
+from ..read.tensors import TensorInfo
 
 _HEADS = frozenset({"lm_head", "embed_out", "decoder", "output_projection"})
 _EMBEDDINGS = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "shared", "tok_embeddings"})

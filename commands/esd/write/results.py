@@ -18,10 +18,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusched.common.text import one_line
 from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
-from .layers import Skip
-from .shown import shown
+from ..read.layers import Skip
 
 NAN = float("nan")
 
@@ -107,10 +107,10 @@ class Table:
 
 def skip_record(skip: Skip) -> dict[str, str]:
     return {
-        "tensor": shown(skip.tensor.name),
+        "tensor": one_line(skip.tensor.name),
         "shape": "x".join(map(str, skip.tensor.shape)),
         "dtype": skip.tensor.dtype,
-        "reason": shown(skip.reason),
+        "reason": one_line(skip.reason),
     }
 
 
@@ -127,7 +127,7 @@ def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> 
         "fitted": sum(row.fit_status == "ok" for row in table.rows),
         "skipped": [skip_record(skip) for skip in table.skipped],
         **table.statistics(),
-        "notes": [shown(note) for note in table.notes],
+        "notes": [one_line(note) for note in table.notes],
         "csv": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()},
         "error": None,
     }
@@ -140,7 +140,7 @@ def save_failure(directory: Path, name: str, stage: str, reason: str, about: Map
     stem = file_stem(name)
     for room, suffix in ((TABLES, "csv"), (SPECTRA, "npz")):
         (directory / room / f"{stem}.{suffix}").unlink(missing_ok=True)
-    record = {**_head(name, about), "success": False, "error": {"stage": stage, "reason": shown(reason)}}
+    record = {**_head(name, about), "success": False, "error": {"stage": stage, "reason": one_line(reason)}}
     _write_record(directory, stem, record)
     return record
 

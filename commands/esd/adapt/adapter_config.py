@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .shown import shown
-from .tensors import ModelError
+from ..read.tensors import ModelError
 
 # The fields of a LoRA configuration that change no number of a merge: they name, or they steer training.
 _HARMLESS = frozenset(
@@ -78,11 +77,11 @@ class AdapterConfig:
         return any(path.endswith(name) for path in paths for name in self.saved)
 
 
-def parse(config: Mapping[str, Any], label: str) -> AdapterConfig:
+def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
     """Raises ModelError, stage merge, for what cannot be merged, naming the field."""
 
     def refuse(reason: str) -> ModelError:
-        return ModelError("merge", f"adapter {shown(label)}: {reason}")
+        return ModelError("merge", f"adapter {label}: {reason}")
 
     def positive(value: object, field: str) -> int:
         if type(value) is not int or not 0 < value < 1 << 20:
@@ -115,7 +114,7 @@ def parse(config: Mapping[str, Any], label: str) -> AdapterConfig:
         if field in _HARMLESS or field in _READ or value in (None, False, "", [], {}):
             continue
         why = _REFUSED.get(field, "its effect on the weights is not known")
-        raise refuse(f"{shown(field, 60)} is set ({_short(value)}); {why}, so it is not merged")
+        raise refuse(f"{field} is set ({_short(value)}); {why}, so it is not merged")
     start = config.get("init_lora_weights")
     if start not in _INERT_STARTS or type(start) is int:
         raise refuse(
@@ -142,4 +141,4 @@ def parse(config: Mapping[str, Any], label: str) -> AdapterConfig:
 
 
 def _short(value: object) -> str:
-    return shown(repr(value), 60)
+    return repr(value)[:60]

@@ -21,7 +21,7 @@ import torch
 
 from gpusched.esd.model_record import CONVENTION
 
-from .options import Options
+from ..options import Options
 from .spectrum import Spectrum
 
 _FORMAT = 1  # of the entries

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
+from ..read.tensors import ModelError, TensorInfo, TensorSource
 from . import lora
-from .adapterconfig import AdapterConfig
-from .mergeplan import Add, Change, make_plan
-from .shown import shown
-from .tensors import ModelError, TensorInfo, TensorSource
-from .tying import is_embedding, is_head, partners, says_tied
+from .adapter_config import AdapterConfig
+from .adapter_plan import Add, Change, make_plan
+from .tied_weights import is_embedding, is_head, partners, says_tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class MergedSource:
         added = sum(bool(change.adds) for change in self._changes.values())
         stored = sum(bool(change.stored) for change in self._changes.values())
         whole = f", {_tensors(stored)} replaced" if stored else ""
-        return [*self._base.notes, f"adapter {shown(self._adapter.label)} merged into {_tensors(added)}{whole}"]
+        return [*self._base.notes, f"adapter {self._adapter.label} merged into {_tensors(added)}{whole}"]
 
     def touched(self) -> set[str]:
         """The names of the tensors that no longer have the bits of the first base."""
@@ -121,8 +120,8 @@ class MergedSource:
                 elif says_tied(self._base.config):
                     raise ModelError(
                         "merge",
-                        f"adapter {shown(self._adapter.label)}: the base's config says that {shown(name)} and "
-                        f"{shown(other)} are one weight, but they are stored with different values",
+                        f"adapter {self._adapter.label}: the base's config says that {name} and "
+                        f"{other} are one weight, but they are stored with different values",
                     )
 
     def _share(self, name: str, other: str) -> None:
@@ -144,8 +143,7 @@ def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
         method = settings.get("quant_method") if isinstance(settings, Mapping) else None
         raise ModelError(
             "merge",
-            f"adapter {shown(label)}: its base is quantised ({shown(str(method))}); name the full-precision base in "
-            "source_model",
+            f"adapter {label}: its base is quantised ({method!s}); name the full-precision base in source_model",
         )
 
 

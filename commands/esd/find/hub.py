@@ -17,12 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .huberrors import TransientError, as_model_error
+from ..read.tensors import ModelError
+from .hub_errors import TransientError, as_model_error
 from .hubuse import Use
-from .places import CONFIG, read_json
+from .locations import CONFIG, read_json
 from .resolve import ADAPTER_CONFIG, Listing, Ref, adapter_weights, holds_model, model_weights
-from .shown import shown
-from .tensors import ModelError
 
 _CONNECTIONS = 4
 _TIMEOUT_S = 30
@@ -90,9 +89,9 @@ class Hub:
         if self._offline:
             found = self._cached(ref)
             if found is None:
-                at = f" at the revision {shown(ref.revision, 80)}" if ref.revision else ""
+                at = f" at the revision {ref.revision}" if ref.revision else ""
                 raise ModelError(
-                    "download", f"{shown(ref.name)}{at} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+                    "download", f"{ref.name}{at} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
                 )
             return found
         try:
@@ -109,7 +108,7 @@ class Hub:
             return found
         files = {sibling.rfilename: sibling.size for sibling in told.siblings or () if "/" not in sibling.rfilename}
         if not isinstance(told.sha, str) or not _COMMIT.fullmatch(told.sha):
-            raise ModelError("download", f"{shown(ref.name)}: the hub tells no commit of it")
+            raise ModelError("download", f"{ref.name}: the hub tells no commit of it")
         return files, told.sha
 
     def _folder(self, ref: Ref) -> Path:
@@ -167,16 +166,14 @@ class Hub:
         absent = next((shard for shard in shards if shard not in files), None)
         if absent is not None:
             where = "its cached copy, and HF_HUB_OFFLINE forbids to fetch it" if self._offline else "it"
-            raise ModelError(
-                "download", f"the index of {shown(ref.name)} names {shown(absent, 120)}, which is not in {where}"
-            )
+            raise ModelError("download", f"the index of {ref.name} names {absent}, which is not in {where}")
         return shards
 
     def _get(self, ref: Ref, commit: str, files: Mapping[str, int | None], names: Sequence[str]) -> list[Path]:
         """These files in the cache, fetched where they are not yet there."""
         for name in names:
             if name.endswith(".json") and (files[name] or 0) > _LARGEST_JSON:
-                raise ModelError("download", f"{shown(name)} of {shown(ref.name)} has {files[name]} bytes")
+                raise ModelError("download", f"{name} of {ref.name} has {files[name]} bytes")
         use = self._use(ref)
         snapshot = self._folder(ref) / "snapshots" / commit
         missing = [name for name in names if not (snapshot / name).exists()]
@@ -216,8 +213,8 @@ class Hub:
             kept = f", less than the {_size(self._reserve)} that --disk-reserve keeps" if self._reserve else ""
             raise ModelError(
                 "download",
-                f"{shown(ref.name)} has {_size(needed)} to fetch, which would leave {_size(max(0, free - needed))} of "
-                f"the disk of {shown(self._cache)}{kept}",
+                f"{ref.name} has {_size(needed)} to fetch, which would leave {_size(max(0, free - needed))} of "
+                f"the disk of {self._cache}{kept}",
             )
 
     # ---- afterwards ----
@@ -245,7 +242,7 @@ def parse_size(text: str) -> int:
     """`20G`, `1.5GiB`, `500M`, and MiB without a unit -> bytes. ValueError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{shown(text, 40)} is no size, such as 500M or 20G")
+        raise ValueError(f"{text} is no size, such as 500M or 20G")
     return math.ceil(float(match[1]) * (1 << "kmgt".index((match[2] or "m").lower()) * 10 + 10))
 
 

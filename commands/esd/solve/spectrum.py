@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..options import Options
 from .budget import Held
 from .lapack import NotConverged, add_gram, eigenvalues
-from .options import Options
 
 BLOCK = 512  # rows or columns of the matrix that are in float64 at a time
 SMALL_BLOCK = 64

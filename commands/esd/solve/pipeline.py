@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import torch
 
+from ..options import Options
+from ..read.layers import Layer
+from ..read.tensors import TensorSource
 from .budget import Budget, Held
 from .cache import SpectraCache, content_key
-from .chance import bulk, shuffled
+from .fallback import NoRoom, fallback
 from .lapack import NotConverged
-from .layers import Layer
-from .memory import NoRoom, fallback
-from .options import Options
+from .randomized import bulk, shuffled
 from .spectrum import BLOCK, NotFinite, Spectrum, spectrum
-from .tensors import TensorSource
 
 LEAST = 256 << 20  # bytes; up to here more layers at a time cost nobody anything
 AHEAD = 1.35

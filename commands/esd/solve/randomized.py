@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 import torch
 
-from .layers import Layer
-from .metrics import bulk_edges
+from ..fit.metrics import bulk_edges
+from ..read.layers import Layer
 from .spectrum import BLOCK, CONVOLUTION, windows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import Options
+from ..options import Options
 
 Floats = NDArray[np.float64]
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gpusched.common.text import one_line
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -51,9 +53,12 @@ class TensorSource(Protocol):
 
 
 class ModelError(Exception):
-    """A model that cannot be analysed: at which stage (resolve, download, load, merge, analyse), and why."""
+    """A model that cannot be analysed.
+
+    `stage` is resolve, download, load, merge or analyse. `reason` may hold text from others: it is cleaned here.
+    """
 
     def __init__(self, stage: str, reason: str) -> None:
-        super().__init__(f"{stage}: {reason}")
         self.stage = stage
-        self.reason = reason
+        self.reason = one_line(reason, 1000)
+        super().__init__(f"{stage}: {self.reason}")

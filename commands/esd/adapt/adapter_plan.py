@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .adapterconfig import AdapterConfig
+from ..read.tensors import ModelError, TensorInfo
+from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
-from .shown import shown
-from .tensors import ModelError, TensorInfo
-from .tying import is_embedding, is_head, leaf, partners, says_tied, unstored_head
+from .tied_weights import is_embedding, is_head, leaf, partners, says_tied, unstored_head
 
 _PREFIX = "base_model.model."
 _PART = re.compile(
@@ -103,7 +102,7 @@ class _Planner:
         base_config: Mapping[str, Any],
     ) -> None:
         self.config = config
-        self.label = shown(label)
+        self.label = label
         self.stored = {info.name: info for info in stored}
         self.base = {info.name: info for info in base}
         self.base_config = base_config
@@ -132,20 +131,20 @@ class _Planner:
         if len(key) > _LONGEST_NAME:
             raise self.refuse(f"a name in its file has {len(key)} characters")
         if not self.stored[key].dtype.startswith(("float", "bfloat")):
-            raise self.refuse(f"{shown(key)} in its file is {self.stored[key].dtype}, not floating point")
+            raise self.refuse(f"{key} in its file is {self.stored[key].dtype}, not floating point")
         name = key.removeprefix(_PREFIX)
         match = _PART.fullmatch(name)
         if match is None:
             name = name.replace(".base_layer.", ".")
             if _STRANGE.search(name):
-                raise self.refuse(f"{shown(key)} in its file is no plain LoRA weight")
+                raise self.refuse(f"{key} in its file is no plain LoRA weight")
             if whole.setdefault(name, key) != key:
-                raise self.refuse(f"{shown(key)} is in its file twice")
+                raise self.refuse(f"{key} is in its file twice")
             return
         parts = modules.setdefault(f"{match['module']}.weight", _Parts())
         slot = "magnitude" if match["magnitude"] else (match["linear"] or match["embedding"]).lower()
         if getattr(parts, slot):
-            raise self.refuse(f"{shown(key)} is in its file twice")
+            raise self.refuse(f"{key} is in its file twice")
         setattr(parts, slot, key)
         parts.embedding = parts.embedding or bool(match["embedding"])
 
@@ -155,8 +154,8 @@ class _Planner:
         if not found and says_tied(self.base_config) is not False:
             found = partners(name, self.base, shape)
         if len(found) > 1:
-            few = ", ".join(shown(other) for other in found[:3])
-            raise self.refuse(f"{shown(name)} matches {len(found)} tensors of the base ({few}); which one is not clear")
+            few = ", ".join(other for other in found[:3])
+            raise self.refuse(f"{name} matches {len(found)} tensors of the base ({few}); which one is not clear")
         return found[0] if found else ""
 
     def _replace(self, name: str, key: str) -> None:
@@ -164,18 +163,16 @@ class _Planner:
         copy = self.config.saves(name.rpartition(".")[0])
         target = self._find(name, shape)
         if not target and not (copy and leaf(name) in _TASK_HEADS):
-            raise self.refuse(f"{shown(name)} matches no tensor of the base")
+            raise self.refuse(f"{name} matches no tensor of the base")
         if target and not _may_replace(shape, self.base[target].shape, name):
-            raise self.refuse(
-                f"{shown(name)} has the shape {shape}, but {shown(target)} of the base has {self.base[target].shape}"
-            )
+            raise self.refuse(f"{name} has the shape {shape}, but {target} of the base has {self.base[target].shape}")
         theirs = target
         if copy and not suffix_matches(name, [target]):
             target = name  # tied to that until now
         self.changes[target] = Change(shape, base=theirs, stored=key, copy=copy)
 
     def _add(self, name: str, parts: _Parts) -> None:
-        where = shown(name.removesuffix(".weight"))
+        where = name.removesuffix(".weight")
         if not parts.a or not parts.b:
             raise self.refuse(f"{where} has only half of its LoRA weights")
         if bool(parts.magnitude) != self.config.dora:
@@ -192,7 +189,7 @@ class _Planner:
             raise self.refuse(f"{where} matches no tensor of the base")
         info = self.base[theirs]
         if info.dtype not in _FLOATS:
-            raise self.refuse(f"{shown(theirs)} of the base is {info.dtype}; only plain floating point is merged")
+            raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
         target, own = theirs, bool(suffix_matches(name, [theirs]))
         if theirs in self.changes and self.changes[theirs].copy:
             if own:
@@ -201,7 +198,7 @@ class _Planner:
         change = self.changes.setdefault(target, Change(info.shape, base=theirs))
         embedded = [add.kind for add in change.adds] == [EMBEDDING]
         if change.adds and not (embedded and is_head(name)):
-            raise self.refuse(f"{shown(theirs)} is changed more than once, in an order that is not known")
+            raise self.refuse(f"{theirs} is changed more than once, in an order that is not known")
         module = name.removesuffix(".weight")
         rank = self.config.rank_of(module)
         if a[:1] != (rank,):
@@ -222,7 +219,7 @@ class _Planner:
             return LINEAR
         if _fits(LINEAR, a, b, shape):
             raise self.refuse(
-                f"{shown(name)} is square, and no model_type in a config.json of the base says which way round it is"
+                f"{name} is square, and no model_type in a config.json of the base says which way round it is"
             )
         return CONV1D
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import errno
 
-from .shown import shown
-from .tensors import ModelError
+from ..read.tensors import ModelError
 
 
 class TransientError(ModelError):
@@ -19,7 +18,7 @@ class TransientError(ModelError):
 
 def as_model_error(error: BaseException, name: str) -> ModelError:
     """Why `name` could not be looked at or fetched."""
-    model = shown(name)
+    model = name
     kinds = {kind.__name__ for each in _causes(error) for kind in type(each).__mro__}
     status = next((s for s in map(_status, _causes(error)) if s), 0)
     disk = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}

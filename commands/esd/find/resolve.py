@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
-from .shown import shown
-from .tensors import ModelError
+from ..read.tensors import ModelError
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -83,9 +82,9 @@ def resolve(model: str, *, source: str = "", relation: str = "", revision: str =
         raise ModelError("resolve", _nothing(model, listing.files))
     notes = []
     if labelled:
-        notes.append(f"{shown(model)} is listed as {shown(relation, 40)} but is a whole model: loaded as it is")
+        notes.append(f"{model} is listed as {relation} but is a whole model: loaded as it is")
     if revision and listing.local:
-        notes.append(f"{shown(model)} is a path: its revision {shown(revision, 80)} is not looked for")
+        notes.append(f"{model} is a path: its revision {revision} is not looked for")
     return Resolution(ref, notes=tuple(notes))
 
 
@@ -103,18 +102,18 @@ class _Chain:
         base, there = self._base_of(ref, listing, given, trusted=trusted)
         while _only_adapter(there):
             if len(found) == _LONGEST_CHAIN:
-                raise ModelError("resolve", f"{shown(ref.name)}: more than {_LONGEST_CHAIN} adapters on each other")
+                raise ModelError("resolve", f"{ref.name}: more than {_LONGEST_CHAIN} adapters on each other")
             found.append(base)
             base, there = self._base_of(base, there)
         if not holds_model(there.files):
-            raise ModelError("resolve", f"base of {shown(ref.name)}: {_nothing(base.name, there.files)}")
+            raise ModelError("resolve", f"base of {ref.name}: {_nothing(base.name, there.files)}")
         if not all(adapter_weights(self.at.look(each).files) for each in found):
-            raise ModelError("resolve", f"{shown(ref.name)} has no {' or '.join(ADAPTER_WEIGHTS)}")
+            raise ModelError("resolve", f"{ref.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
         return Resolution(base, tuple(reversed(found)), tuple(self.notes))
 
     def _base_of(self, ref: Ref, listing: Listing, given: str = "", *, trusted: bool = True) -> tuple[Ref, Listing]:
         if listing.identity in self.seen:
-            raise ModelError("resolve", f"the bases of {shown(ref.name)} form a loop: {self._story(listing.identity)}")
+            raise ModelError("resolve", f"the bases of {ref.name} form a loop: {self._story(listing.identity)}")
         self.seen.append(listing.identity)
         told, why_not = self._told(ref, listing)
         if given and (trusted or told is None):
@@ -130,7 +129,7 @@ class _Chain:
             raise ModelError("resolve", f"base unresolved: {why_not}; name the base in source_model")
         there = self.at.look(base)
         if there.identity in self.seen:
-            raise ModelError("resolve", f"the bases of {shown(ref.name)} form a loop: {self._story(there.identity)}")
+            raise ModelError("resolve", f"the bases of {ref.name} form a loop: {self._story(there.identity)}")
         return base, there
 
     def _told(self, ref: Ref, listing: Listing) -> tuple[Ref | None, str]:
@@ -138,15 +137,15 @@ class _Chain:
         config = listing.adapter_config or {}
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
         if not isinstance(name, str) or not name.strip():
-            return None, f"the config of {shown(ref.name)} names none"
+            return None, f"the config of {ref.name} names none"
         if _PATH.match(name) and not listing.local:
-            return None, f"the config of {shown(ref.name)} names {shown(name, 120)}, a path on another machine"
+            return None, f"the config of {ref.name} names {name}, a path on another machine"
         told = Ref(name, revision if isinstance(revision, str) else "", hub_only=not listing.local)
         if _PATH.match(name):
             try:
                 self.at.look(told)
             except ModelError:
-                return None, f"the config of {shown(ref.name)} names {shown(name, 120)}, which is not here"
+                return None, f"the config of {ref.name} names {name}, which is not here"
         return told, ""
 
     def _disputed(self, ref: Ref, given: Ref, told: Ref) -> tuple[Ref, Listing]:
@@ -166,17 +165,17 @@ class _Chain:
                 return told, between
             raise ModelError(
                 "resolve",
-                f"the list says that {shown(ref.name)} is on {shown(given.name)}, its config that it is on "
-                f"{shown(told.name)}, an adapter on {shown(end.name)}; which is meant is not clear",
+                f"the list says that {ref.name} is on {given.name}, its config that it is on "
+                f"{told.name}, an adapter on {end.name}; which is meant is not clear",
             )
         self.notes.append(
-            f"warning: the list says that {shown(ref.name)} is on {shown(given.name)}, its config says "
-            f"{shown(told.name)}; merged into {shown(given.name)}, as the list says"
+            f"warning: the list says that {ref.name} is on {given.name}, its config says "
+            f"{told.name}; merged into {given.name}, as the list says"
         )
         return given, there
 
     def _story(self, last: str) -> str:
-        return " on ".join(shown(each) for each in [*self.seen[self.seen.index(last) :], last])
+        return " on ".join(each for each in [*self.seen[self.seen.index(last) :], last])
 
 
 # ---- what files are --------------------------------------------------------------------------------
@@ -213,5 +212,5 @@ def adapter_weights(files: Collection[str]) -> str:
 
 
 def _nothing(name: str, files: Collection[str]) -> str:
-    held = ", ".join(shown(each, 40) for each in sorted(files)[:6]) or "nothing"
-    return f"{shown(name)} has no weights that can be read (safetensors or .bin), only {held}"
+    held = ", ".join(each for each in sorted(files)[:6]) or "nothing"
+    return f"{name} has no weights that can be read (safetensors or .bin), only {held}"

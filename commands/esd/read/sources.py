@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from .safetensors_file import SafetensorsFile
-from .shown import shown
 from .tensors import ModelError, TensorInfo, TensorSource
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -32,7 +31,7 @@ def open_local(path: str | os.PathLike[str]) -> TensorSource:
     if place.is_dir():
         return _open_directory(place)
     if not place.exists():
-        raise ModelError("load", f"{shown(place)} does not exist")
+        raise ModelError("load", f"{place} does not exist")
     return _open_files([place], read_config(place.parent), [])
 
 
@@ -43,7 +42,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError("load", f"config.json cannot be read: {shown(error)}") from None
+        raise ModelError("load", f"config.json cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ModelError("load", "config.json holds no JSON object")
     return found
@@ -63,8 +62,8 @@ def _open_directory(place: Path) -> TensorSource:
             _complete(files)
             return _open_files(files, config, [] if len(files) == 1 else [f"{len(files)} files without an index"])
     there = sorted(p.name for p in place.iterdir())
-    what = f"it holds {', '.join(shown(n, 40) for n in there[:6])}" if there else "it is empty"
-    raise ModelError("load", f"{shown(place)} has no weights that can be read (safetensors or .bin); {what}")
+    what = f"it holds {', '.join(n for n in there[:6])}" if there else "it is empty"
+    raise ModelError("load", f"{place} has no weights that can be read (safetensors or .bin); {what}")
 
 
 def _complete(files: Sequence[Path]) -> None:
@@ -85,9 +84,9 @@ def _open_index(place: Path, name: str, config: Mapping[str, Any]) -> TensorSour
     files = sorted(set(names.values()))
     for file in files:
         if Path(file).name != file:
-            raise ModelError("load", f"{name} names {shown(file)}, which is not in its directory")
+            raise ModelError("load", f"{name} names {file}, which is not in its directory")
         if not (place / file).exists():
-            raise ModelError("load", f"{name} names {shown(file)}, which is missing")
+            raise ModelError("load", f"{name} names {file}, which is missing")
     return _open_files([place / file for file in files], config, [], names)
 
 
@@ -98,7 +97,7 @@ def _open_files(
         return SafetensorsSource(files, config, notes, index)
     if all(file.suffix in _PICKLES for file in files):
         return PickleSource(files, config, notes)
-    kinds = ", ".join(sorted({file.suffix or shown(file.name) for file in files}))
+    kinds = ", ".join(sorted({file.suffix or file.name for file in files}))
     raise ModelError("load", f"weights in {kinds} cannot be read; give safetensors, .bin, .pt or .pth")
 
 
@@ -129,14 +128,14 @@ class SafetensorsSource:
         for name, where in (index or {}).items():
             if name not in self._of:
                 self.close()
-                raise ModelError("load", f"the index looks for {shown(name)} in {shown(where)}, which lacks it")
+                raise ModelError("load", f"the index looks for {name} in {where}, which lacks it")
 
     def _take(self, file: SafetensorsFile, index: Mapping[str, str] | None) -> None:
         for info in file.infos:
             if index is not None and index.get(info.name) != file.path.name:
-                self.notes.append(f"{shown(info.name)} in {shown(file.path.name)} is not in the index: left out")
+                self.notes.append(f"{info.name} in {file.path.name} is not in the index: left out")
             elif info.name in self._of:
-                raise ModelError("load", f"{shown(info.name)} is in two files, {shown(file.path.name)} the second")
+                raise ModelError("load", f"{info.name} is in two files, {file.path.name} the second")
             else:
                 self._of[info.name] = file
                 self._infos.append(info)
@@ -172,11 +171,11 @@ class StateSource:
             tensor = value.detach()
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 where = "has no data yet" if tensor.device.type == "meta" else f"is {tensor.layout}"
-                raise ModelError("load", f"{shown(name)} {where}; only dense tensors can be read")
+                raise ModelError("load", f"{name} {where}; only dense tensors can be read")
             identity = (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             first = seen.setdefault(identity, name) if tensor.numel() else name
             if first != name:
-                self.notes.append(f"{shown(name)} is tied to {shown(first)}")
+                self.notes.append(f"{name} is tied to {first}")
             else:
                 self._tensors[str(name)] = tensor
 
@@ -224,7 +223,7 @@ class PickleSource(StateSource):
                 if mapped:
                     self._mapped.add(name)
                 if name in state:
-                    raise ModelError("load", f"{shown(name)} is in two files, {shown(path.name)} the second")
+                    raise ModelError("load", f"{name} is in two files, {path.name} the second")
                 state[name] = value
         super().__init__(state, config, found)
 
@@ -248,25 +247,23 @@ def _load(path: Path, notes: list[str]) -> tuple[Any, bool]:
     with open(path, "rb") as file:
         first = file.read(64)
     if not size:
-        raise ModelError("load", f"{shown(path.name)} is empty")
+        raise ModelError("load", f"{path.name} is empty")
     if first.startswith(b"version https://git-lfs"):
-        raise ModelError(
-            "load", f"{shown(path.name)} is a Git LFS pointer, not the weights; `git lfs pull` fetches them"
-        )
+        raise ModelError("load", f"{path.name} is a Git LFS pointer, not the weights; `git lfs pull` fetches them")
     zipped = first.startswith(b"PK")
     if not zipped:
-        notes.append(f"{shown(path.name)} is in the old format of torch.save: all of it is in memory at once")
+        notes.append(f"{path.name} is in the old format of torch.save: all of it is in memory at once")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped), zipped
     except pickle.UnpicklingError as error:
         # The rest of what PyTorch says advises to run it all the same.
         found = re.search(r"GLOBAL (\S+)|(Unsupported \w+ \d+)", str(error))
-        why = f" ({shown(found[1] or found[2], 100)})" if found else ""
+        why = f" ({found[1] or found[2]})" if found else ""
         raise ModelError(
-            "load", f"{shown(path.name)} holds more than weights{why}, and is not run; its tensors alone can be read"
+            "load", f"{path.name} holds more than weights{why}, and is not run; its tensors alone can be read"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError("load", f"{shown(path.name)} is cut or damaged: {shown(error, 200)}") from None
+        raise ModelError("load", f"{path.name} is cut or damaged: {error}") from None
 
 
 def _tensors(loaded: Any, path: Path, notes: list[str]) -> Mapping[str, Any]:
@@ -277,9 +274,9 @@ def _tensors(loaded: Any, path: Path, notes: list[str]) -> Mapping[str, Any]:
     for key, value in candidates:
         if isinstance(value, Mapping) and any(isinstance(item, torch.Tensor) for item in value.values()):
             if key:
-                notes.append(f"the tensors of {shown(path.name)} are those under its key {key}")
+                notes.append(f"the tensors of {path.name} are those under its key {key}")
             return {str(name): item for name, item in value.items()}
-    raise ModelError("load", f"{shown(path.name)} holds no tensors by name")
+    raise ModelError("load", f"{path.name} holds no tensors by name")
 
 
 def _drop_pages(tensor: torch.Tensor) -> None:

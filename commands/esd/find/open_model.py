@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from . import adapterconfig
-from .adapters import Adapter, MergedSource, refuse_quantised
+from ..adapt.adapter_config import parse_adapter_config
+from ..adapt.adapters import Adapter, MergedSource, refuse_quantised
+from ..read.sources import open_local
+from ..read.tensors import TensorInfo, TensorSource
 from .hub import Hub
-from .places import Places
+from .locations import Places
 from .resolve import adapter_weights, resolve
-from .sources import open_local
-from .tensors import TensorInfo, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def open_model(
     try:
         places = Places(hub)
         plan = resolve(model, source=source_model, relation=relation, revision=revision, at=places)
-        settings = [adapterconfig.parse(places.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
+        settings = [parse_adapter_config(places.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
         for ref in plan.adapters[:1]:
             refuse_quantised(places.config(plan.base), ref.name)
         path, commit = places.fetch(plan.base)

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..read.tensors import ModelError
 from .resolve import ADAPTER_CONFIG, Listing, Ref
-from .shown import shown
-from .tensors import ModelError
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]*", re.ASCII)
@@ -64,9 +63,9 @@ def local_path(ref: Ref) -> Path | None:
         beside = path.is_file() and path.name.startswith("adapter_model.")
         return path.parent if beside else path
     if not _NAME.fullmatch(ref.name) or len(ref.name) > _LONGEST_NAME or ".." in ref.name or "--" in ref.name:
-        raise ModelError("resolve", f"{shown(ref.name)!r} is no path on this machine and cannot be a name on the hub")
+        raise ModelError("resolve", f"{ref.name!r} is no path on this machine and cannot be a name on the hub")
     if ref.revision and (not _REVISION.fullmatch(ref.revision) or ".." in ref.revision or len(ref.revision) > 200):
-        raise ModelError("resolve", f"{shown(ref.revision)!r} cannot be a revision of {shown(ref.name)}")
+        raise ModelError("resolve", f"{ref.revision!r} cannot be a revision of {ref.name}")
     return None
 
 
@@ -79,7 +78,7 @@ def look_at(path: Path) -> Listing:
             files: dict[str, int | None] = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         config = read_json(path / ADAPTER_CONFIG) if ADAPTER_CONFIG in files else None
     except OSError as error:
-        raise ModelError("resolve", f"{shown(path)} cannot be read: {error.strerror}") from None
+        raise ModelError("resolve", f"{path} cannot be read: {error.strerror}") from None
     return Listing(str(path.resolve()), files, config, local=True)
 
 
@@ -89,13 +88,13 @@ def read_json(path: Path, stage: str = "resolve") -> Mapping[str, Any]:
         with path.open("rb") as file:
             data = file.read(_LARGEST_CONFIG + 1)
         if len(data) > _LARGEST_CONFIG:
-            raise ModelError(stage, f"{shown(path.name)} has more than {_LARGEST_CONFIG >> 20} MiB")
+            raise ModelError(stage, f"{path.name} has more than {_LARGEST_CONFIG >> 20} MiB")
         found = json.loads(data)
     except (ValueError, RecursionError):
         what = "a Git LFS pointer" if data.startswith(b"version https://git-lfs") else "no JSON"
-        raise ModelError(stage, f"{shown(path.name)} is {what}") from None
+        raise ModelError(stage, f"{path.name} is {what}") from None
     except OSError as error:
-        raise ModelError(stage, f"{shown(path.name)} cannot be read: {error.strerror}") from None
+        raise ModelError(stage, f"{path.name} cannot be read: {error.strerror}") from None
     if not isinstance(found, dict):
-        raise ModelError(stage, f"{shown(path.name)} holds no JSON object")
+        raise ModelError(stage, f"{path.name} holds no JSON object")
     return found
