@@ -34,7 +34,7 @@ TABLE = (
     Row("common.hub_headers", ("common.*",), ("huggingface_hub",)),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
-    Row("config.*", ("config.*", "common.*"), ("yaml", "platformdirs")),
+    Row("config.*", ("config.*", "core.*", "common.*"), ("yaml", "platformdirs")),
     Row("host.store*", ("host.store*", "core.*", "common.*")),
     Row("host.shepherd", ("host.attempts.shepherd",)),
     Row("host.nvml", ("host.gpus.nvml",)),
