@@ -79,8 +79,8 @@ TABLE = (
         ("", "cli.*", "api", "esd.*", "shards.*", "operations.*", "views.*", "config.*", "common.*"),
         ("click",),
     ),
-    Row("commands.esd*", ("commands.esd*", "esd.model_record"), ANYTHING),
-    Row("commands.merge*", ("", "commands.merge*", "common.natural_order", "shards.split"), ANYTHING),
+    Row("commands.esd*", ("commands.esd*", "common.*", "esd.model_record", "esd.options"), ANYTHING),
+    Row("commands.merge*", ("", "commands.merge*", "common.*", "shards.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
 

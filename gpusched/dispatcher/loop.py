@@ -143,7 +143,6 @@ class Dispatcher:
         self.warnings = chosen.warnings
         self.devices.allow(chosen.uuids)
         self.devices.criteria = observe.criteria(settings)
-        self.devices.settle_timeout_s = settings.settle_timeout
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
 

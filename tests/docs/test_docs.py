@@ -147,7 +147,7 @@ def rooms() -> dict[str, list[str]]:
 
 def arrows_block() -> str:
     def words(patterns: tuple[str, ...]) -> str:
-        return ", ".join("anything" if p == "*" else f"`{p}`" for p in patterns) or "-"
+        return ", ".join("anything" if p == "*" else f"`{p or 'gpusched'}`" for p in patterns) or "-"
 
     rows = [(f"`{row.module or 'gpusched'}`", words(row.inside), words(row.beyond)) for row in TABLE]
     return table("module | may import, inside gpusched | beyond the standard library", rows)
