@@ -60,12 +60,10 @@ class EsdSource:
 class EsdWorkshop:
     """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
 
-    def __init__(
-        self, config: EsdConfig, loaded: LoadedSettings, session: RunSession | None = None, *, dry_run: bool = False
-    ) -> None:
+    def __init__(self, config: EsdConfig, loaded: LoadedSettings, session: RunSession | None = None) -> None:
         self.source = EsdSource(config)
         self.place = find_queue_dir(self.source, loaded.settings)
-        self.rules = submit_options(self.place, loaded, retry_failed=config.retry_failed, dry_run=dry_run)
+        self.rules = submit_options(self.place, loaded, retry_failed=config.retry_failed)
         self.devices = open_devices(self.rules.settings)
         self.session = session or RunSession()
 

@@ -80,9 +80,7 @@ class ShardStart:
         self._given = given
         self._asked = asked
         self._place = find_queue_dir(given, asked.loaded.settings)
-        self._rules = submit_options(
-            self._place, asked.loaded, force=force, retry_failed=asked.retry_failed, dry_run=asked.dry_run
-        )
+        self._rules = submit_options(self._place, asked.loaded, force=force, retry_failed=asked.retry_failed)
         self._force = force
         self._items = _open_items(given)
         self._begun = EarlierRun(self._place, given.owner)

@@ -147,7 +147,7 @@ def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
                 say(text)
 
     quiet_end = replace(session(asked), summarize=lambda queue, code: None)
-    return Workshop(config, asked.loaded, quiet_end, dry_run=asked.dry_run)
+    return Workshop(config, asked.loaded, quiet_end)
 
 
 def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
