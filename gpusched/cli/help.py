@@ -15,6 +15,7 @@ OWN_OPTIONS = {
     "The models": "model_list single_model source_model relation revision overwrite",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device no_parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",
+    GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
     OUTPUT: "output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
 }
