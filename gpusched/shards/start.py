@@ -22,6 +22,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.host.store import job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.earlier_run import SPLIT, EarlierRun
+from gpusched.shards.results import read_details
 
 LOCK = "shard.lock"
 
@@ -102,7 +103,7 @@ class ShardStart:
                 rules,
                 devices,
                 prepare=lambda queue: self._prepare(queue, plan),
-                session=session(self._asked),
+                session=session(self._asked, read_details=read_details),
             )
 
     # ---- the plan ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpusched.cli.run.options import RunOptions
 from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from gpusched.core.jobs.group_summary import GroupDetails
     from gpusched.core.plan.preview import DryRun
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
@@ -34,14 +36,20 @@ def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     return jobs
 
 
-def session(options: RunOptions, *, feed: Feed | None = None, follow: bool = False) -> RunSession:
-    """Return the surroundings of a run on this terminal."""
+def session(
+    options: RunOptions,
+    *,
+    feed: Feed | None = None,
+    follow: bool = False,
+    read_details: Callable[[Queue], GroupDetails] | None = None,
+) -> RunSession:
+    """Return the surroundings of a run on this terminal. `read_details` adds results of a feature to the summary."""
     from gpusched.operations.run import RunSession
 
     return RunSession(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
-        summarize=lambda queue, code: _summarize(queue, code, options),
+        summarize=lambda queue, code: _summarize(queue, code, options, read_details),
         log_level="DEBUG" if options.verbose else "",
         feed=feed,
         follow=follow,
@@ -62,12 +70,15 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
     return EventLines(out, quiet=options.quiet)
 
 
-def _summarize(queue: Queue, code: int, options: RunOptions) -> None:
+def _summarize(
+    queue: Queue, code: int, options: RunOptions, read_details: Callable[[Queue], GroupDetails] | None
+) -> None:
     """Print the summary. A terminal or a reader that is gone does not change the exit code."""
     from gpusched.cli.run.summary import print_summary
 
     try:
-        print_summary(queue, code, as_json=options.as_json)
+        details = None if read_details is None else read_details(queue)
+        print_summary(queue, code, as_json=options.as_json, details=details)
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)
