@@ -28,8 +28,8 @@ from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.gpus import board
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.gpus.device_source import DeviceSource, NoSource, open_source, read_once
-from gpusched.host.queue import queue_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, Typed, refuse_impossible, submit
@@ -130,7 +130,7 @@ class Queue:
             if another == place:
                 raise _other_file(place, found)
             place = another
-        queue_dir.remember(place)
+        queue_dirs.remember(place)
         queue = cls(place, settings)
         if not isinstance(source, str):
             meta_table.write(queue.store, "typed", json.dumps([source.stem, source.words]))
@@ -217,18 +217,18 @@ def job_dirs(place: QueueDir, rules: SubmitOptions) -> JobDirs:
 def place_for(source: Source, settings: Settings) -> QueueDir:
     """Where the queue of this file lies, made or not."""
     if settings.log_dir:
-        return queue_dir.locate(settings.log_dir, settings.state_dir)
+        return queue_dirs.locate(settings.log_dir, settings.state_dir)
     if source == STREAM:
         name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-        return queue_dir.locate(queue_dir.default_path(name), settings.state_dir)
+        return queue_dirs.locate(queue_dirs.default_path(name), settings.state_dir)
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
-    place = queue_dir.locate(queue_dir.default_path(stem), settings.state_dir)
+    place = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
     if place.exists():
         store = Store(place.database)
         try:
             if meta_table.source(store) not in (None, _owner(source)):
-                hashed = queue_dir.default_path(stem, os.fsdecode(_owner(source)))
-                return queue_dir.locate(hashed, settings.state_dir)
+                hashed = queue_dirs.default_path(stem, os.fsdecode(_owner(source)))
+                return queue_dirs.locate(hashed, settings.state_dir)
         finally:
             store.close()
     return place
@@ -236,7 +236,7 @@ def place_for(source: Source, settings: Settings) -> QueueDir:
 
 def _make(place: QueueDir, owner: bytes) -> bytes | None:
     """Make the queue of this owner, or find it made; the owner that it has instead, if so."""
-    queue_dir.prepare(place)
+    queue_dirs.prepare(place)
     store = Store(place.database, create=True)
     try:
         with store.transaction():

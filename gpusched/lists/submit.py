@@ -51,7 +51,7 @@ class SubmitOptions:
         """What this job needs: what it says of itself, else what the options say."""
         says, options = spec.attributes, self.settings
         stated = self.directory(spec)
-        cwd, git = (stated, "") if self.dirs is None else self.dirs.place(stated)
+        cwd, git = (stated, "") if self.dirs is None else self.dirs.resolve(stated)
         return Requirements(
             gpus=options.gpus_per_job if says.gpus is None else says.gpus,
             time_limit_s=options.time_limit if says.time_limit_s is None else says.time_limit_s,
@@ -79,7 +79,7 @@ class SubmitOptions:
         if self.dirs is not None:
             self.dirs.prepare()
             for directory in {self.directory(spec) for spec in specs}:
-                self.dirs.place(directory)
+                self.dirs.resolve(directory)
 
 
 class Typed(Protocol):

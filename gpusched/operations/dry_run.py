@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpusched.core.jobs.reconcile import StoredJob
     from gpusched.core.model import Attempt, Dependency, Device, Requirements
     from gpusched.core.plan.snapshot import DeviceView
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions

@@ -14,7 +14,7 @@ from gpusched.operations import status
 
 if TYPE_CHECKING:
     from gpusched.core.model import AttemptRow
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
 
 STEP_S = 0.2

@@ -17,7 +17,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 if TYPE_CHECKING:
     from gpusched.config.settings import Settings
     from gpusched.host.gpus.claims import Claims
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
 
 SHOWN_QUEUES = 8
@@ -42,10 +42,10 @@ def find(name: str | None, *, to_change: bool = False) -> QueueDir:
 
     What is `to_change` is never taken because it is the newest of several of other directories: it has to be named.
     """
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
 
     state_dir = load().settings.state_dir
-    known = queue_dir.known(state_dir)
+    known = queue_dirs.list_queues(state_dir)
     if name:
         return _named(name, known, state_dir, to_change=to_change)
     if not known:
@@ -114,11 +114,11 @@ def _bearers(word: str, known: Sequence[QueueDir], state_dir: str | None = None)
 
     That is ./gpusched-runs/WORD, else the directory WORD, else those of this directory that bear the name, else others.
     """
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
 
-    paths = [] if os.sep in word else [f"{queue_dir.DEFAULT_PARENT}/{word}"]
+    paths = [] if os.sep in word else [f"{queue_dirs.DEFAULT_PARENT}/{word}"]
     for path in [*paths, word]:
-        place = queue_dir.locate(os.path.join(here(), path), state_dir)
+        place = queue_dirs.locate(os.path.join(here(), path), state_dir)
         if place.exists():
             return [place]
     found = [queue for queue in known if word in (queue.name, queue.path)]
@@ -127,7 +127,7 @@ def _bearers(word: str, known: Sequence[QueueDir], state_dir: str | None = None)
 
 def _is_here(queue: QueueDir) -> bool:
     """Whether it is of the working directory: below it, but not in the gpusched-runs of another directory."""
-    from gpusched.host.queue.queue_dir import DEFAULT_PARENT
+    from gpusched.host.queue.queue_dirs import DEFAULT_PARENT
 
     above = here().rstrip("/") + "/"
     return queue.path.startswith(above) and DEFAULT_PARENT not in queue.path[len(above) :].split("/")[1:]
@@ -135,9 +135,9 @@ def _is_here(queue: QueueDir) -> bool:
 
 def queue_name(place: QueueDir, known: Sequence[QueueDir] | None = None) -> str:
     """How to name this queue after -q in this directory: by its stem where that means it alone, else by its path."""
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
 
-    bearers = _bearers(place.name, queue_dir.known() if known is None else known)
+    bearers = _bearers(place.name, queue_dirs.list_queues() if known is None else known)
     if [queue.path for queue in bearers] == [place.path]:
         return place.name
     path = _short(place.path)
@@ -214,7 +214,7 @@ def parse_job(word: str, store: Store) -> int:
 def resume_command(place: QueueDir, store: Store, *more: str) -> str:
     """What to type here to have this queue dispatched as it was, with the flags that say so."""
     from gpusched.common.text import clean, mask_secrets
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
     from gpusched.host.store import meta_table
 
     source = os.fsdecode(meta_table.source(store) or b"FILE")
@@ -227,7 +227,7 @@ def resume_command(place: QueueDir, store: Store, *more: str) -> str:
         stem = os.path.splitext(os.path.basename(source))[0]
     end = words.index("--") if "--" in words else len(words)
     words, command = words[:end], words[end:]
-    if place.path not in (queue_dir.default_path(stem), queue_dir.default_path(stem, source)):
+    if place.path not in (queue_dirs.default_path(stem), queue_dirs.default_path(stem, source)):
         words += ["--log-dir", _short(place.path)]
     line = shlex.join(["gpusched", *words, *_flags(store, words[0]), *more, *command])
     return clean(mask_secrets(line) if command else line)

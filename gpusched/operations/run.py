@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpusched.core.model import Device
     from gpusched.dispatcher import Observer
     from gpusched.dispatcher.feed import Feed
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
 

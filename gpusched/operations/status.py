@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpusched.core.jobs.progress import ItemGroup
     from gpusched.core.model import AttemptRow, JobRow, RunningView
     from gpusched.host.gpus.board import Board, BoardDevice
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
     from gpusched.views.pages import QueueSummary
 

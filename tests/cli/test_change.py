@@ -19,8 +19,8 @@ from gpusched.common import processes
 from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
-from gpusched.host.queue import queue_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, request_table, submission
 from gpusched.views import words
 from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, stand_still
@@ -33,7 +33,7 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample9]
     stand_still(monkeypatch, tmp_path)
     made = Sample9(tmp_path)
     made.fill()
-    queue_dir.remember(made.place)
+    queue_dirs.remember(made.place)
     yield made
     made.close()
 
@@ -272,7 +272,7 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
 ) -> None:
     other = Sample9(sample.home, "other")
     for made in (sample, other):
-        queue_dir.remember(made.place)
+        queue_dirs.remember(made.place)
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
     assert front.run(["cancel", "5"]) == 2
     assert "2 queues are being dispatched" in capsys.readouterr().err

@@ -278,10 +278,7 @@ def test_many_behind_many_cost_a_row_each(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "queue.db"), create=True)
     first = [line(b"first %d" % n, "a") for n in range(30)]
     submit(store, *first, *(line(b"second %d" % n, after="a") for n in range(30)))
-    rows = {
-        table: store.scalar(f"SELECT count(*) FROM {table}")
-        for table in ("sets", "members", "dependencies")
-    }
+    rows = {table: store.scalar(f"SELECT count(*) FROM {table}") for table in ("sets", "members", "dependencies")}
     assert rows == {"sets": 1, "members": 30, "dependencies": 30}
     job_table.cancel(store, 1, 101.0)
     assert sum(job.state is CANCELLED and job.cause == "dependency" for job in job_table.jobs(store)) == 30

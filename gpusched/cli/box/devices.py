@@ -174,10 +174,10 @@ class _Box:
 
 def _boards() -> list[tuple[Board, str]]:
     """What this user's dispatchers have published, with the name of each queue."""
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
 
     found = []
-    places = queue_dir.known()
+    places = queue_dirs.list_queues()
     for place in places:
         by = status.dispatching(place)
         if by.board is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpusched.core.model import JobState
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
 
 ACK_STEP_S = 0.05

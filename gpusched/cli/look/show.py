@@ -17,7 +17,7 @@ from gpusched.operations import status as queue_status
 
 if TYPE_CHECKING:
     from gpusched.core.model import AttemptRow, JobRow
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
     from gpusched.views.pages import QueueSummary, Scene
     from gpusched.views.tables import Line
@@ -37,10 +37,10 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> int:
     shown in full. With -q or -v: one queue, its GPUs, what runs, what waits and why, what has failed.
     """
     from gpusched.config.settings import working_directory
-    from gpusched.host.queue import queue_dir
+    from gpusched.host.queue import queue_dirs
 
     working_directory()
-    places = queue_dir.known() if queue is None and not verbose else []
+    places = queue_dirs.list_queues() if queue is None and not verbose else []
     if len(places) > 1:
         return _status_of_all(places, as_json=as_json)
     place = places[0] if places else queues.find(queue)

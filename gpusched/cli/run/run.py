@@ -25,7 +25,7 @@ from gpusched.operations.run import (
 if TYPE_CHECKING:
     from gpusched.api import Devices
     from gpusched.dispatcher.feed import Feed
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.lists.submit import SubmitOptions
 
 

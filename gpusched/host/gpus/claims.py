@@ -1,4 +1,4 @@
-"""Device UUID -> a lock file that all users of the box share, plus a label for people. Decides nothing.
+"""Claims of devices: a lock file for each, which all users of the box share, and a label for people. Decides nothing.
 
 A claim is a lock on `<claims dir>/<uuid>.lock`. It lives as long as any process holds the descriptor: the
 dispatcher, and the shepherds of its attempts. Labels say who claimed and since when; they never decide.
@@ -26,7 +26,7 @@ _FUSE_LOCAL = frozenset(("fuse.overlayfs", "fuse.fuse-overlayfs", "fuseblk"))
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who says that a claim is theirs. For people; every text comes from another user and is not cleaned here."""
+    """The label of a claim. For people; every text comes from another user and is not cleaned here."""
 
     user: str
     pid: int | None
@@ -35,7 +35,7 @@ class Holder:
 
 
 def file_system_type(path: str) -> str:
-    """Type of the mounted file system that holds `path`; "" where /proc does not tell."""
+    """Return the type of the file system that holds `path`; "" if /proc cannot be read."""
     best, kind = "", ""
     try:
         real = os.path.realpath(path)
@@ -52,13 +52,16 @@ def file_system_type(path: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether locks in `path` are seen by this host alone (no network file system)."""
+    """Return True unless `path` is on a network file system, where locks do not count."""
     kind = file_system_type(path)
     return kind not in _NETWORK_TYPES and not (kind.startswith("fuse") and kind not in _FUSE_LOCAL)
 
 
 def find_directory(configured: str | None) -> str:
-    """The claims directory of this box: the configured one, or `gpusched` in the first fit shared place."""
+    """Return the claims directory of this box: the configured one, or one in the first suitable shared directory.
+
+    Raises GpuschedError if no directory can be used.
+    """
     if configured:
         return _prepare(os.path.abspath(configured))
     for parent in CANDIDATES:
@@ -116,7 +119,7 @@ class Claims:
         return f"{self.path}/{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.lock"
 
     def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
-        """The descriptor that is the claim (close-on-exec), or None if another holder has it."""
+        """Return the descriptor that is the claim (close-on-exec), or None if somebody else has it."""
         path = self._lock_path(uuid)
         try:
             fd = locks.take_file(path)
@@ -139,7 +142,7 @@ class Claims:
             pass  # a label is for people; the claim stands without it
 
     def holder(self, uuid: str) -> Holder | None:
-        """Who holds the device, as far as can be told; None if nobody does."""
+        """Return who holds the device, as far as that can be found out; None if nobody does."""
         path = self._lock_path(uuid)
         pids = locks.holders(path)
         if not pids and not locks.is_held(path):

@@ -1,8 +1,8 @@
-"""NVML -> samples: the child process that alone loads NVML. Holds no lock, keeps no count, judges nothing.
+"""The child process that loads NVML and reads samples. Holds no lock, keeps no count, judges nothing.
 
 It talks over descriptor 0, a socket, in lines of JSON. A question is a list of UUIDs, or null for everything.
 An answer has `devices` and `samples` with the fields of Device and Sample (core.model), and `nameless` for
-GPUs that do not tell their UUID; or `trouble`, an exception's class and text, where NVML as a whole does not
+GPUs whose UUID cannot be read; or `trouble`, the class and text of an exception, where NVML as a whole does not
 work. Then the child ends: only a new process loads a library anew.
 """
 
@@ -24,7 +24,7 @@ from gpusched.host.gpus.nvml_groups import Groups
 
 try:
     import pynvml
-except ImportError:  # main() tells it
+except ImportError:  # main() reports it
     pynvml = None
 
 UNKNOWN_BYTES = 2**64 - 1
@@ -49,13 +49,13 @@ class _Listed(ctypes.Structure):
 
 
 class People:
-    """Who runs a process and what it is, looked up once for each process."""
+    """The users and programs of processes, read once for each process."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, Fields]] = {}  # pid -> start time, user and program
 
     def of(self, pid: int) -> Fields | None:
-        """User and program. None: never seen here, so the pid may be of another namespace."""
+        """Return user and program; None for a pid never seen here, which may be of another namespace."""
         with suppress(OSError, IndexError):
             with open(f"/proc/{pid}/stat", "rb") as file:
                 start = file.read().rpartition(b")")[2].split()[19]
@@ -75,7 +75,7 @@ def _user(pid: int) -> str:
 
 
 def _program(pid: int) -> str:
-    """The program's name; of an interpreter also its script. Never more: arguments may hold secrets."""
+    """Return the program's name; for an interpreter also its script. Never more: arguments may hold secrets."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read(4096).split(b"\0")]
     name = os.path.basename(words[0]) or "?"
@@ -88,7 +88,7 @@ def _program(pid: int) -> str:
 
 
 class Reader:
-    """An initialised NVML, and what it has told that does not change."""
+    """An initialised NVML, and the values of its devices that do not change."""
 
     def __init__(self) -> None:
         self._people = People()
@@ -103,14 +103,14 @@ class Reader:
         self._versions = f"NVML {library}, driver {driver}"
         self._handles.clear()
         self._groups = Groups(pynvml)
-        # Early R535 drivers put longer records into the _v3 lists; they are told by what they have and lack.
+        # Early R535 drivers put longer records into the _v3 lists; they are recognised by the functions that they have.
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
         suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
         self._suffix = next(s for s in suffixes if not s or _has(f"nvmlDeviceGetComputeRunningProcesses{s}"))
         self._record: Any = _Listed if self._suffix else _ListedV1
 
     def answer(self, uuids: list[str] | None) -> Fields:
-        """The answer to a question, after a fresh start if NVML wants one. Raises where it does not work."""
+        """Return the answer to a question, after a fresh start of NVML if need be. Raises if NVML does not work."""
         try:
             return self._read(uuids)
         except pynvml.NVMLError as error:
@@ -143,7 +143,7 @@ class Reader:
         return {**found, "at": time.time()}
 
     def _devices(self, uuid: str, index: int, handle: Any) -> list[Fields]:
-        """A GPU, and its instances if it is in MIG mode. An error here is one that its sample will tell."""
+        """Return a GPU, and its instances if it is in MIG mode. An error here shows in its sample, too."""
         device: Fields = {"uuid": uuid, "index": index, "name": "GPU that does not answer"}
         parts: list[Fields] = []
         try:
@@ -168,7 +168,7 @@ class Reader:
         return [{**parent, **own, "mig_parent": False, **self._board(part)}]
 
     def _look_up(self, uuid: str, handle: Any) -> Fields:
-        """What never changes of a GPU."""
+        """Return the values of a GPU that never change."""
         name = pynvml.nvmlDeviceGetName(handle)
         pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
         self._fixed[uuid] = {
@@ -180,7 +180,7 @@ class Reader:
         return self._fixed[uuid]
 
     def _sample(self, uuid: str, whole: bool) -> Fields:
-        """One device read. `whole` adds what boards take long to tell."""
+        """Read one device. `whole` adds the values that take a board long."""
         sample: Fields = {"uuid": uuid, "at": time.time(), "processes": None}
         try:
             handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -205,7 +205,7 @@ class Reader:
         }
 
     def _board(self, handle: Any) -> Fields:
-        """How much memory there is, and what the driver keeps of it for itself (by memory v1 that counts as used)."""
+        """Return the total memory, and the part that the driver reserves (in memory v1 that counts as used)."""
         total = self._memory(handle)["total_bytes"]
         if total is None or self._memory_v1:
             return {"total_bytes": total}
@@ -213,7 +213,7 @@ class Reader:
         return {"total_bytes": total, "reserved_bytes": info.reserved if info else 0}
 
     def _memory(self, handle: Any) -> Fields:
-        """Memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
+        """Read memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
         if not self._memory_v1:
             try:
                 return _in_bytes(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
@@ -227,7 +227,7 @@ class Reader:
         return {**_in_bytes(found), "memory_includes_reserve": True}
 
     def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
-        """Processes on the device; None where they cannot be told apart (container, WSL, no permission)."""
+        """Return the processes on the device; None where they cannot be identified (container, WSL, no permission)."""
         found: dict[int, Fields] = {}
         for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
             records = _maybe(self._list, handle, name)
@@ -269,7 +269,7 @@ def _has(name: str) -> bool:
 
 
 def _maybe(function: Callable[..., Any], *args: Any) -> Any:
-    """What the call returns; None where this device, driver or user does not have it."""
+    """Return the result of the call; None where this device, driver or user does not have it."""
     try:
         return function(*args)
     except pynvml.NVMLError as error:
@@ -279,14 +279,14 @@ def _maybe(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _words(error: Any) -> str:
-    """A device's error for a sample. Raises it again when it speaks of NVML as a whole."""
+    """Return a device's error as text for a sample. Raises it again if it is about NVML as a whole."""
     if error.value in AS_A_WHOLE:
         raise error
     return "lost" if error.value in LOST else str(error)
 
 
 def main() -> int:
-    """Answer until the other side goes, or NVML does."""
+    """Answer questions until the other side is gone, or NVML fails."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the dispatcher
     reader: Reader | None = None
     with open(os.dup(0), "wb") as replies:

@@ -1,8 +1,8 @@
-"""Which boards belong together, by NVLink or by NUMA node. Asks the NVML that it is handed; measures nothing.
+"""Groups of boards that belong together, by NVLink or by NUMA node. Measures nothing.
 
 Boards whose links lead to each other, or to the same other end, are one group: behind NVSwitches no board is linked to
-another one directly. Boards without such company are grouped by what they share of the machine. Whatever this NVML,
-driver or board does not tell counts as not joined.
+another one directly. The other boards are grouped by their NUMA nodes. A connection that this NVML, driver or board
+does not report counts as none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SAME_NODE = 40  # the widest common ancestor within one NUMA node
 
 
 class Groups:
-    """The groups of one initialised NVML, found out anew only when there are other boards."""
+    """The groups of one initialised NVML, determined again only when the boards have changed."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._known: tuple[frozenset[str], dict[str, str]] = frozenset(), {}
 
     def name(self, devices: Iterable[dict[str, Any]], handles: Mapping[str, Any]) -> None:
-        """Give each device its `group`; a MIG instance has that of its board."""
+        """Set the `group` of each device; a MIG instance has the one of its board."""
         devices = list(devices)
         boards = {d["uuid"]: d.get("bus_id", "") for d in devices if not d.get("parent_uuid")}
         if self._known[0] != boards.keys():
@@ -43,7 +43,7 @@ class Groups:
         return found
 
     def _far_ends(self, handle: Any) -> set[str]:
-        """What the active links of a board lead to: bus ids, or "switch" for one that hides its own."""
+        """Return the other ends of a board's active links: bus ids, or "switch" for an end that hides its bus id."""
         ends: set[str] = set()
         for link in range(MAX_LINKS):
             active = self._ask("nvmlDeviceGetNvLinkState", handle, link)
@@ -64,7 +64,7 @@ class Groups:
         return level is not None and level <= SAME_NODE
 
     def _ask(self, function: str, *args: Any) -> Any:
-        """What the call returns; None where it fails, or is not there."""
+        """Return the result of the call; None where it fails, or NVML does not have it."""
         try:
             return getattr(self._nvml, function)(*args)
         except (AttributeError, self._nvml.NVMLError):
