@@ -79,8 +79,8 @@ def _still_named(fd: int, path: str) -> bool:
         named = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    held = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+    locked = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
 
 
 def holders(path: str) -> list[int] | None:
@@ -90,14 +90,14 @@ def holders(path: str) -> list[int] | None:
     shares the lock.
     """
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
         with open("/proc/locks", encoding="ascii") as table:
             lines = table.readlines()
     except FileNotFoundError:
         return []
     except OSError:
         return None
-    name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     # 3: FLOCK  ADVISORY  WRITE 1234 08:02:131 0 EOF   (waiters have "->" as the second word)
     rows = [line.split() for line in lines]
     return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name]
@@ -105,8 +105,8 @@ def holders(path: str) -> list[int] | None:
 
 def is_held(path: str) -> bool:
     """Return True if anybody holds the lock on the file. Where /proc says nothing, a shared lock is tried."""
-    found = holders(path)
-    if found:
+    pids = holders(path)
+    if pids:
         return True
     try:
         fd = _open_lock_file(path)

@@ -46,7 +46,7 @@ class JobDirs:
     def prepare(self) -> None:
         """Copy the work tree, if that is wanted and not done yet, and forget old answers of git. This may take long."""
         now = time.monotonic()
-        self._known = {root: known for root, known in self._known.items() if now < known[1]}
+        self._known = {root: answer for root, answer in self._known.items() if now < answer[1]}
         if self._tree is not None and not self._copy:
             self._copy = snapshot(self._tree, self._copies, leave_out=self._leave_out)
 
@@ -80,30 +80,30 @@ class JobDirs:
 
     def _without_links(self, directory: str) -> str:
         """Return the directory without symbolic links in its path; it need not exist."""
-        found = self._physical.get(directory)
-        if found is None:
+        real = self._physical.get(directory)
+        if real is None:
             above = os.path.dirname(directory)
             if os.path.islink(directory):
-                found = os.path.realpath(directory)
+                real = os.path.realpath(directory)
             else:
-                found = (
+                real = (
                     directory
                     if above == directory
                     else os.path.join(self._without_links(above), directory[len(above) :].strip("/"))
                 )
-            self._physical[directory] = found
-        return found
+            self._physical[directory] = real
+        return real
 
     def _root(self, directory: str) -> str:
-        found = self._roots.get(directory)
-        if found is None:
+        root = self._roots.get(directory)
+        if root is None:
             above = os.path.dirname(directory)
             if os.path.lexists(os.path.join(directory, ".git")):
-                found = directory
+                root = directory
             else:
-                found = "" if above == directory else self._root(above)
-            self._roots[directory] = found
-        return found
+                root = "" if above == directory else self._root(above)
+            self._roots[directory] = root
+        return root
 
     # ---- for the dispatcher that works on the same queue ----
 

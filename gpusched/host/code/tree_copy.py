@@ -86,7 +86,7 @@ def _copy(root: str, listing: TreeListing, target: str, leave_out: Sequence[str]
 
 def _copy_files(root: str, listing: TreeListing, to: str) -> None:
     modes: dict[str, int] = {}
-    for path, found in _present(root, listing.paths):
+    for path, status in _present(root, listing.paths):
         source, copy = os.path.join(root, path), os.path.join(to, path)
         with suppress(FileNotFoundError):  # gone since it was listed
             for parent in _parents(path):
@@ -94,9 +94,9 @@ def _copy_files(root: str, listing: TreeListing, to: str) -> None:
                     mode = os.stat(os.path.join(root, parent)).st_mode & 0o777
                     os.mkdir(os.path.join(to, parent), 0o700)
                     modes[parent] = mode | 0o700
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 os.symlink(os.readlink(source), copy)
-            elif stat.S_ISREG(found.st_mode):
+            elif stat.S_ISREG(status.st_mode):
                 _copy_file(source, copy)
     for parent, mode in modes.items():
         os.chmod(os.path.join(to, parent), mode)
@@ -115,9 +115,9 @@ def _copy_file(source: str, copy: str) -> None:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(writer, view) :]
-            found = os.fstat(reader)
-            os.fchmod(writer, found.st_mode & 0o777)
-            os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
+            status = os.fstat(reader)
+            os.fchmod(writer, status.st_mode & 0o777)
+            os.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             os.close(writer)
     finally:
@@ -180,7 +180,7 @@ def _content(path: str, mode: int) -> bytes:
 
 
 def _refuse_large(root: str, listing: TreeListing, limit_bytes: int) -> None:
-    sizes = {path: found.st_size for path, found in _present(root, listing.paths) if stat.S_ISREG(found.st_mode)}
+    sizes = {path: status.st_size for path, status in _present(root, listing.paths) if stat.S_ISREG(status.st_mode)}
     total = sum(sizes.values())
     if total > limit_bytes:
         raise GpuschedError(

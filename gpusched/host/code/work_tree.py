@@ -49,8 +49,8 @@ def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMI
 
     Files under `leave_out` make no tree dirty.
     """
-    found = _git(cwd, limit_s, "rev-parse", "--show-toplevel", "HEAD")
-    root, _, commit = os.fsdecode(found or b"").removesuffix("\n").rpartition("\n")
+    output = _git(cwd, limit_s, "rev-parse", "--show-toplevel", "HEAD")
+    root, _, commit = os.fsdecode(output or b"").removesuffix("\n").rpartition("\n")
     if not root or not re.fullmatch("[0-9a-f]{40,64}", commit):
         return None
     words = ("status", "--porcelain=v2", "-z", "--untracked-files=normal", "--ignore-submodules=none", "--")
@@ -76,13 +76,13 @@ def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
     except OSError:
         return None
     try:
-        found, _ = process.communicate(timeout=limit_s)
+        output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if process.returncode is None:
             _end(process)
-    return found if process.returncode == 0 else None
+    return output if process.returncode == 0 else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,12 +104,14 @@ def _without(root: str, leave_out: Iterable[str]) -> Iterator[str]:
             yield f":(top,literal,exclude){inside}"
 
 
-def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: TreeListing | None = None) -> TreeListing:
+def list_files(
+    root: str, leave_out: Sequence[str], prefix: str = "", listing: TreeListing | None = None
+) -> TreeListing:
     """List the files under `prefix`, without those under `leave_out` and ignored ones.
 
     Raises GpuschedError if git cannot list them.
     """
-    found = found or TreeListing()
+    listing = listing or TreeListing()
     files = os.path.join(root, prefix)
     without = ("--", *_without(os.path.realpath(files), leave_out))
     words = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
@@ -121,28 +123,28 @@ def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: Tre
     for record in _records(status):
         kind, _, rest = record.partition(" ")
         if kind == "#" and rest.startswith("branch.oid "):
-            found.commits.append(prefix + rest.removeprefix("branch.oid "))
+            listing.commits.append(prefix + rest.removeprefix("branch.oid "))
         elif kind == "?":
             if rest.endswith("/"):  # git lists no directory, unless it is a repository of its own
                 nested.add(rest)
             else:
-                found.others.add(prefix + rest)
+                listing.others.add(prefix + rest)
         elif kind in ("1", "u"):
-            found.tracked_changes.add(prefix + rest.split(" ", 7 if kind == "1" else 9)[-1])
+            listing.tracked_changes.add(prefix + rest.split(" ", 7 if kind == "1" else 9)[-1])
     for record in _records(index):
         marks, _, path = record.partition("\t")
         tag, mode, *_ = marks.split(" ")
         if mode == GITLINK:
             nested.add(f"{path}/")
             continue
-        found.paths.append(prefix + path)
+        listing.paths.append(prefix + path)
         if tag != "H":  # such as skip-worktree or assume-unchanged
-            found.others.add(prefix + path)
-    found.paths = [*dict.fromkeys((*found.paths, *sorted(found.others)))]
+            listing.others.add(prefix + path)
+    listing.paths = [*dict.fromkeys((*listing.paths, *sorted(listing.others)))]
     for path in sorted(nested):
         if os.path.lexists(os.path.join(files, path, ".git")):  # else a submodule that is not checked out
-            list_files(root, leave_out, prefix + path, found)
-    return found
+            list_files(root, leave_out, prefix + path, listing)
+    return listing
 
 
 def _records(data: bytes) -> list[str]:

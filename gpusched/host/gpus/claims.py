@@ -72,7 +72,7 @@ def find_directory(configured: str | None) -> str:
         if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & 0o002 and is_local(parent):
             return _prepare(f"{parent}/gpusched-claims")
     raise GpuschedError(
-        f"no place for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
+        f"no directory for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
         hint="set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777",
         exit_code=EXIT_CANNOT_WORK,
     )
@@ -80,7 +80,7 @@ def find_directory(configured: str | None) -> str:
 
 def _prepare(path: str) -> str:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         private = f"{path}.{os.getpid()}"
         try:
@@ -97,9 +97,9 @@ def _prepare(path: str) -> str:
                     hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
                     exit_code=EXIT_CANNOT_WORK,
                 ) from None
-        found = os.lstat(path)
-    trusted = found.st_uid in (0, os.getuid()) or bool(found.st_mode & stat.S_ISVTX)
-    if not stat.S_ISDIR(found.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
+        status = os.lstat(path)
+    trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
+    if not stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
         raise GpuschedError(
             "is not a directory in which this user can make claims",
             where=path,
@@ -161,13 +161,13 @@ class Claims:
 
     def _labels(self, path: str) -> list[Holder]:
         directory, base = os.path.split(path)
-        found = []
+        labels = []
         for name in os.listdir(directory):
             if name.startswith(base + ".by-") and name.rpartition("-")[2].isdigit():
                 label = _read_label(f"{directory}/{name}")
                 if label:
-                    found.append(label)
-        return found
+                    labels.append(label)
+        return labels
 
 
 def _read_label(path: str) -> Holder | None:
@@ -176,14 +176,14 @@ def _read_label(path: str) -> Holder | None:
     except OSError:
         return None
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or path.rpartition("-")[2] != str(found.st_uid):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or path.rpartition("-")[2] != str(status.st_uid):
             return None
         try:
             data = json.loads(file.read(4096))
-            return Holder(_user(found.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
+            return Holder(_user(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
         except (ValueError, KeyError, TypeError):
-            return Holder(_user(found.st_uid), None, "", None)
+            return Holder(_user(status.st_uid), None, "", None)
 
 
 def _owner_of(pid: int) -> str | None:

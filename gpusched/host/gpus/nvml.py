@@ -64,7 +64,7 @@ class People:
         return self._known[pid][1] if pid in self._known else None
 
     def forget_all_but(self, pids: set[int]) -> None:
-        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
 
 
 def _user(pid: int) -> str:
@@ -122,7 +122,7 @@ class Reader:
         return self._read(uuids)
 
     def _read(self, uuids: list[str] | None) -> Fields:
-        found: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
+        answer: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
         if uuids is None:
             self._handles = {}
             for index in range(pynvml.nvmlDeviceGetCount()):
@@ -130,17 +130,17 @@ class Reader:
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                     uuid = pynvml.nvmlDeviceGetUUID(handle)
                 except pynvml.NVMLError as error:
-                    found["nameless"].append((index, _words(error)))
+                    answer["nameless"].append((index, _words(error)))
                     continue
                 self._handles[uuid] = handle
-                found["devices"] += self._devices(uuid, index, handle)
-            self._groups.name(found["devices"], self._handles)
-        asked = list(self._handles) if uuids is None else uuids
-        found["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in asked]
+                answer["devices"] += self._devices(uuid, index, handle)
+            self._groups.name(answer["devices"], self._handles)
+        wanted = list(self._handles) if uuids is None else uuids
+        answer["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in wanted]
         if uuids is None:
-            listed = (process for sample in found["samples"] for process in sample["processes"] or ())
+            listed = (process for sample in answer["samples"] for process in sample["processes"] or ())
             self._people.forget_all_but({process["pid"] for process in listed})
-        return {**found, "at": time.time()}
+        return {**answer, "at": time.time()}
 
     def _devices(self, uuid: str, index: int, handle: Any) -> list[Fields]:
         """Return a GPU, and its instances if it is in MIG mode. An error here shows in its sample, too."""
@@ -221,14 +221,14 @@ class Reader:
                 if error.value not in UNSUPPORTED:
                     raise
                 self._memory_v1 = error.value == FUNCTION_NOT_FOUND
-        found = _maybe(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        if found is None:
+        info = _maybe(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if info is None:
             return {"used_bytes": None, "total_bytes": None}
-        return {**_in_bytes(found), "memory_includes_reserve": True}
+        return {**_in_bytes(info), "memory_includes_reserve": True}
 
     def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
         """Return the processes on the device; None where they cannot be identified (container, WSL, no permission)."""
-        found: dict[int, Fields] = {}
+        processes: dict[int, Fields] = {}
         for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
             records = _maybe(self._list, handle, name)
             if records is None and kind == "C":
@@ -238,9 +238,9 @@ class Reader:
                 if who is None:
                     return None
                 used = None if record.used == UNKNOWN_BYTES else record.used
-                found[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
+                processes[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
         hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
-        return None if not found and (memory["used_bytes"] or 0) > hidden else list(found.values())
+        return None if not processes and (memory["used_bytes"] or 0) > hidden else list(processes.values())
 
     def _list(self, handle: Any, name: str) -> list[Any]:
         function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")

@@ -33,14 +33,14 @@ class Groups:
             device["group"] = self._known[1].get(device.get("parent_uuid") or device["uuid"], "")
 
     def _find(self, boards: Mapping[str, str], handles: Mapping[str, Any]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        groups: dict[str, str] = {}
         at = {bus_id.lower(): uuid for uuid, bus_id in boards.items() if bus_id}
         linked = [{uuid, *(at.get(end, end) for end in self._far_ends(handles[uuid]))} for uuid in boards]
-        _label(found, "NVLink", boards, linked)
-        rest = [uuid for uuid in boards if uuid not in found]
+        _label(groups, "NVLink", boards, linked)
+        rest = [uuid for uuid in boards if uuid not in groups]
         near = [{a, b} for n, a in enumerate(rest) for b in rest[:n] if self._is_near(handles[a], handles[b])]
-        _label(found, "NUMA", boards, near)
-        return found
+        _label(groups, "NUMA", boards, near)
+        return groups
 
     def _far_ends(self, handle: Any) -> set[str]:
         """Return the other ends of a board's active links: bus ids, or "switch" for an end that hides its bus id."""
@@ -71,7 +71,7 @@ class Groups:
             return None
 
 
-def _label(found: dict[str, str], kind: str, boards: Iterable[str], joined: Iterable[set[str]]) -> None:
+def _label(names_by_uuid: dict[str, str], kind: str, boards: Iterable[str], joined: Iterable[set[str]]) -> None:
     """Name the groups of two or more boards in the order of the boards; sets that share a member are one group."""
     groups: list[set[str]] = []
     for members in joined:
@@ -81,4 +81,4 @@ def _label(found: dict[str, str], kind: str, boards: Iterable[str], joined: Iter
     for uuid in boards:
         for n, group in enumerate(groups):
             if uuid in group and len(group.intersection(boards)) > 1:
-                found[uuid] = names.setdefault(n, f"{kind} {len(names)}")
+                names_by_uuid[uuid] = names.setdefault(n, f"{kind} {len(names)}")

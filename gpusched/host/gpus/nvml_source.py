@@ -115,8 +115,8 @@ class _Child:
             self.buffer += more
         text, _, self.buffer = self.buffer.partition(b"\n")
         self.answered = True
-        found: dict[str, Any] = json.loads(text)
-        return found
+        document: dict[str, Any] = json.loads(text)
+        return document
 
 
 class NvmlSource:
@@ -214,12 +214,12 @@ class NvmlSource:
             name, text = answer["trouble"]
             self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
         elif self._asked is not None:
-            asked, self._asked = self._asked, None
+            question, self._asked = self._asked, None
             self._trouble, self._failures = None, 0
             self._versions = answer["versions"]
-            reading = self._reading(asked, answer, now)
+            reading = self._reading(question, answer, now)
             self._ready.append(reading)
-            hopeless = asked.everything and all(sample.error for sample in reading.samples)
+            hopeless = question.everything and all(sample.error for sample in reading.samples)
             if hopeless and now - self._child.born >= RETRY_S[0]:
                 self._abandon()  # perhaps the driver was reloaded: the next question gets a fresh start
 
@@ -255,7 +255,7 @@ class NvmlSource:
             self._dying.append(self._child.process)
             self._child = None
 
-    def _reading(self, asked: _Question, answer: dict[str, Any], now: float) -> Reading:
+    def _reading(self, question: _Question, answer: dict[str, Any], now: float) -> Reading:
         devices = [Device(**device) for device in answer["devices"]]
         samples = [_sample(sample) for sample in answer["samples"]]
         for index, error in answer["nameless"]:  # a GPU whose UUID cannot be read
@@ -264,18 +264,18 @@ class NvmlSource:
                 device = Device(uuid=nameless_uuid(index), index=index, name="GPU that does not answer")
             devices.append(device)
             samples.append(Sample(device.uuid, answer["at"], processes=None, error=error))
-        if asked.everything:
+        if question.everything:
             devices.sort(key=lambda device: device.index)
             order = {device.uuid: number for number, device in enumerate(devices)}
             samples.sort(key=lambda sample: order[sample.uuid])
             self._known = {device.index: device for device in devices if not device.is_mig}
-        missing = sorted(asked.uuids - {sample.uuid for sample in samples})
+        missing = sorted(question.uuids - {sample.uuid for sample in samples})
         samples += [Sample(uuid, answer["at"], processes=None, error="lost") for uuid in missing]
-        return Reading(asked.asked_at, now, tuple(devices), tuple(samples), asked.everything)
+        return Reading(question.asked_at, now, tuple(devices), tuple(samples), question.everything)
 
 
-def _sample(found: dict[str, Any]) -> Sample:
-    processes = found.pop("processes")
+def _sample(fields: dict[str, Any]) -> Sample:
+    processes = fields.pop("processes")
     if processes is not None:
         processes = tuple(DeviceProcess(**process) for process in processes)
-    return Sample(**found, processes=processes)
+    return Sample(**fields, processes=processes)

@@ -23,8 +23,8 @@ class _File:
     keys: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> dict[str, str]:
-        found = os.stat(self.path)
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        status = os.stat(self.path)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self.stamp:
             self.keys, self.stamp = simulation.read_keys(self.path), stamp
         return self.keys

@@ -128,14 +128,14 @@ def prepare(queue: QueueDir) -> None:
     for path in (queue.path, *local, queue.logs):
         try:
             os.makedirs(path, 0o700, exist_ok=True)
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise GpuschedError(
                 f"cannot make the queue directory: {error.strerror}",
                 where=path,
                 hint="choose another --log-dir",
             ) from None
-        if found.st_uid != os.getuid():
+        if status.st_uid != os.getuid():
             raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
     if made:  # keeps the files of the queue out of the work tree that it lies in
         with suppress(OSError):
@@ -213,7 +213,7 @@ def list_queues(state_dir: str | None = None) -> list[QueueDir]:
 
     The queues under ./gpusched-runs are always among them, since a home that cannot be written keeps no list.
     """
-    found: dict[str, tuple[float, QueueDir]] = {}
+    queues: dict[str, tuple[float, QueueDir]] = {}
     register = _register()
     for entry in _entries(register) if register else []:
         if not re.fullmatch("[0-9a-f]{16}", entry.name):
@@ -221,22 +221,22 @@ def list_queues(state_dir: str | None = None) -> list[QueueDir]:
         try:
             with open(entry.path, "rb") as file:
                 path, _, state = os.fsdecode(file.read()).partition("\0")
-            when = entry.stat().st_mtime
+            changed_at = entry.stat().st_mtime
         except OSError:
             continue
         queue = QueueDir(path, state)
         if queue.exists():
-            found[path] = (when, queue)
+            queues[path] = (changed_at, queue)
         elif not os.path.exists(path):
             with suppress(OSError):
                 os.unlink(entry.path)
     for entry in _entries(DEFAULT_PARENT):
         queue = locate(entry.path, state_dir)
         with suppress(OSError):
-            about = os.stat(queue.database)
-            if queue.path not in found and about.st_uid == os.getuid():
-                found[queue.path] = (about.st_mtime, queue)
-    return [queue for _, queue in sorted(found.values(), key=lambda pair: pair[0], reverse=True)]
+            status = os.stat(queue.database)
+            if queue.path not in queues and status.st_uid == os.getuid():
+                queues[queue.path] = (status.st_mtime, queue)
+    return [queue for _, queue in sorted(queues.values(), key=lambda pair: pair[0], reverse=True)]
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
