@@ -26,7 +26,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt, marker_of, outcome_of
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
-from gpusched.host.queue.queue_dir import LOGS, QueueDir
+from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
 STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left

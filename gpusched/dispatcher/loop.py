@@ -46,7 +46,7 @@ from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
     DiskFull,
     Store,

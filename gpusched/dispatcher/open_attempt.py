@@ -18,7 +18,7 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.host.attempts import attempt_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.gpus import board
 from gpusched.host.queue import metrics
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
     DiskFull,
     Store,

@@ -19,7 +19,7 @@ from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims, find_directory
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit

@@ -23,8 +23,8 @@ class _File:
     keys: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> dict[str, str]:
-        found = os.stat(self.path)
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        status = os.stat(self.path)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self.stamp:
             self.keys, self.stamp = simulation.read_keys(self.path), stamp
         return self.keys
@@ -37,7 +37,7 @@ class _Gpu:
 
 
 class SimulatedSource:
-    """Reads a simulation in this process: request() takes the reading, poll() hands it out."""
+    """A simulation as a source, read in this process: request() takes the reading, poll() returns it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class SimulatedSource:
         self._box = _File(os.path.join(directory, "box"))
         self._gpus = [_Gpu(n, _File(os.path.join(simulation.gpu_path(directory, n), "state"))) for n in numbers]
         self._by_uuid = {gpu.state.read()["uuid"]: gpu for gpu in self._gpus}
-        self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which to hand it out
+        self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which poll() returns it
         self._trouble: GpuschedError | None = None
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
