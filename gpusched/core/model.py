@@ -75,11 +75,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one question to a GPU source brought.
+    """The answer to one question to a GPU source.
 
     `complete` is True when every device was asked for; `devices` then lists the whole box. `asked_at` is
-    when the question was put (a look must be newer than the claim that it confirms). `error` is set when
-    the source as a whole does not answer; devices and samples are then empty.
+    when the question was put (a look must be newer than the claim that it confirms). Both moments are on the
+    monotonic clock; the samples bear wall time. `error` is set when the source as a whole does not answer; devices
+    and samples are then empty.
     """
 
     asked_at: float

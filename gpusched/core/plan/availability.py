@@ -47,7 +47,7 @@ class Availability:
     since: float = 0.0  # when `state` began
     sample: Sample | None = None
     foreign_bytes: int | None = None
-    settling_since: float | None = None
+    settling_since: float | None = None  # on a clock that is never set
     withheld: bool = False  # set aside because memory of a job of ours never came back
     ours: tuple[int, ...] = ()  # pids of our last attempt, as last listed: a dead one can stay listed for a while
 
@@ -157,12 +157,15 @@ def fold(
     polled: bool = True,
     criteria: Criteria,
     settle_timeout_s: float = 30.0,
+    now: float | None = None,
 ) -> Availability:
-    """The availability after one more sample.
+    """Return the availability after one more sample.
 
     `ours` are the pids of our own attempts on the device, `occupied` says that an attempt of ours holds it.
-    Only polls raise the count (`polled`); a look between polls can reset it, never raise it.
+    Only polls raise the count (`polled`); a look between polls can reset it, never raise it. `now` is the moment of
+    the sample on the clock of `settling_since`; without it the sample's own time.
     """
+    now = sample.at if now is None else now
     why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
     mine = _still_listed({*before.ours, *ours}, sample)
     settling_since, withheld, count = before.settling_since, False, 0
@@ -181,7 +184,7 @@ def fold(
     elif occupied:
         state = DeviceState.RUNNING
         if settling_since is not None:  # one of the jobs that share the device has left, its memory is not back yet
-            if sample.at - settling_since > settle_timeout_s or explained(device, sample, mine, criteria):
+            if now - settling_since > settle_timeout_s or explained(device, sample, mine, criteria):
                 settling_since = None
             else:
                 count = before.count
@@ -193,7 +196,7 @@ def fold(
         state, why, withheld = DeviceState.SET_ASIDE, before.why, True
     elif settling_since is None:
         state = DeviceState.BUSY
-    elif sample.at - settling_since > settle_timeout_s:
+    elif now - settling_since > settle_timeout_s:
         state, settling_since, withheld = DeviceState.SET_ASIDE, None, True
         why = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
     else:
@@ -217,17 +220,28 @@ def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
     return pids if sample.processes is None else pids & {p.pid for p in sample.processes}
 
 
-def settle(before: Availability, now: float, *, occupied: bool = False) -> Availability:
-    """The availability at the moment when an attempt of ours has left the device; the next samples decide.
+def settle(
+    before: Availability, at: float, *, occupied: bool = False, settling_since: float | None = None
+) -> Availability:
+    """Return the availability at the moment when an attempt of ours has left the device; the next samples decide.
+
+    `settling_since` is the same moment on the clock by which settling is measured; without it `at`.
 
     `occupied`: another attempt of ours is on it still. A device that is lost or cannot be read stays so: what is said
     of it once need not be said again.
     """
     if before.state is DeviceState.LOST or (before.sample is not None and before.sample.error):
         return before
+    settling_since = at if settling_since is None else settling_since
     if occupied:
-        return replace(before, settling_since=now)
-    return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
+        return replace(before, settling_since=settling_since)
+    return replace(
+        before,
+        state=DeviceState.SETTLING,
+        why="our job has just ended",
+        since=at,
+        settling_since=settling_since,
+    )
 
 
 def vanish(before: Availability, now: float) -> Availability:

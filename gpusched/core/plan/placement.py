@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import Job
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.backfill import Backfill
@@ -74,7 +75,7 @@ class Occupancy:
             return None
         used = known.foreign_bytes + sum(resident.counted_bytes for resident in device.residents)
         left = device.capacity_bytes - used - MARGIN_BYTES
-        fresh = device.looked_again or self._at.now - known.at <= LOOK_FRESH_S
+        fresh = device.looked_again or abs(self._at.now - known.at) <= LOOK_FRESH_S  # a clock can be set back
         return _Room(device, left, len(device.residents), True, fresh)
 
     # ---- one job ----
@@ -82,7 +83,7 @@ class Occupancy:
     def place(self, job: Job) -> Start | Claim | Reason:
         if self._at.closed_to_starts:
             return Reason("closed", self._at.closed_to_starts)
-        if job.not_before > self._at.now:
+        if is_backing_off(job.not_before, self._at.now):
             return Reason("back_off", f"tried again in {job.not_before - self._at.now:.0f} s")
         if job.gpus == 0:
             return self._place_cpu(job)

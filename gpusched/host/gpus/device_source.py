@@ -20,7 +20,7 @@ from gpusched.host.gpus.simulated import SimulatedSource
 
 
 class DeviceSource(Protocol):
-    """Where readings come from. Times are epoch seconds; no method waits, none raises for device trouble."""
+    """Where readings come from. Times are on the monotonic clock; no method waits, none raises for device trouble."""
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
         """Ask for these devices, or (None) for all that there are, with what costs more to read.
@@ -70,14 +70,14 @@ def open_source(
 
 def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
     """One complete reading, waited for. Raises GpuschedError (exit 3) where there is nothing to work with."""
-    end = time.time() + timeout_s
-    source.request(None, time.time())
+    end = time.monotonic() + timeout_s
+    source.request(None, time.monotonic())
     waiter = select.poll()
     fileno = source.fileno()
     if fileno is not None:
         waiter.register(fileno, select.POLLIN)
     while True:
-        now = time.time()
+        now = time.monotonic()
         for reading in source.poll(now):
             if reading.complete and not reading.error and not reading.devices:
                 raise GpuschedError(

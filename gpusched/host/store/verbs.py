@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpusched.core.jobs.lifecycle import JobEvent, Verdict
+from gpusched.core.jobs.lifecycle import BACKOFF_HORIZON_S, JobEvent, Verdict
 from gpusched.core.jobs.progress import COUNTED_NOWHERE, ItemCount, Span
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import (
@@ -152,23 +152,21 @@ class Store(Submission):
         """The first waiting jobs that may start by their own time, of one shape or of all, in their order."""
         of_shape = "AND shape = ?3 " if shape is not None else ""
         query = (
-            f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}AND not_before <= ?1 "
+            f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}"
+            f"AND (not_before <= ?1 OR not_before > ?1 + {BACKOFF_HORIZON_S}) "
             "ORDER BY prio DESC, position LIMIT ?2"
         )
         values = (now, limit) if shape is None else (now, limit, shape)
         return [job_row(row) for row in self._db.execute(query, values)]
 
     def next_not_before(self, now: float) -> float | None:
-        """When the next job that backs off may start."""
-        query = "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 AND not_before > ?"
-        value = self._db.execute(query, (now,)).fetchone()[0]
+        """Return when the next job that backs off may start; None if no job does."""
+        query = (
+            "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 "
+            "AND not_before > ?1 AND not_before <= ?1 + ?2"
+        )
+        value = self._db.execute(query, (now, BACKOFF_HORIZON_S)).fetchone()[0]
         return None if value is None else float(value)
-
-    def shorten_back_offs(self, until: float) -> None:
-        """Let no waiting job back off beyond this moment: only a clock that was wrong makes it do so."""
-        if self._db.execute("SELECT 1 FROM jobs WHERE state = 'queued' AND not_before > ?", (until,)).fetchone():
-            with self.transaction():
-                self._db.execute("UPDATE jobs SET not_before = ?1 WHERE state = 'queued' AND not_before > ?1", (until,))
 
     def start(
         self, job_id: int, started_at: float, log: str, error_log: str, devices: Sequence[DeviceUse]
