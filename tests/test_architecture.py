@@ -230,6 +230,18 @@ def test_the_state_of_a_job_is_set_in_one_place() -> None:
     assert places == ["host.store.jobs"]
 
 
+@pytest.mark.parametrize("value", ["DeviceView", "Snapshot"])
+def test_the_box_as_the_plan_sees_it_is_built_in_one_place(value: str) -> None:
+    makers = [
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
+        if (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) == value
+    ]
+    assert makers == ["core.plan.observe"]
+
+
 def test_the_front_door_imports_only_click_the_errors_and_what_cleans_them() -> None:
     tops = {name for node in TREES["cli.main"].body for name in imports("cli.main", ast.Module([node], []))}
     beyond = {name for name in tops if name.split(".")[0] not in sys.stdlib_module_names}
