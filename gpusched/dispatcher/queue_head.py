@@ -14,6 +14,7 @@ from gpusched.core.model import Job, JobRow
 from gpusched.core.plan.observe import starts
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan, Snapshot
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.store import SHAPES_MAX, Store
 
 SHOWN = 4  # jobs of a shape that a plan is shown at first
@@ -38,25 +39,40 @@ class QueueHead:
         self.rows: dict[int, JobRow] = {}  # what was fetched and still waits, by id
         self.retry_at: float | None = None  # when the next job that backs off may start
         self._store = store
-        self._known = False  # whether `rows` is still what the store would say
+        self._is_current = False  # `rows` is still what the store would say
         self._shapes: dict[str, list[_Waiting]] = {}
         self._more: set[str] = set()  # shapes of which there may be more jobs than were fetched
+        self._passed_since: dict[int, float] = {}  # jobs that others have passed, in monotonic seconds
 
     def forget(self) -> None:
-        self._known = False
+        self._is_current = False
 
     def take_out(self, gone: Set[int]) -> None:
-        """These jobs no longer wait."""
+        """Drop these jobs, which no longer wait."""
         for job_id in gone:
+            self._passed_since.pop(job_id, None)
             row = self.rows.pop(job_id, None)
             if row is not None:
                 waiting = self._shapes[row.shape]
                 waiting[:] = (each for each in waiting if each.id != job_id)
 
+    def note_passed(self, jobs: Iterable[int], now: Moment) -> None:
+        """Remember since when these jobs are passed by others."""
+        for job_id in jobs:
+            self._passed_since.setdefault(job_id, now.monotonic_s)
+
+    def waited_since(self, now: Moment) -> dict[int, float]:
+        """Return since when jobs are passed by others, in wall time as the clock goes now."""
+        return {job_id: now.at - (now.monotonic_s - since_s) for job_id, since_s in self._passed_since.items()}
+
+    def deadline_s(self, now: Moment) -> float | None:
+        """Return when the next job that backs off may start, in monotonic seconds."""
+        return None if self.retry_at is None else now.monotonic_s + (self.retry_at - now.at)
+
     def plan(self, snapshot: Snapshot) -> Plan:
-        """The plan of `snapshot` with the jobs that wait."""
+        """Return the plan of `snapshot` with the jobs that wait."""
         now = snapshot.now
-        if not self._known or (self.retry_at is not None and now >= self.retry_at):
+        if not self._is_current or (self.retry_at is not None and now >= self.retry_at):
             self._fetch(now)
         shown = dict.fromkeys(self._shapes, SHOWN)
         while True:
@@ -70,14 +86,14 @@ class QueueHead:
                     self._add(shape, max(PAGE_MAX, shown[shape]), now)
 
     def _first(self, shown: dict[str, int]) -> Iterable[Job]:
-        """So many of each shape, in the order in which they start."""
+        """Return so many jobs of each shape, in the order in which they start."""
         parts = [waiting[: shown[shape]] for shape, waiting in self._shapes.items()]
         if len(parts) == 1:
             return (each.job for each in parts[0])
         return (each.job for each in sorted(each for part in parts for each in part))
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
-        """Shapes of which each shown job gets devices, while there are more."""
+        """Return the shapes of which each shown job gets devices, while there are more."""
         placed = set(starts(plan))
         placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
         return [
@@ -89,7 +105,7 @@ class QueueHead:
 
     def _fetch(self, now: float) -> None:
         shapes = self._store.shapes()
-        self._known, self.rows, self._shapes, self._more = True, {}, {}, set()
+        self._is_current, self.rows, self._shapes, self._more = True, {}, {}, set()
         self.retry_at = self._store.next_not_before(now)
         if len(shapes) > SHAPES_MAX:
             for row in self._store.head(now, IN_ORDER):
@@ -100,9 +116,9 @@ class QueueHead:
             self._add(shape, page, now)
 
     def _add(self, shape: str, limit: int, now: float) -> None:
-        found = self._store.head(now, limit, shape)
-        self._shapes[shape] = [self._take(row) for row in found]
-        (self._more.add if len(found) == limit else self._more.discard)(shape)
+        rows = self._store.head(now, limit, shape)
+        self._shapes[shape] = [self._take(row) for row in rows]
+        (self._more.add if len(rows) == limit else self._more.discard)(shape)
 
     def _take(self, row: JobRow) -> _Waiting:
         self.rows[row.id] = row
