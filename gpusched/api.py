@@ -22,8 +22,8 @@ from gpusched.config.settings import LoadedSettings, Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
-from gpusched.dispatcher import Dispatcher, Observer
-from gpusched.dispatcher.feed import Feed
+from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
+from gpusched.dispatcher.feed import Feed, NoFeed
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.gpus import board
 from gpusched.host.gpus.claims import Claims, find_directory
@@ -189,10 +189,12 @@ class Queue:
                     claims,
                     rules,
                     opened.first,
-                    feed=feed,
-                    observer=observer,
-                    follow=follow,
-                    step=step,
+                    Hooks(
+                        feed=feed or NoFeed(),
+                        observer=observer or Quiet(),
+                        follow=follow,
+                        step=step,
+                    ),
                 )
                 code = dispatcher.run()
                 os.close(lock)

@@ -20,11 +20,10 @@ from gpusched.core.plan import selection
 from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attempt_book import AttemptBook, log_paths
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import OpenAttempt, opened
+from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment
-from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store
 
 
@@ -63,7 +62,6 @@ class Actor:
 
     def __init__(
         self,
-        queue: QueueDir,
         store: Store,
         devices: DeviceBook,
         attempts: AttemptBook,
@@ -74,10 +72,9 @@ class Actor:
         step: Callable[[str], None],
     ) -> None:
         self.step = step
-        self._queue, self._store, self._devices, self._attempts = queue, store, devices, attempts
+        self._store, self._devices, self._attempts = store, devices, attempts
         self._reporter, self._options, self._clock = reporter, options, clock
-        self._environments: dict[tuple[str, ...], dict[bytes, bytes]] = {}
-        self._uuids_announced = False
+        self.variables = DeviceVariables(devices, options, reporter)
 
     def act(self, plan: Plan, rows: Mapping[int, JobRow], now: Moment) -> Effects:
         """Do all of it; but where a job fails for good, start nothing before the failures are counted.
@@ -111,10 +108,6 @@ class Actor:
         for attempt in self._attempts.adopt(self._store.running(), now):
             text = f"job {attempt.job.id} was left by an earlier dispatcher: taken over"
             self._reporter.report("started", text, attempt.job.id)
-
-    def forget_labels(self) -> None:
-        """Make environments anew: indices may have changed."""
-        self._environments.clear()
 
     # ---- closing and starting ----
 
@@ -176,7 +169,7 @@ class Actor:
             error_log=err,
             devices=tuple([self._device_use(uuid) for uuid in uuids]),
         )
-        return _Prepared(opened(self._queue, job, row, now), life)
+        return _Prepared(self._attempts.new(job, row, now), life)
 
     def _device_use(self, uuid: str) -> DeviceUse:
         device, known = self._devices.device(uuid), self._devices.availability(uuid)
@@ -247,25 +240,38 @@ class Actor:
     def _hand_over(self, attempt: OpenAttempt, life: int, now: Moment) -> None:
         uuids = attempt.devices
         self._devices.note_start(uuids, now)
-        environment = self._environment(uuids)
+        variables = self.variables.of(uuids)
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
-        self._attempts.launch(attempt, life, claims, environment, self._options.style)
+        self._attempts.launch(attempt, life, claims, variables, self._options.style)
         self.step("handed over")
         where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
         job = attempt.job
         self._reporter.report("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
 
-    def _environment(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
-        """Return the variables that say to an attempt which devices it has."""
+
+class DeviceVariables:
+    """The environment variables that say to an attempt which devices it has; kept until forget()."""
+
+    def __init__(self, devices: DeviceBook, options: QueueOptions, reporter: Reporter) -> None:
+        self._devices, self._options, self._reporter = devices, options, reporter
+        self._by_key: dict[tuple[str, ...], dict[bytes, bytes]] = {}
+        self._announced = False  # that jobs get UUIDs
+
+    def forget(self) -> None:
+        """Make them anew: indices may have changed."""
+        self._by_key.clear()
+
+    def of(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
+        """Return the variables that say to an attempt that these are its devices."""
         form = self._options.settings.visible_devices
         degraded = self._devices.degraded if uuids else ""
         key = (*uuids, form, degraded)
-        known = self._environments.get(key)
+        known = self._by_key.get(key)
         if known is not None:
             return known
-        if degraded and form == "auto" and not self._uuids_announced:
-            self._uuids_announced = True
+        if degraded and form == "auto" and not self._announced:
+            self._announced = True
             self._reporter.report("device", f"{degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on")
         variables = {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -274,5 +280,5 @@ class Actor:
             **self._devices.source.job_environment(),
         }
         known = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
-        self._environments[key] = known
+        self._by_key[key] = known
         return known

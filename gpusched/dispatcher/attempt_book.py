@@ -85,6 +85,10 @@ class AttemptBook:
             os.close(attempt.shepherd_fd)
             attempt.shepherd_fd = None
 
+    def new(self, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
+        """Return an attempt that is about to be launched."""
+        return opened(self._queue, job, row, now)
+
     def prepare(self, job_id: int, number: int) -> int | None:
         """Make the attempt's directory and take its life lock; return the descriptor, or None if it is locked."""
         life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))

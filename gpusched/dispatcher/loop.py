@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
@@ -18,13 +17,12 @@ from gpusched.core.plan.snapshot import Plan
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.feed import Feed, NoFeed
 from gpusched.dispatcher.leaving import Leaving, RequestReader
 from gpusched.dispatcher.list_reader import ListReader
-from gpusched.dispatcher.options import QueueOptions
+from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.queue_head import QueueHead
-from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
-from gpusched.dispatcher.timers import Clock, Moment, Sleeper, Timer, pause_s
+from gpusched.dispatcher.reporter import Reporter
+from gpusched.dispatcher.timers import Moment, Sleeper, Timer, pause_s
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
@@ -45,42 +43,28 @@ class Dispatcher:
         store: Store,
         source: DeviceSource,
         claims: Claims,
-        rules: SubmitOptions,
+        submit: SubmitOptions,
         first: Reading,
-        *,
-        feed: Feed | None = None,
-        observer: Observer | None = None,
-        follow: bool = False,
-        clock: Clock | None = None,
-        step: Callable[[str], None] = lambda name: None,
+        hooks: Hooks,
     ) -> None:
-        """`first` is a complete reading of `source`. `step` is called with the name of each step of an action.
+        """Make a dispatcher of this queue; `first` is a complete reading of `source`.
 
         Raises GpuschedError when the allowed set is empty or can never serve a job.
         """
-        self._queue, self._clock = queue, clock or Clock()
-        self._devices = DeviceBook(source, claims, queue.path, first)
-        self._options = QueueOptions(store, self._devices, rules)
+        self._queue, self._clock = queue, hooks.clock
+        self._devices = devices = DeviceBook(source, claims, queue.path, first)
+        self._options = options = QueueOptions(store, devices, submit)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
-        self._attempts = AttemptBook(queue, self._sleeper.selector)
+        self._attempts = attempts = AttemptBook(queue, self._sleeper.selector)
         self._head = QueueHead(store)
-        self._lists = ListReader(feed or NoFeed(), store)
-        self._reporter = reporter = Reporter(queue, store, self._devices, observer or Quiet(), self._clock)
-        self._watchdog = Watchdog(store, self._attempts, reporter)
+        self._lists = ListReader(hooks.feed, store)
+        self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
+        self._watchdog = Watchdog(store, attempts, reporter)
         self._trouble = trouble = Trouble(queue, reporter)
-        self._leaving = Leaving(store, self._attempts, reporter, trouble, follow=follow)
-        self._requests = RequestReader(
-            store, self._attempts, self._options, self._leaving, reporter=reporter, trouble=trouble
-        )
+        self._leaving = leaving = Leaving(store, attempts, reporter, trouble, follow=hooks.follow)
+        self._requests = RequestReader(store, attempts, options, leaving, reporter=reporter, trouble=trouble)
         self._actor = Actor(
-            queue,
-            store,
-            self._devices,
-            self._attempts,
-            reporter=reporter,
-            options=self._options,
-            clock=self._clock,
-            step=step,
+            store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
         )
 
     @property
@@ -151,7 +135,7 @@ class Dispatcher:
         self._devices.ask(now, poll=polled)
         for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
             if reading.complete:
-                self._actor.forget_labels()
+                self._actor.variables.forget()
                 self._watchdog.check_reading(reading, self._options.settings, now)
                 with self._trouble.noted(now):
                     self._reporter.publish(self._board(now))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings, changed
 from gpusched.core.plan import observe, selection
 from gpusched.core.plan.selection import Selection
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.reporter import Reporter
+from gpusched.dispatcher.feed import Feed, NoFeed
+from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
+from gpusched.dispatcher.timers import Clock
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.store import Store
@@ -37,6 +40,17 @@ class LaunchStyle:
             leftovers=settings.leftovers,
             split_streams=settings.split_streams,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Attachments of a dispatcher: where more jobs come from, who watches, and what a test wants to control."""
+
+    feed: Feed = field(default_factory=NoFeed)
+    observer: Observer = field(default_factory=Quiet)
+    follow: bool = False  # stay when all has ended
+    clock: Clock = field(default_factory=Clock)
+    step: Callable[[str], None] = lambda name: None  # called with the name of each step of an action
 
 
 class QueueOptions:
