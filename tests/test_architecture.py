@@ -62,10 +62,20 @@ TABLE = (
     Row("lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml",)),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    *(
+        Row(
+            f"operations.{name}",
+            ("operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+        )
+        for name in ("run", "submit", "devices", "dry_run", "check")
+    ),
     Row("operations.*", ANYTHING, ("click",)),
     Row("shards.*", ANYTHING, ("click",)),
-    Row("esd.*", ("esd.*", "api", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("api", ("shards.*", "esd.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row(
+        "api",
+        ("shards.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+    ),
     Row("cli.*", ANYTHING, ("click",)),
     Row("commands.esd*", ("commands.esd*", "esd.model_record"), ANYTHING),
     Row("commands.merge*", ("", "commands.merge*", "common.natural_order", "shards.split"), ANYTHING),

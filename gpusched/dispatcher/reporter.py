@@ -115,8 +115,7 @@ class Reporter:
             self._waits.restart(now, WAIT_IS_LONG_S)
         elif self._waits.is_due(now):
             self._waits.restart(now, WAITS_AGAIN_S)
-            text = reason.text if reason.text.startswith("waits") else f"waits: {reason.text}"
-            self.report("waiting", f"the next job {text}")
+            self.report("waiting", f"the next job {reason.sentence}")
 
     def publish(self, published: Board) -> None:
         """Replace the board that other commands read."""

@@ -10,9 +10,9 @@ from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED, Gpusche
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
     from gpusched.core.jobs.progress import ItemGroup
     from gpusched.core.model import JobRow
+    from gpusched.operations.run import Queue
     from gpusched.views import tables
     from gpusched.views.report import JobCounts
     from gpusched.views.tables import Line
@@ -39,7 +39,7 @@ def document(queue: Queue, code: int) -> dict[str, object]:
     from gpusched.core.documents import job_document, metrics_head
     from gpusched.core.model import JobState
 
-    store, place = queue.store, queue.place
+    store, place = queue.store, queue.queue_dir
     head = metrics_head(store.counts(), store.count_removed(), store.totals(), queues.now())
     failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
     found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
@@ -93,7 +93,7 @@ def _missing(queue: Queue, group: ItemGroup) -> list[tuple[str, str]]:
     if group.ended == group.jobs:
         return []
     try:
-        plan = from_document(read_plan(queue.place.path))
+        plan = from_document(read_plan(queue.queue_dir.path))
         spans = {shard.job_name: plan.span(shard) for shard in plan.shards}
     except (GpuschedError, ValueError):
         spans = {}
@@ -108,7 +108,7 @@ def page(queue: Queue, code: int) -> list[Line]:
     from gpusched.views.report import tally
     from gpusched.views.words import clock, count, short_path
 
-    store, place = queue.store, queue.place
+    store, place = queue.store, queue.queue_dir
     counts = tally(store.counts(), store.count_removed())
     parts: list[tables.Cell] = []
     for word, number in counts.parts(ended_first=True):
@@ -188,7 +188,7 @@ def _merged(queue: Queue) -> list[tables.Row]:
     begin = b"gpusched: "
 
     def lines(log: str) -> list[bytes]:
-        said = log_tail(f"{queue.place.path}/{log}").split(b"\n")
+        said = log_tail(f"{queue.queue_dir.path}/{log}").split(b"\n")
         return [line for line in said if line.strip() and not line.startswith(b" ")]
 
     def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
@@ -219,7 +219,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
         tables.Line((("      " + command_text(job.command), ""),), table=True),
     ]
     if last:
-        path = f"{queue.place.path}/{last.error_log or last.log}"
+        path = f"{queue.queue_dir.path}/{last.error_log or last.log}"
         lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
     return lines
 
@@ -234,7 +234,7 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
     if code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
-        disk = queue.place.full_disk()
+        disk = queue.queue_dir.full_disk()
         room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
         steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
     elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
@@ -252,4 +252,4 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
 def _name(queue: Queue) -> str:
     import shlex
 
-    return shlex.quote(queues.queue_name(queue.place))
+    return shlex.quote(queues.queue_name(queue.queue_dir))

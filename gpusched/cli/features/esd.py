@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpusched.cli.options import SettingsCommand
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import print_dry_run, say, session
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
-from gpusched.operations.run import RunOptions, rules_for, say, work, work_options
 
 if TYPE_CHECKING:
     from gpusched.esd.experiment import EsdWorkshop
     from gpusched.esd.jobs import EsdExperiment, EsdTodo
-    from gpusched.lists.jobfile import JobFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +98,8 @@ def _choice(name: str, help: str) -> Callable[[F], F]:
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
 @esd_options
-@work_options
-def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
+@run_options
+def esd(options: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
     Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
@@ -108,18 +108,17 @@ def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
     """
     from gpusched.esd.jobs import EsdExperiment
 
-    config = EsdConfig(**given, parallel_gpu=not no_parallel_gpu, retry_failed=asked.retry_failed)
+    config = EsdConfig(**given, parallel_gpu=not no_parallel_gpu, retry_failed=options.retry_failed)
     config.check()
-    rules_for(asked)
     _refuse_missing(config)
-    workshop = _workshop(config, asked)
+    workshop = _workshop(config, options)
     experiment = EsdExperiment(config, workshop)
     try:
         plan = experiment.plan()
-        if asked.dry_run:
-            return _dry_run(experiment, workshop, plan, asked)
+        if options.dry_run:
+            return _dry_run(experiment, workshop, plan, options)
         code = experiment.run(plan)
-        _end(experiment, workshop, code, asked)
+        _end(experiment, workshop, code, options)
         return code
     finally:
         workshop.close()
@@ -140,7 +139,6 @@ def _refuse_missing(config: EsdConfig) -> None:
 
 def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
     """The library's, that works as a verb does: before the eyes of a person."""
-    from gpusched import api
     from gpusched.esd.experiment import EsdWorkshop
 
     class Workshop(EsdWorkshop):
@@ -148,12 +146,8 @@ def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
             if not asked.quiet:
                 say(text)
 
-        def run(self, jobs: JobFile, *, complete: bool) -> int:
-            rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
-            devices = self.take_devices()
-            return work(self.source, jobs, rules, asked, devices, complete=complete, end=lambda queue, code: None)
-
-    return Workshop(config, asked.loaded)
+    quiet_end = replace(session(asked), summarize=lambda queue, code: None)
+    return Workshop(config, asked.loaded, quiet_end, dry_run=asked.dry_run)
 
 
 def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
@@ -164,7 +158,7 @@ def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, as
     if not plan.has_work and not asked.as_json:
         say("nothing is left to do")
         return EXIT_SOME_FAILED if plan.failed else EXIT_OK
-    return dry_run(workshop.place, plan.jobs, workshop.rules, as_json=asked.as_json)
+    return print_dry_run(dry_run(workshop.place, plan.jobs, workshop.rules), asked)
 
 
 def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: RunOptions) -> None:
