@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_line
@@ -25,6 +26,8 @@ from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment
 from gpusched.host.store import Store
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +86,20 @@ class Actor:
         Raises DiskFull or OSError when there is no room to book; then nothing was closed or started. Raises OSError
         when there was no process to be had for a booked attempt; it is then seen as not started.
         """
-        actions = plan.actions
-        if any(isinstance(action, Close) and action.verdict.event is JobEvent.FAILED for action in actions):
-            actions = tuple(action for action in actions if not isinstance(action, Start | Claim))
-        for action in actions:  # what needs no room on any disk
-            if isinstance(action, Stop):
-                self._attempts.stop(self._attempts.find(action.attempt.job_id, action.attempt.number))
-            elif isinstance(action, Look):
-                self._devices.look(action.devices, self._clock.moment())
-            elif isinstance(action, Release):
-                self._devices.release(action.uuid)
-        closes = [action for action in actions if isinstance(action, Close)]
-        starts = [action for action in actions if isinstance(action, Start)]
+        closes = _of(Close, plan)
+        has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
+        starts, claims = ([], []) if has_failures else (_of(Start, plan), _of(Claim, plan))
+        for stop in _of(Stop, plan):  # what needs no room on any disk comes first
+            self._attempts.stop(self._attempts.find(stop.attempt.job_id, stop.attempt.number))
+        for look in _of(Look, plan):
+            self._devices.look(look.devices, self._clock.moment())
+        for release in _of(Release, plan):
+            self._devices.release(release.uuid)
         effects = self._book(closes, starts, rows, now) if closes or starts else NO_EFFECTS
-        for action in actions:
-            if isinstance(action, Claim):
-                self.step("claim")
-                self._devices.claim(action.devices, self._clock.moment())  # later than any look of this tick
-                self.step("claimed")
+        for claim in claims:
+            self.step("claim")
+            self._devices.claim(claim.devices, self._clock.moment())  # later than any look of this tick
+            self.step("claimed")
         return effects
 
     def adopt(self, now: Moment) -> None:
@@ -248,6 +247,11 @@ class Actor:
         where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
         job = attempt.job
         self._reporter.report("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
+
+
+def _of(kind: type[A], plan: Plan) -> list[A]:
+    """Return the actions of one kind, in their order."""
+    return [action for action in plan.actions if type(action) is kind]
 
 
 class DeviceVariables:

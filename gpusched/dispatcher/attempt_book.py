@@ -157,7 +157,7 @@ class AttemptBook:
             self._close_shepherd_fd(attempt)
             attempt.read_progress()
             outcome = attempt.outcome = outcome_of(attempt, error, self._queue.path, stopping_at)
-            if attempt.row.devices and outcome.kind in OWN_ENDS and not outcome.ok and not outcome.cause:
+            if attempt.devices and outcome.kind in OWN_ENDS and not outcome.ok and not outcome.cause:
                 attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
             ended.append(attempt)
         return ended

@@ -127,8 +127,9 @@ class Dispatcher:
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> None:
         ended = self._attempts.look(now, everywhere=everywhere, stopping_at=self._leaving.stopping_at)
         self._trouble.review(self._attempts, ended, now)
+        occupied = self._attempts.occupied()
         for attempt in ended:
-            self._devices.settle(attempt.devices, now, self._attempts.occupied())
+            self._devices.settle(attempt.devices, now, occupied)
         self._watchdog.check_leftovers()
 
     def _read_devices(self, now: Moment, *, polled: bool) -> None:

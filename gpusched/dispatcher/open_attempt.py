@@ -41,6 +41,7 @@ class AttemptUse:
     used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that says
     unassigned_device: str = ""  # a device that it uses without having been given it
     progress: bytes = b""
+    reported: set[str] = field(default_factory=set)  # kinds of warnings that people have had
 
     def progress_text(self) -> str:
         return self.progress.decode("utf-8", "replace")
@@ -52,6 +53,7 @@ class OpenAttempt:
 
     job: JobRow
     row: AttemptRow
+    devices: tuple[str, ...]  # UUIDs
     directory: str
     marker: tuple[bytes, ...]  # words in the environment of each of its processes
     opened_s: float  # when this dispatcher launched or adopted it, in monotonic seconds
@@ -64,11 +66,6 @@ class OpenAttempt:
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
     shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
     outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for
-    reported: set[str] = field(default_factory=set)  # kinds of warnings that people have had
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return tuple([device.uuid for device in self.row.devices])
 
     @property
     def has_ended(self) -> bool:
@@ -81,9 +78,9 @@ class OpenAttempt:
 
     def is_first(self, kind: str) -> bool:
         """Return True the first time that this kind of warning is due."""
-        if kind in self.reported:
+        if kind in self.use.reported:
             return False
-        self.reported.add(kind)
+        self.use.reported.add(kind)
         return True
 
     def read_progress(self) -> None:
@@ -128,6 +125,7 @@ def opened(queue: QueueDir, job: JobRow, row: AttemptRow, now: Moment) -> OpenAt
     return OpenAttempt(
         job=job,
         row=row,
+        devices=tuple([device.uuid for device in row.devices]),
         directory=attempt_dir.directory(queue.state, job.id, row.number),
         marker=(
             b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),

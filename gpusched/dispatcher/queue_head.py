@@ -17,7 +17,7 @@ from gpusched.core.plan.snapshot import Plan, Snapshot
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.store import SHAPES_MAX, Store
 
-SHOWN = 4  # jobs of a shape that a plan is shown at first
+SHOWN = 8  # jobs of a shape that a plan is shown at first
 GROWTH = 4  # so many times as many are shown, or fetched, when these were too few
 PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 32, 64  # jobs fetched at first: of a shape, and of all shapes about
 IN_ORDER = 1000  # jobs looked at where there are very many shapes
@@ -49,12 +49,11 @@ class QueueHead:
 
     def take_out(self, gone: Set[int]) -> None:
         """Drop these jobs, which no longer wait."""
+        rows = [self.rows.pop(job_id) for job_id in gone if job_id in self.rows]
+        for shape in {row.shape for row in rows}:
+            self._shapes[shape] = [each for each in self._shapes[shape] if each.id not in gone]
         for job_id in gone:
             self._passed_since.pop(job_id, None)
-            row = self.rows.pop(job_id, None)
-            if row is not None:
-                waiting = self._shapes[row.shape]
-                waiting[:] = (each for each in waiting if each.id != job_id)
 
     def note_passed(self, jobs: Iterable[int], now: Moment) -> None:
         """Remember since when these jobs are passed by others."""

@@ -58,7 +58,7 @@ class UsageMeter:
         own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
         if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in own):
             attempt.use.seen_s = now.monotonic_s  # where processes cannot be told apart, nobody is called idle
-            attempt.reported.discard("idle")
+            attempt.use.reported.discard("idle")
         before = _used_at_launch(attempt, own)
         for sample in own:
             used_bytes = usage.memory_of([sample], pids, before)
@@ -104,7 +104,7 @@ class UsageMeter:
         return [
             attempt
             for attempt in self._attempts
-            if attempt.row.devices
+            if attempt.devices
             and not attempt.has_ended
             and now.monotonic_s - attempt.use.seen_s >= timeout_s
             and attempt.is_first("idle")

@@ -52,7 +52,7 @@ class Watchdog:
         for attempt in self._attempts:
             left = attempt.life.fields.get("leftovers", "")
             if left and attempt.is_first("leftovers"):
-                kept = "its GPU is kept for them" if attempt.row.devices else "they still count"
+                kept = "its GPU is kept for them" if attempt.devices else "they still count"
                 text = f"its command has ended, but not what it left running: {left}"
                 hint = "--leftovers stop ends them"
                 self._reporter.report("warning", f"job {attempt.job.id}: {text}; {kept} ({hint})")
