@@ -25,7 +25,8 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, transitions
+from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 
 A = TypeVar("A")
 
@@ -104,7 +105,7 @@ class Actor:
 
     def adopt(self, now: Moment) -> None:
         """Take over the attempts that an earlier dispatcher left open."""
-        for attempt in self._attempts.adopt(self._store.running(), now):
+        for attempt in self._attempts.adopt(attempt_table.running(self._store), now):
             text = f"job {attempt.job.id} was left by an earlier dispatcher: taken over"
             self._reporter.report("started", text, attempt.job.id)
 
@@ -121,21 +122,21 @@ class Actor:
                     booked = [each for each in prepared if self._store_start(each.attempt.row)]
                     self.step("booking")
             except BaseException:
-                self._store.take_rippled()  # rolled back with the closes
+                transitions.take_stopped(self._store)  # rolled back with the closes
                 raise
             for each in booked:
                 prepared.remove(each)  # its life lock goes to a shepherd
         self.step("booked")
         for end in closed:
             self._finish_close(end, now)
-        for job_id, state, cause in self._store.take_rippled():
+        for job_id, state, cause in transitions.take_stopped(self._store):
             self._reporter.report_stopped(job_id, state, cause)
         self._hand_over_all(booked, now)
         return Effects(
             gone=frozenset(start.job_id for start in starts),
             has_failures=any(close.verdict.event is JobEvent.FAILED for close in closes),
             has_new_jobs=any(end.state is JobState.QUEUED for end in closed),
-            has_freed_jobs=self._store.take_freed(),
+            has_freed_jobs=transitions.take_freed(self._store),
         )
 
     @contextmanager
@@ -178,7 +179,7 @@ class Actor:
         return DeviceUse(uuid, device.index, device.name, free)
 
     def _store_start(self, row: AttemptRow) -> bool:
-        number = self._store.start(row.job_id, row.started_at, row.log, row.error_log, row.devices)
+        number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
         if number is not None and number != row.number:
             raise GpuschedError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
@@ -191,19 +192,24 @@ class Actor:
             outcome = replace(outcome, note=f"chose its own GPU ({attempt.use.unassigned_device})")
         job, fields = attempt.job, attempt.life.fields
         avoid, above = steer(outcome, attempt.row.devices, job.avoid, job.above_bytes)
-        state = self._store.close_attempt(
+        state = attempt_table.close(
+            self._store,
             job.id,
             attempt.row.number,
-            outcome,
+            AttemptEnd(
+                outcome,
+                attempt.ended_at(now.at),
+                usage=attempt.use.usage,
+                max_rss_bytes=int(fields["max_rss_kib"]) * 1024 if "max_rss_kib" in fields else None,
+                cpu_s=float(fields["cpu_s"]) if "cpu_s" in fields else None,
+                progress=attempt.use.progress_text(),
+            ),
             close.verdict,
-            attempt.ended_at(now.at),
-            usage=attempt.use.usage,
-            max_rss_bytes=int(fields["max_rss_kib"]) * 1024 if "max_rss_kib" in fields else None,
-            cpu_s=float(fields["cpu_s"]) if "cpu_s" in fields else None,
-            progress=attempt.use.progress_text(),
-            avoid=avoid,
-            above_bytes=0 if job.mem_bytes else above,  # a budget grows instead
-            mem_bytes=close.mem_bytes or None,
+            NextAttempt(
+                avoid=avoid,
+                above_bytes=0 if job.mem_bytes else above,  # a budget grows instead
+                mem_bytes=close.mem_bytes or None,
+            ),
             now=now.at,
         )
         return _Closed(attempt, close, state)

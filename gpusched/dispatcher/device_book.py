@@ -37,16 +37,7 @@ class DeviceEntry:
     refused: str = ""
     is_missing: bool = False
 
-    def fold(
-        self,
-        sample: Sample,
-        reading: Reading,
-        *,
-        ours: Ours,
-        occupied: bool,
-        criteria: Criteria,
-        settle_timeout_s: float,
-    ) -> None:
+    def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
         """Take in one sample of this device."""
         self.is_missing = False
         self.asked_s = reading.asked_at
@@ -60,7 +51,6 @@ class DeviceEntry:
             occupied=occupied,
             polled=reading.complete,
             criteria=criteria,
-            settle_timeout_s=settle_timeout_s,
             now=reading.at,
         )
         since_s = self.availability.settling_since
@@ -103,14 +93,13 @@ class DeviceBook:
         self.error = ""  # why the source as a whole does not answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self._claims, self._queue = claims, queue
-        self._settle_timeout_s = 30.0
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
         self._entries: dict[str, DeviceEntry] = {}
 
-    def configure(self, uuids: Iterable[str], criteria: Criteria, settle_timeout_s: float) -> None:
+    def configure(self, uuids: Iterable[str], criteria: Criteria) -> None:
         """Set the allowed devices in order of preference, and when they are free; those that stay keep their state."""
-        self.criteria, self._settle_timeout_s = criteria, settle_timeout_s
+        self.criteria = criteria
         before = self._entries
         self._entries = {uuid: before.get(uuid) or DeviceEntry(self._box[uuid], Availability(uuid)) for uuid in uuids}
         for uuid in before.keys() - self._entries.keys():
@@ -155,7 +144,6 @@ class DeviceBook:
                     ours=ours,
                     occupied=sample.uuid in occupied,
                     criteria=self.criteria,
-                    settle_timeout_s=self._settle_timeout_s,
                 )
         if reading.complete:
             self._note_missing(reading, now)

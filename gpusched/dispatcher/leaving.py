@@ -23,7 +23,7 @@ from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, request_table, startable_jobs
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -63,7 +63,7 @@ class Leaving:
             text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
         if running and code == EXIT_INTERRUPTED:
             text += " (once more: what runs is stopped and queued again)"
-        if self._store.counts()[JobState.QUEUED]:
+        if job_table.counts(self._store)[JobState.QUEUED]:
             text += "; the same command goes on with what is queued"
         self._reporter.report("queue", text)
 
@@ -75,7 +75,7 @@ class Leaving:
         self.stopping_at, self._exit_code = now.at, code
         again: list[int] = []
         with self._trouble.noted(now):
-            again = self._store.blame_shutdown(now.at - SHUTDOWN_WINDOW_S)
+            again = attempt_table.blame_shutdown(self._store, now.at - SHUTDOWN_WINDOW_S)
         running = self._attempts.unfinished()
         parts = ["leaving; nothing runs"]
         if running:
@@ -91,7 +91,7 @@ class Leaving:
             return bool(self.reason) and self._trouble.keeps_from_booking and not self._attempts.unfinished()
         if self.reason:
             return True
-        return not (self._follow or more_to_come or self._store.has_startable())
+        return not (self._follow or more_to_come or startable_jobs.has_any(self._store))
 
     def drain_after(self, failed: int, limit: int | None) -> None:
         """Start nothing more once so many jobs have failed."""
@@ -118,10 +118,10 @@ class Leaving:
             self._reporter.report("error", text)
         if self._exit_code is not None:
             return self._exit_code
-        counts = self._store.counts()
+        counts = job_table.counts(self._store)
         left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] - self._store.count_failed_unlisted()
-        bad += counts[JobState.CANCELLED] - self._store.count_removed() + left
+        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
+        bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
         return EXIT_SOME_FAILED if bad or refused_lines else EXIT_OK
 
 
@@ -144,9 +144,9 @@ class RequestReader:
 
     def discard_old(self, at: float) -> None:
         """Acknowledge what was meant for a dispatcher that has left."""
-        for request, kind, _ in self._store.open_requests():
+        for request, kind, _ in request_table.open_requests(self._store):
             if kind in ("stop", "stop_now"):
-                self._store.acknowledge(request, at)
+                request_table.acknowledge(self._store, request, at)
 
     def take_signals(self, numbers: Iterable[int], now: Moment) -> None:
         for number in numbers:
@@ -171,15 +171,15 @@ class RequestReader:
         if version == self._data_version:
             return False
         self._data_version = version
-        taken = [request for request, kind, _ in self._store.open_requests() if self._take(kind, now)]
+        taken = [request for request, kind, _ in request_table.open_requests(self._store) if self._take(kind, now)]
         for attempt in self._attempts:
-            attempt.is_cancelled = self._store.job(attempt.job.id).cancel_requested_at is not None
+            attempt.is_cancelled = job_table.get(self._store, attempt.job.id).cancel_requested_at is not None
         if taken:
             self._data_version = -1  # until they are acknowledged
             with self._trouble.noted(now):
                 with self._store.transaction():
                     for request in taken:
-                        self._store.acknowledge(request, now.at)
+                        request_table.acknowledge(self._store, request, now.at)
                 self._data_version = version
         return True
 

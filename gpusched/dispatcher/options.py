@@ -16,7 +16,7 @@ from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.timers import Clock
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 
@@ -72,7 +72,7 @@ class QueueOptions:
 
     def take_newest(self, reporter: Reporter) -> None:
         """Take over the options of another start of this queue; report what is different, or why they are not taken."""
-        text = self._store.meta("settings")
+        text = meta_table.read(self._store, "settings")
         if text is None:
             return
         self.submit = self._with_newest_dirs(self.submit)
@@ -105,14 +105,14 @@ class QueueOptions:
 
     def _gpus_wanted(self, settings: Settings) -> int:
         """Return how many GPUs a job of the queue wants, by its own word or by the options; 0 if no job wants one."""
-        if self._store.wants_gpus():
+        if job_table.wants_gpus(self._store):
             return max(1, settings.gpus_per_job)
         return settings.gpus_per_job if self._devices.has_devices else 0
 
     def _configure(self, chosen: Selection) -> None:
-        self._devices.configure(chosen.uuids, observe.criteria(self.settings), self.settings.settle_timeout)
+        self._devices.configure(chosen.uuids, observe.criteria(self.settings))
 
     def _with_newest_dirs(self, submit: SubmitOptions) -> SubmitOptions:
         """Add where the jobs of the newest submission run: what it has copied is not copied again."""
-        text = self._store.meta("dirs")
+        text = meta_table.read(self._store, "dirs")
         return submit if text is None else replace(submit, dirs=JobDirs.from_json(text))

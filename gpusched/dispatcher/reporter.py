@@ -18,7 +18,15 @@ from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import (
+    DiskFull,
+    Store,
+    attempt_table,
+    dependency_table,
+    dispatch_table,
+    job_table,
+    queue_totals,
+)
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -70,7 +78,7 @@ class Reporter:
         self._wait_reason = ""
 
     def begin(self, now: Moment) -> None:
-        self._dispatch = self._store.begin_dispatch(self._started_at)
+        self._dispatch = dispatch_table.begin(self._store, self._started_at)
         self._waits.restart(now, WAIT_IS_LONG_S)
 
     def report(self, kind: str, text: str, job_id: int | None = None) -> None:
@@ -83,7 +91,7 @@ class Reporter:
         if cause == CAUSE_NOT_NEEDED:
             self.report("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
             return
-        bad = self._store.culprit(job_id)
+        bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
         why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.report("ended", f"job {job_id} is {state.value}: {why}", job_id)
@@ -136,12 +144,12 @@ class Reporter:
                 queue=self._queue.path,
                 started_at=self._started_at,
                 board=shown,
-                counts=self._store.counts(),
-                removed=self._store.count_removed(),
+                counts=job_table.counts(self._store),
+                removed=job_table.count_removed(self._store),
                 running=views,
                 reason=self._wait_reason,
                 finished_now=self.succeeded,
-                groups=tuple(groups(self._store.item_counts(), views)),
+                groups=tuple(groups(queue_totals.item_counts(self._store), views)),
                 closing=shown.closed,
             )
         )
@@ -159,8 +167,10 @@ class Reporter:
     def write_metrics(self, at: float, running: Iterable[OpenAttempt], *, every_job: bool) -> None:
         """Replace gpu_metrics.json, and keep what the open attempts have used so far for the next dispatcher."""
         for attempt in running:
-            self._store.save_usage(attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text())
-        self._store.touch_dispatch(self._dispatch, at)
+            attempt_table.save_usage(
+                self._store, attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text()
+            )
+        dispatch_table.touch(self._store, self._dispatch, at)
         devices: list[dict[str, object]] = [
             {
                 "uuid": view.uuid,
@@ -177,7 +187,7 @@ class Reporter:
     def leave(self, at: float) -> None:
         """Note the end of this dispatcher, and withdraw the board."""
         try:
-            self._store.touch_dispatch(self._dispatch, at)
+            dispatch_table.touch(self._store, self._dispatch, at)
         except DiskFull:
             log.warning("the disk is full: when this dispatcher was last here is not noted")
         board.remove(self._queue.board)

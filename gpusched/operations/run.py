@@ -20,11 +20,11 @@ from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
 from gpusched.dispatcher.feed import Feed, NoFeed
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import Source, SubmitOptions, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
-from gpusched.operations.submit import make_queue_dir, with_dirs
+from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
@@ -70,9 +70,9 @@ class Queue:
         assert options.dirs is not None
         options.look_around(jobs.specs)
         with self.store.transaction():
-            self.store.set_meta("dirs", options.dirs.to_json())
-            self.store.set_meta("settings", options.settings.to_json())
-            self.store.set_meta("on_dep_fail", options.settings.on_dep_fail)
+            meta_table.write(self.store, "dirs", options.dirs.to_json())
+            meta_table.write(self.store, "settings", options.settings.to_json())
+            meta_table.write(self.store, "on_dep_fail", options.settings.on_dep_fail)
             change = submit(self.store, jobs.specs, options, time.time(), complete=complete)
         self._jobs = jobs
         return change
@@ -113,7 +113,7 @@ class Queue:
             code = dispatcher.run()
             os.close(lock)
             step("left")
-            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
+            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 return code
             again = self.queue_dir.take()  # for what was submitted after the last look
             if again is None:
@@ -122,12 +122,12 @@ class Queue:
 
     def _take_lock(self, notify: Callable[[str], None], step: Callable[[str], None]) -> int | None:
         """Become the dispatcher of this queue; return the lock, or None if another dispatcher took the submission."""
-        request = self.store.request("submitted", time.time())
+        request = request_table.add(self.store, "submitted", time.time())
         step("requested")
         self.queue_dir.ring()
         slow_at = time.monotonic() + SLOW_ACK_S
         while (lock := self.queue_dir.take()) is None:
-            if self.store.is_acknowledged(request):
+            if request_table.is_acknowledged(self.store, request):
                 return None
             if time.monotonic() > slow_at:
                 slow_at = float("inf")
@@ -178,6 +178,7 @@ def run_jobs(
     If `complete`, waiting jobs of the queue that are not among `jobs` are cancelled. The jobs are submitted within
     `prepare(queue)`, which writes the files that they need into the queue's directory.
     """
+    options = with_dirs(options, find_queue_dir(source, options.settings))
     with Queue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
             _set_up_log(queue.queue_dir, session.log_level or options.settings.log_level)

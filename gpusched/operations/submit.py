@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
-from contextlib import closing
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import mask_secrets
-from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import STREAM, Source, SubmitOptions, refusal
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, refusal
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -25,17 +26,21 @@ def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
     if settings.log_dir:
         return queue_dirs.locate(settings.log_dir, settings.state_dir)
     if source == STREAM:
-        name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-        return queue_dirs.locate(queue_dirs.default_path(name), settings.state_dir)
+        return queue_dirs.locate(queue_dirs.default_path(_stream_name(os.getpid())), settings.state_dir)
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
     found = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
     if found.exists():
-        with closing(Store(found.database)) as store:
-            owner = store.source()
+        with Store(found.database) as store:
+            owner = meta_table.source(store)
         if owner not in (None, _owner(source)):
             hashed = queue_dirs.default_path(stem, os.fsdecode(_owner(source)))
             return queue_dirs.locate(hashed, settings.state_dir)
     return found
+
+
+@functools.cache
+def _stream_name(pid: int) -> str:
+    return time.strftime(f"stdin-%Y%m%d-%H%M%S-{pid}")
 
 
 def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -58,14 +63,14 @@ def _make(queue_dir: QueueDir, source: Source) -> bytes | None:
     """Make the queue of this list, or find it made. Return its owner if that is another list."""
     queue_dirs.prepare(queue_dir)
     owner = _owner(source)
-    with closing(Store(queue_dir.database, create=True)) as store, store.transaction():
-        found = store.source()
+    with Store(queue_dir.database, create=True) as store, store.transaction():
+        found = meta_table.source(store)
         if found not in (None, owner):
             return found
         if found is None:
-            store.set_meta("source", owner)
+            meta_table.write(store, "source", owner)
         if not isinstance(source, str):
-            store.set_meta("typed", json.dumps([source.stem, source.words]))
+            meta_table.write(store, "typed", json.dumps([source.stem, source.words]))
     return None
 
 
@@ -93,22 +98,19 @@ def submit_options(
     *,
     force: bool = False,
     retry_failed: bool = False,
-    dry_run: bool = False,
 ) -> SubmitOptions:
-    """Return how a list is read and what its jobs need, in this queue.
-
-    Raises GpuschedError for a --setup that is no file and, unless it is a `dry_run`, for a snapshot of files that git
-    does not know.
-    """
+    """Return how a list is read and what its jobs need, in this queue. Raises GpuschedError if --setup is no file."""
     setup = loaded.settings.setup
     if setup and not os.path.isfile(setup):
         raise GpuschedError("there is no such file", where=f"--setup {setup}")
-    options = SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)
-    return options if dry_run else with_dirs(options, queue_dir)
+    return SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)
 
 
 def with_dirs(options: SubmitOptions, queue_dir: QueueDir) -> SubmitOptions:
-    """Return the options with the directories in which the jobs run, if they have none."""
+    """Return the options with the directories in which the jobs run, if they have none.
+
+    Raises GpuschedError for a snapshot of files that git does not know.
+    """
     if options.dirs is not None:
         return options
     copies = os.path.join(queue_dir.path, "snapshots") if options.settings.snapshot else ""
@@ -122,8 +124,8 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
     """
     if not queue_dir.exists() or queue_dir.dispatcher() is None:
         return loaded.settings
-    with closing(Store(queue_dir.database)) as store:
-        text = store.meta("settings")
+    with Store(queue_dir.database) as store:
+        text = meta_table.read(store, "settings")
     if text is None:
         return loaded.settings
     stated = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
@@ -133,6 +135,13 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
 # ---- the queue before the submission ---------------------------------------------------------------
 
 
+def refuse_empty(jobs: JobFile, source: JobSource) -> None:
+    """Raise GpuschedError for a list without a command."""
+    if not jobs.specs and not source.is_stream:
+        hint = "one shell command a line; lines with # are skipped"
+        raise GpuschedError("holds no command", where=source.name, hint=hint)
+
+
 def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> None:
     """Raise GpuschedError for jobs that wait for each other, or for one that is neither in the list nor in its queue.
 
@@ -140,8 +149,8 @@ def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> 
     """
     known: set[str] = set()
     if queue_dir.exists():
-        with closing(Store(queue_dir.database)) as store:
-            known = store.names()
+        with Store(queue_dir.database) as store:
+            known = job_table.names(store)
     wrong = dependencies.check(jobs.specs, data, known=known)
     if wrong:
         raise refusal(wrong, name)
@@ -153,5 +162,5 @@ def has_work(queue_dir: QueueDir) -> bool:
         return False
     if queue_dir.dispatcher() is not None:
         return True
-    with closing(Store(queue_dir.database)) as store:
-        return store.has_work()
+    with Store(queue_dir.database) as store:
+        return job_table.has_work(store)

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpusched.cli.features.shard_plan import show
+from gpusched.cli.options import say
 from gpusched.cli.run.options import RunOptions
-from gpusched.cli.run.session import accept, say, session
+from gpusched.cli.run.session import accept, session
 from gpusched.common.errors import GpuschedError
+from gpusched.host.store import job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.earlier_run import SPLIT, EarlierRun
 
@@ -77,9 +79,7 @@ class ShardStart:
         self._given = given
         self._asked = asked
         self._place = find_queue_dir(given, asked.loaded.settings)
-        self._rules = submit_options(
-            self._place, asked.loaded, force=force, retry_failed=asked.retry_failed, dry_run=asked.dry_run
-        )
+        self._rules = submit_options(self._place, asked.loaded, force=force, retry_failed=asked.retry_failed)
         self._force = force
         self._items = _open_items(given)
         self._begun = EarlierRun(self._place, given.owner)
@@ -238,8 +238,8 @@ class ShardStart:
             begun = EarlierRun(queue.queue_dir, self._given.owner)
             begun.refuse_another(plan, queue.queue_dir)
             if begun.split != plan.split_id:
-                queue.store.submit([], self._rules.needs, queues.now())
-                queue.store.set_meta(SPLIT, plan.split_id)
+                submission.submit(queue.store, [], self._rules.needs, queues.now())
+                meta_table.write(queue.store, SPLIT, plan.split_id)
         return begun.plan
 
     def _write(self, queue: Queue, plan: ShardPlan, before: ShardPlan | None) -> None:
@@ -264,9 +264,9 @@ class ShardStart:
             _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
         files.write_plan(queue.queue_dir.path, document(replace(plan, created_at=created_at)))
         if self._asked.retry_failed:
-            for job in queue.store.jobs([JobState.HELD]):
+            for job in job_table.jobs(queue.store, [JobState.HELD]):
                 if job.cause == CAUSE_FAILURES and TAG in job.tags:
-                    queue.store.release(job.id)
+                    job_table.release(queue.store, job.id)
 
 
 def _open_items(given: ShardRequest) -> Items:

@@ -189,7 +189,7 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     uuids = [device.uuid for device in box.reading.devices]
     book = DeviceBook(OneReading(box.reading), OthersClaims(box.holders), "/q", box.reading)
     criteria = Criteria(chosen.gpu_mem_threshold * MIB, 1, chosen.free_when == "idle", chosen.allow_unreadable_memory)
-    book.configure(uuids, criteria, chosen.settle_timeout)
+    book.configure(uuids, criteria)
     moment = Moment(NOW, NOW)
     book.take_in(moment, lambda sample: pids_of_ours(box, sample), box.residents.keys())
     for uuid in box.holders:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.options import SettingsCommand, say
 from gpusched.cli.run.options import RunOptions, run_options
-from gpusched.cli.run.session import print_dry_run, say, session
+from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
@@ -147,7 +147,7 @@ def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
                 say(text)
 
     quiet_end = replace(session(asked), summarize=lambda queue, code: None)
-    return Workshop(config, asked.loaded, quiet_end, dry_run=asked.dry_run)
+    return Workshop(config, asked.loaded, quiet_end)
 
 
 def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:

@@ -11,7 +11,6 @@ from gpusched.cli.options import SettingsCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
 from gpusched.cli.run.source import await_command, read_job_source, source_arguments
-from gpusched.common.errors import GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.dispatcher.feed import Feed
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=SettingsCommand,
-    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.yaml --max-gpus 2 --gpu-list 4 5 6 7\n"
-    "  gpusched run -c 'python train.py --lr {lr} --seed {seed}' -p lr=1e-3,1e-4 -p seed=0..4\n"
-    "  make-commands | gpusched run -",
+    epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
 @run_options
-@click.option("--force", is_flag=True, help="Go on although lines look wrong; set-up lines are left out.")
-@click.option("--follow", is_flag=True, help="Stay when all has ended, for lines added later.")
+@click.option("--force", is_flag=True, help="Go on although lines look wrong.")
+@click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(
     file: str | None,
     command: str | None,
@@ -39,8 +36,8 @@ def run(
 ) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE holds one shell command a line, or is a YAML job file; - reads standard input and starts jobs as lines
-    arrive. The same command again resumes: what succeeded is skipped, what is new or was interrupted runs.
+    FILE has one shell command a line, or is a YAML job file; - reads lines from
+    stdin. The same command again goes on: jobs that have succeeded are skipped.
     """
     from gpusched.operations import submit
     from gpusched.operations.devices import open_devices
@@ -49,16 +46,13 @@ def run(
 
     source = read_job_source(file, command, parameters, each)
     queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
-    submission = submit.submit_options(
-        queue_dir, options.loaded, force=force, retry_failed=options.retry_failed, dry_run=options.dry_run
-    )
+    submission = submit.submit_options(queue_dir, options.loaded, force=force, retry_failed=options.retry_failed)
     jobs = accept(source.parse(submission), source.name, options)
-    if not jobs.specs and not source.is_stream:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=source.name, hint=hint)
+    submit.refuse_empty(jobs, source)
     submit.refuse_unmet(jobs, queue_dir, source.data, source.name)
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+    submission = submit.with_dirs(submission, queue_dir)
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
         begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""

@@ -27,6 +27,8 @@ class FreeSettings(Protocol):
     def free_when(self) -> str: ...  # memory | idle
     @property
     def allow_unreadable_memory(self) -> bool: ...
+    @property
+    def settle_timeout(self) -> float: ...
 
 
 def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criteria:
@@ -36,6 +38,7 @@ def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criter
         max_checks=settings.max_checks if max_checks is None else max_checks,
         idle_only=settings.free_when == "idle",
         allow_unreadable_memory=settings.allow_unreadable_memory,
+        settle_timeout_s=settings.settle_timeout,
     )
 
 
@@ -119,7 +122,7 @@ def first_board(
         view = device_view(device, known, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
         items.append(BoardDevice(device, view))
     return Board(
-        at=reading.at,
+        at=max((sample.at for sample in reading.samples), default=0.0),
         pid=0,
         source="",
         limits=limits,
