@@ -20,7 +20,7 @@ from gpusched.host.gpus.simulated import SimulatedSource
 
 
 class DeviceSource(Protocol):
-    """A source of readings of GPUs. Times are epoch seconds; no method waits, none raises for device trouble."""
+    """A source of readings of GPUs. Times are on the monotonic clock; no method waits or raises for device trouble."""
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
         """Ask for these devices, or (None) for all devices and also for the values that are slow to read.
@@ -70,14 +70,14 @@ def open_source(
 
 def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
     """Wait for one complete reading. Raises GpuschedError (exit 3) if there is no GPU, or no answer in `timeout_s`."""
-    end = time.time() + timeout_s
-    source.request(None, time.time())
+    end = time.monotonic() + timeout_s
+    source.request(None, time.monotonic())
     waiter = select.poll()
     fileno = source.fileno()
     if fileno is not None:
         waiter.register(fileno, select.POLLIN)
     while True:
-        now = time.time()
+        now = time.monotonic()
         for reading in source.poll(now):
             if reading.complete and not reading.error and not reading.devices:
                 raise GpuschedError(

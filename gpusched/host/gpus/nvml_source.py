@@ -143,9 +143,6 @@ class NvmlSource:
         self._ask(now)
 
     def poll(self, now: float) -> list[Reading]:
-        # a clock that is set back must not make this wait for its old time
-        self._asked_since = min(self._asked_since, now)
-        self._retry_at = min(self._retry_at, now + RETRY_S[-1])
         self._dying = [process for process in self._dying if process.poll() is None]
         self._hear(now)
         self._ask(now)
@@ -206,7 +203,6 @@ class NvmlSource:
         except (EOFError, ValueError):
             return self._ended(self._child, now)
         if answer is None:
-            self._asked_since = min(self._asked_since, now)  # a clock that was set back
             if self._asked is not None and now - self._asked_since >= self._patience_s():
                 silent = f"NVML has not answered for {self._patience_s():g} s"
                 self._fail(_trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now)

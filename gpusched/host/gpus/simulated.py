@@ -6,6 +6,7 @@ Its GPUs are files (gpusched.common.simulation); `python -m gpusched.commands.si
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -90,6 +91,7 @@ class SimulatedSource:
         box = self._box.read()
         if "fail" in box:
             return Reading(now, now, complete=uuids is None, error=box["fail"])
+        at = time.time()
         devices: list[Device] = []
         samples: list[Sample] = []
         slow_ms, release_ms = 0, simulation.number(box.get("release_ms"))
@@ -103,17 +105,17 @@ class SimulatedSource:
                 continue
             if uuids is None:
                 devices.append(_device(state, len(devices)))
-            samples.append(self._sample(gpu, state, release_ms, uuids is None, now))
+            samples.append(self._sample(gpu, state, release_ms, uuids is None, at))
         if uuids is not None:
             unknown = sorted(gone | (uuids - self._by_uuid.keys()))
-            samples += [Sample(uuid, now, processes=None, error="lost") for uuid in unknown]
+            samples += [Sample(uuid, at, processes=None, error="lost") for uuid in unknown]
         return Reading(now, now + slow_ms / 1000, tuple(devices), tuple(samples), uuids is None)
 
-    def _sample(self, gpu: _Gpu, state: dict[str, str], release_ms: int, whole: bool, now: float) -> Sample:
+    def _sample(self, gpu: _Gpu, state: dict[str, str], release_ms: int, whole: bool, at: float) -> Sample:
         fail = state.get("fail", "ok")
         if fail != "ok":
             text = "Unknown Error" if fail == "unknown" else fail
-            return Sample(state["uuid"], now, processes=None, error=text)
+            return Sample(state["uuid"], at, processes=None, error=text)
         holders = simulation.holders(self.directory, gpu.n, release_ms)
         used = simulation.number(state.get("foreign")) + sum(record.mib for record in holders)
         readable = state.get("memory") != "na"
@@ -124,7 +126,7 @@ class SimulatedSource:
         load = min(100, simulation.number(state.get("util", str(load))))
         return Sample(
             uuid=state["uuid"],
-            at=now,
+            at=at,
             used_bytes=used * MIB if readable else None,
             total_bytes=simulation.number(state["total"]) * MIB if readable else None,
             processes=processes,
