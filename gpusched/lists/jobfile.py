@@ -110,33 +110,32 @@ class LineFeed:
         first = text[:1]
         if not first:
             return
+        if first not in b"#[" and is_plain(text):
+            self._table.clear()
+            self._add(text, text, self._number, self._defaults)
+            return
+        self._joined = [(0, self._number, line)]
         if first == b"#":
             self._comment(line, text)
         elif first == b"[" and opens_block(text):
             self._attributed(line)
-        elif is_plain(text):
-            self._table.clear()
-            self._add(text, text, self._number, self._defaults)
         else:
-            self._joined = [(0, self._number, line)]
             self._scanned(Scan(line))
 
     def _comment(self, line: bytes, text: bytes) -> None:
         if text.startswith(DIRECTIVE):
-            self._joined = [(0, self._number, line)]
             block = read_directive(line, line.index(DIRECTIVE))
             faults = state(block.words, self._directives, directive=True)
             self._report_all([*faults, block.fault] if block.fault else faults)
             self._defaults = make(self._directives)
         elif text[1:2] == b"!" and self._number == 1:
-            self._shebang(line)
+            script = _NOT_A_SHELL.match(text)
+            self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
         elif looks_like_directive(text):
-            self._joined = [(0, self._number, line)]
             self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
 
     def _attributed(self, line: bytes) -> None:
         """Read a line that begins with a block. An open block may continue in the next line."""
-        self._joined = [(0, self._number, line)]
         block = read_block(line, line.index(b"["))
         if block.end >= 0:
             rest = line[block.end :]
@@ -165,29 +164,16 @@ class LineFeed:
             scan.extend(b"")
             self._command(scan)
 
-    def _shebang(self, line: bytes) -> None:
-        self._joined = [(0, self._number, line)]
-        script = _NOT_A_SHELL.match(line.strip(BLANK))
-        self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
-
     # ---- commands ----
 
     def _command(self, scan: Scan) -> None:
         """Judge a whole command, and make a job of it unless a fault forbids that."""
-        attributes: Attributes | None = self._defaults
-        block, self._block = self._block, None
-        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
-            block = read_block(scan.text, scan.text.index(b"["))  # it had several lines
-            if block.end >= 0:
-                scan = Scan(self._blank_block(scan.text, block.end))
-        if block is not None:
-            attributes = self._attributes(block)
-            if block.end >= 0 and not scan.tokens and scan.text:
-                self._report(fault("attribute-alone", block.end - 1))
-            if not scan.tokens or block.end < 0:
-                return
+        block, scan = self._split_block(scan)
+        attributes = self._defaults if block is None else self._attributes(block)
+        if block is not None and block.end >= 0 and scan.text and not scan.tokens:
+            self._report(fault("attribute-alone", block.end - 1))
         text = stripped(scan.text)
-        if not text:
+        if not text or (block is not None and (block.end < 0 or not scan.tokens)):
             return
         if b"\0" in text:
             self._report(fault("nul-byte", scan.text.index(0)))
@@ -201,6 +187,15 @@ class LineFeed:
             self._table.clear()
         if not (refused or checked.setup or attributes is None):
             self._add(text, checked.command, self._joined[0][1], attributes)
+
+    def _split_block(self, scan: Scan) -> tuple[Block | None, Scan]:
+        """Return the block of a command, if it has one, and the scan with blanks in its place."""
+        block, self._block = self._block, None
+        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
+            block = read_block(scan.text, scan.text.index(b"["))  # it has several lines
+            if block.end >= 0:
+                return block, Scan(self._blank_block(scan.text, block.end))
+        return block, scan
 
     def _attributes(self, block: Block) -> Attributes | None:
         """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
