@@ -158,7 +158,7 @@ error sweep.span: {error}
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{meant}}}?
+warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{similar}}}?
 warning no-parameter: {{{word}}} stays as it is: there is no such parameter
     if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values

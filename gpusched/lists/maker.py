@@ -113,8 +113,8 @@ class Maker:
                 self.report(fault("placeholder", error=error), entry.spot)
                 continue
             stated: dict[str, Any] = {}
-            wrong = [key for key, value, spot in templates if not self._state(stated, key, value.fill(values), spot)]
-            if not wrong:
+            refused = [key for key, value, spot in templates if not self._state(stated, key, value.fill(values), spot)]
+            if not refused:
                 self._job(text, stated, entry)
         if not combinations and entry.axes:
             self.report(fault("sweep.empty"), entry.spot)
@@ -147,8 +147,8 @@ class Maker:
             if used.isdisjoint(axis.names) and len(axis.rows) > 1 and axis.names != ("repeat",):
                 names = ", ".join(f"{{{name}}}" for name in axis.names[:5])
                 self.report(fault("unused-parameter", names=names, jobs=len(axis.rows)), entry.spot)
-        for at, word, meant in misspelt(entry.command, entry.names):
-            self.report(fault("near-parameter", at, word=word, meant=meant), entry.spot, entry.command.encode())
+        for at, word, similar in misspelt(entry.command, entry.names):
+            self.report(fault("near-parameter", at, word=word, similar=similar), entry.spot, entry.command.encode())
 
     def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
         idle = list(entry.excluded)
