@@ -224,7 +224,7 @@ class EsdExperiment:
         for row in done if self.config.plots else ():
             if records.has_plots(self.output, row.stem):
                 continue
-            words = [sys.executable, "-m", "gpusched.commands.esd.plots", "--output-dir", self.output, row.stem]
+            words = [sys.executable, "-m", "gpusched.commands.esd.write.plots", "--output-dir", self.output, row.stem]
             text = shlex.join(words)
             number, state = held.newest(text)
             raw = text.encode("utf-8", "surrogateescape")

@@ -163,6 +163,14 @@ def cut(each: Line, width: int, mark: str = "…") -> Line:
     return Line(tuple(fitting), each.table)
 
 
+def fit_height(lines: list[Line], height: int) -> list[Line]:
+    """Return as many lines as there is room for; the last one says how many are left out."""
+    if len(lines) <= height:
+        return lines
+    shown = lines[: max(0, height - 1)]
+    return [*shown, line((f"… and {len(lines) - len(shown)} more lines: the terminal is low", DIM))]
+
+
 def _wrapped(text: Text, console: Console) -> Iterable[Text]:
     """Wrap a line at blanks; the next lines are indented to the text after the label.
 

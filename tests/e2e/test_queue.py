@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.host.store import meta_table
 from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -544,7 +545,7 @@ def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> No
     """As a killed writer leaves it, without the index that a reader cannot make: only half of it is in queue.db."""
     box.run("echo one")
     with box.store() as store:
-        store.set_meta("later", "than queue.db")
+        meta_table.write(store, "later", "than queue.db")
         for name in ("queue.db", "queue.db-wal"):
             shutil.copy(box.queue() / name, box.root / name)
     for name in ("queue.db", "queue.db-wal"):
@@ -781,7 +782,7 @@ def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
 def _pretend_network(box: Box, network: Path) -> list[str]:
     """A gpusched that finds `network` mounted by NFS."""
     code = (
-        "import sys; from gpusched.host import claims; from gpusched.cli.main import main\n"
+        "import sys; from gpusched.host.gpus import claims; from gpusched.cli.main import main\n"
         "real = claims.file_system_type\n"
         f"claims.file_system_type = lambda path: 'nfs4' if path.startswith({str(network)!r}) else real(path)\n"
         "main()"
@@ -909,11 +910,11 @@ def test_cancel_makes_the_exit_code_1_and_what_was_removed_does_not(box: Box) ->
 def test_the_library_dispatches_without_a_terminal(box: Box) -> None:
     code = (
         "import os\n"
-        "from gpusched import api, config\n"
-        "from gpusched.lists.submit import Rules, read\n"
+        "from gpusched import api; from gpusched.config import settings as config\n"
+        "from gpusched.lists.submit import SubmitOptions, read\n"
         "settings = config.load().settings\n"
         "queue = api.Queue.for_file('list.txt', settings)\n"
-        "rules = Rules(settings, os.fsencode(os.getcwd()))\n"
+        "rules = SubmitOptions(settings, os.fsencode(os.getcwd()))\n"
         "queue.submit(read(open('list.txt', 'rb').read(), rules, 'list.txt'), rules)\n"
         "raise SystemExit(queue.dispatch(rules, lambda: api.open_devices(settings)))\n"
     )

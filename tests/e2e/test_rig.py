@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 IMPATIENT = [
     GPUSCHED[0],
     "-c",
-    "from gpusched.host import devices, nvml_source\n"
+    "from gpusched.host.gpus import device_source, nvml_source\n"
     "nvml_source.RETRY_S = (0.3, 0.3, 0.3)\n"
-    "devices.open_source.__kwdefaults__['timeout_s'] = 1.0\n"
+    "device_source.open_source.__kwdefaults__['timeout_s'] = 1.0\n"
     "from gpusched.cli.main import main\n"
     "main()",
 ]
@@ -93,10 +93,10 @@ def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:
 
 COMING = """
 import os, subprocess, sys
-from gpusched import api, config
-from gpusched.lists.submit import Rules, read
+from gpusched import api; from gpusched.config import settings as config
+from gpusched.lists.submit import SubmitOptions, read
 settings = config.load().settings
-rules = Rules(settings, os.fsencode(os.getcwd()))
+rules = SubmitOptions(settings, os.fsencode(os.getcwd()))
 queue = api.Queue.for_file("list.txt", settings)
 queue.submit(read(open("list.txt", "rb").read(), rules, "list.txt"), rules)
 colleagues = []

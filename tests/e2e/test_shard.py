@@ -254,14 +254,14 @@ TO_ALL = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp"
 SLOWLY = """\
 import time
 from gpusched.cli.main import main
-from gpusched.host import shardfiles
+from gpusched.host.queue import shard_files
 
-write_items = shardfiles.write_items
+write_items = shard_files.write_items
 def slowly(*given, **more):
     open("writing", "w").close()
     time.sleep(1)  # a dispatcher that is free to start what waits has started it by now
     write_items(*given, **more)
-shardfiles.write_items = slowly
+shard_files.write_items = slowly
 main()
 """
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Device
 
+# An entry in a list of GPUs: an index, a range, or a UUID or its beginning.
+GPU_ENTRY = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?|(?:GPU|MIG)-[A-Za-z0-9_/-]+", re.IGNORECASE)
 _INDEX = re.compile(r"\d{1,4}")
-_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _OPTION = "--gpu-list"
 _MASK = "CUDA_VISIBLE_DEVICES"
@@ -24,31 +25,38 @@ class Selection:
     warnings: tuple[str, ...] = ()
 
 
-def parse_gpu_list(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Split `0,1,4-7` or the words `4 5 6` into single indices and UUIDs (or their beginnings), as text."""
-    text = words if isinstance(words, str) else ",".join(words)
-    items = re.split(r"\s*,\s*|\s+", text.strip())
-    if items == [""]:
-        raise GpuschedError("the list of GPUs is empty", where=_OPTION, hint=_FORMS)
-    tokens: list[str] = []
-    for item in items:
-        bounds = _RANGE.fullmatch(item)
-        if bounds:
-            low, high = int(bounds[1]), int(bounds[2])
-            if low > high:
-                raise GpuschedError(f"{item} counts down", where=_OPTION, hint=f"write {high}-{low}, or single indices")
-            tokens += map(str, range(low, high + 1))
-        elif _INDEX.fullmatch(item):
-            tokens.append(str(int(item)))
-        elif _UUID.fullmatch(item):
-            tokens.append(item)
+def parse_gpu_list(text: str) -> tuple[str, ...]:
+    """Return the entries of a list such as `0,1,4-7 GPU-8f3a`: indices, ranges, and UUIDs or their beginnings.
+
+    Raises ValueError, which says what would be right.
+    """
+    entries = tuple(entry for entry in re.split(r"[,\s]+", text) if entry)
+    if not entries:
+        raise ValueError(_FORMS)
+    for entry in entries:
+        if not GPU_ENTRY.fullmatch(entry):
+            raise ValueError(f"{_FORMS}; {entry!r} is none of them")
+        first, dash, last = entry.partition("-")
+        if dash and first.isdigit() and int(first) > int(last):
+            raise ValueError(f"{_FORMS}; the range {entry} runs backwards")
+    return entries
+
+
+_FORMS = "a list such as 0,1,4-7 of indices, ranges and UUIDs (GPU-…, MIG-…)"
+
+
+def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
+    """The entries of the user's list with each range as its indices."""
+    try:
+        entries = parse_gpu_list(wanted if isinstance(wanted, str) else ",".join(wanted))
+    except ValueError as error:
+        raise GpuschedError(f"must be {error}", where=_OPTION, hint="without it all visible GPUs are used") from None
+    for entry in entries:
+        first, dash, last = entry.partition("-")
+        if first.isdigit():
+            yield from map(str, range(int(first), int(last if dash else first) + 1))
         else:
-            what = f"{item!r} names no GPU" if item else "the list of GPUs has an empty item"
-            raise GpuschedError(what, where=_OPTION, hint=_FORMS)
-    return tuple(tokens)
-
-
-_FORMS = "indices, ranges and UUIDs, such as 0,1,4-7 or GPU-8f3a,2; without the option all visible GPUs are used"
+            yield entry
 
 
 def select(
@@ -81,7 +89,7 @@ def select(
     if outer_mask is not None:
         allowed = _apply_mask(devices, outer_mask, outer_order, warnings)
     if wanted is not None:
-        allowed = _apply_list(devices, allowed, parse_gpu_list(wanted), outer_mask)
+        allowed = _apply_list(devices, allowed, list(_expanded(wanted)), outer_mask)
     usable = _usable(devices, allowed, gpus_per_job, warnings)
     if gpus_per_job > len(usable):
         what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
