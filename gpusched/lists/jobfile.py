@@ -16,7 +16,14 @@ from typing import Any
 from gpusched.common.text import clean
 from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.lists.attributes import make, state
-from gpusched.lists.blocks import DIRECTIVE, Block, looks_like_directive, opens_block, read_block, read_directive
+from gpusched.lists.blocks import (
+    DIRECTIVE,
+    AttributeBlock,
+    looks_like_directive,
+    opens_block,
+    read_block,
+    read_directive,
+)
 from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
@@ -60,7 +67,7 @@ class LineFeed:
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
         self._scan: Scan | None = None  # of a command that continues in the next line
-        self._block: Block | None = None  # of the command that is being read
+        self._block: AttributeBlock | None = None  # of the command that is being read
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
         self._jobs = Register()
@@ -188,7 +195,7 @@ class LineFeed:
         if not (refused or checked.setup or attributes is None):
             self._add(text, checked.command, self._joined[0][1], attributes)
 
-    def _split_block(self, scan: Scan) -> tuple[Block | None, Scan]:
+    def _split_block(self, scan: Scan) -> tuple[AttributeBlock | None, Scan]:
         """Return the block of a command, if it has one, and the scan with blanks in its place."""
         block, self._block = self._block, None
         if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
@@ -197,13 +204,13 @@ class LineFeed:
                 return block, Scan(self._blank_block(scan.text, block.end))
         return block, scan
 
-    def _attributes(self, block: Block) -> Attributes | None:
+    def _attributes(self, block: AttributeBlock) -> Attributes | None:
         """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
-        stated = self._directives.copy()
-        faults = state(block.words, stated)
+        values = self._directives.copy()
+        faults = state(block.words, values)
         if block.fault is not None:
             faults.append(block.fault)
-        attributes = make(stated)
+        attributes = make(values)
         if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
             at = next(word.at for word in block.words if word.key == "name")
             faults.append(fault("name-taken", at, owner=owner, name=attributes.name))
