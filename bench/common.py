@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median as median
 from typing import TypeVar
 
 from gpusched.common import simulation
@@ -262,18 +262,3 @@ def children(pid: int) -> dict[int, str]:
         except OSError:
             continue
     return results
-
-
-__all__ = [
-    "MIB",
-    "ROOT",
-    "SHELL",
-    "Box",
-    "Row",
-    "Unusable",
-    "interleaved",
-    "median",
-    "paired_ratio",
-    "script",
-    "spread",
-]

@@ -154,7 +154,7 @@ def _remove_default(word: Word, values: AttributeValues) -> Fault | None:
         return fault("attribute-value.name", word.at)
     if values.pop(word.key, None) is not None:
         return None
-    return fault("attribute-bare.variable" if word.key.startswith(ENV) else "attribute-bare", word.at, key=word.key)
+    return fault("attribute-bare", word.at, key=word.key)
 
 
 def _state_value(word: Word, values: AttributeValues) -> Fault | None:
