@@ -71,15 +71,16 @@ def theirs_model(path: str) -> dict[str, float]:
 def ours_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.fit.power_law import fit
-    from gpusched.commands.esd.options import Options
+
+    from gpusched.esd.options import AnalysisOptions
 
     found = {}
     for rows, columns in shapes:
         given = {"w": matrix(rows, columns)}
-        found[f"{rows}x{columns}"] = seconds(partial(analyze, given, parallel=False))
+        found[f"{rows}x{columns}"] = seconds(partial(analyze, given, parallel_gpu=False))
     evals = eigenvalues(count)
-    fitted = fit(evals, Options(fix_fingers="DKS"))
-    return {**found, "alpha": fitted.alpha, "fit": seconds(lambda: fit(evals, Options(fix_fingers="DKS")), 15)}
+    fitted = fit(evals, AnalysisOptions(fix_fingers="DKS"))
+    return {**found, "alpha": fitted.alpha, "fit": seconds(lambda: fit(evals, AnalysisOptions(fix_fingers="DKS")), 15)}
 
 
 def theirs_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
@@ -119,17 +120,18 @@ def ours_checkpoint(directory: str) -> dict[str, float]:
     """The stage on it: peak memory beyond what the process has with its libraries, and the greatest layer's need."""
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.__main__ import main
-    from gpusched.commands.esd.options import Options
     from gpusched.commands.esd.read.layers import Layer
     from gpusched.commands.esd.read.sources import open_local
     from gpusched.commands.esd.solve.pipeline import need
+
+    from gpusched.esd.options import AnalysisOptions
 
     analyze({"w": torch.randn(64, 64)})  # loads whatever is loaded at first use
     before = peak_bytes()
     with redirect_stdout(sys.stderr):
         took = seconds(lambda: main(["--model", directory, "--output-dir", f"{directory}-results"]))
     source = open_local(directory)
-    largest = max(sum(need(Layer(info.name, info), Options())) for info in source.infos())
+    largest = max(sum(need(Layer(info.name, info), AnalysisOptions())) for info in source.infos())
     source.close()
     return {"seconds": took, "extra": peak_bytes() - before, "need": largest}
 

@@ -67,7 +67,7 @@ TABLE = (
     Row("esd.*", ("esd.*", "api", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("api", ("shards.*", "esd.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("cli.*", ANYTHING, ("click",)),
-    Row("commands.esd*", ("commands.esd*", "common.*", "esd.model_record", "esd.options"), ANYTHING),
+    Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),
     Row("commands.merge*", ("", "commands.merge*", "common.*", "shards.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )

@@ -1,7 +1,4 @@
-"""What an adapter_config.json says, as far as a merge needs it; what cannot be merged exactly is refused here.
-
-Reads no file and no tensor.
-"""
+"""Parse an adapter_config.json, and refuse the settings that cannot be merged exactly. Reads no file."""
 
 from __future__ import annotations
 
@@ -13,18 +10,18 @@ from typing import Any
 
 from ..read.tensors import ModelError
 
-# The fields of a LoRA configuration that change no number of a merge: they name, or they steer training.
+# Fields of a LoRA configuration that change no number of a merge: they are names, or they steer training.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode"}
     | {"layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core"}
     | {"peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type"}
 )
-# Those that are read below. That of orientation is not obeyed by peft either: the kind of the module decides.
+# Fields that are read below. peft ignores fan_in_fan_out too: the kind of the module decides.
 _READ = frozenset(
     {"alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "modules_to_save", "r"}
     | {"rank_pattern", "use_dora", "use_rslora"}
 )
-# What is known to be another computation, and what can be said of it. Any other field that is set is refused too.
+# Fields that mean another computation, with the reason. Any other field that is set is refused too.
 _REFUSED = {
     "alora_invocation_tokens": "it acts only after certain tokens, so that no merged weight exists",
     "arrow_config": "it routes between adapters, so that no merged weight exists",
@@ -40,16 +37,16 @@ _REFUSED = {
     "use_qalora": "it belongs to a quantised base",
     "velora_config": "it compresses activations",
 }
-# Ways to start that leave the base as it is; the others take something out of it first.
+# Initialisations that leave the base as it is; the others change it first.
 _INERT_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "true", "false")
 
 _LONGEST_PATTERN = 300
-_NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]")  # what may take exponential time to match
+_NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]")  # may take exponential time to match
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """One LoRA adapter's settings. Patterns are tried in their order."""
+    """The settings of one LoRA adapter. Patterns are tried in their order; the first match counts."""
 
     rank: int
     alpha: float
@@ -65,20 +62,20 @@ class AdapterConfig:
         return next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """α/r, or α/√r with rsLoRA (Kalajdzievski 2023), of the module with this path."""
+        """Return α/r of the module with this path, or α/√r with rsLoRA (Kalajdzievski 2023)."""
         alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(module)), self.alpha)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def saves(self, module: str) -> bool:
-        """Is this module, or one that it is part of, stored whole beside the deltas?"""
+        """Return True if this module, or a module around it, is stored whole beside the deltas."""
         parts = module.split(".")
         paths = [".".join(parts[: n + 1]) for n in range(len(parts))]
         return any(path.endswith(name) for path in paths for name in self.saved)
 
 
 def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
-    """Raises ModelError, stage merge, for what cannot be merged, naming the field."""
+    """Raise ModelError, stage merge, with the name of the field, if this adapter cannot be merged."""
 
     def refuse(reason: str) -> ModelError:
         return ModelError("merge", f"adapter {label}: {reason}")

@@ -1,13 +1,14 @@
-"""Pictures of what one analysis left: alpha by layer, and the spectra with their fitted tails. Analyses nothing.
+"""Draw the results of one model: alpha by layer, and the spectra with their fitted tails. Analyses nothing.
 
-`python -m gpusched.commands.esd.plots --output-dir OUT STEM…` draws them by hand, from OUT/per_model_csv/STEM.csv and
-OUT/spectra/STEM.npz, into OUT/plots.
+`python -m gpusched.commands.esd.write.plots --output-dir OUT STEM…` draws OUT/per_model_csv/STEM.csv and
+OUT/spectra/STEM.npz into OUT/plots.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from gpusched.esd.model_record import SPECTRA, TABLES, model_name
 
-from .results import replace
+from .results import write_file
 
 Floats = NDArray[np.float64]
 
@@ -43,8 +44,8 @@ _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Ma
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One row of the table of a model. NaN where there is no fit."""
+class PlottedLayer:
+    """One row of the table of a model. NaN if there is no fit."""
 
     name: str
     alpha: float
@@ -55,7 +56,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """What it is in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
+        """Its name in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
         parts = self.name.removesuffix(".weight").split(".")
         last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
         return ".".join(parts[last + 1 :]) or ".".join(parts)
@@ -67,7 +68,7 @@ class Layer:
 
 
 def write(output_dir: str, stem: str) -> list[str]:
-    """Draw the pictures of one model; their paths. Raises OSError or ValueError where its table cannot be read."""
+    """Draw the plots of one model; return their paths. Raises OSError or ValueError if its table cannot be read."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -75,29 +76,29 @@ def write(output_dir: str, stem: str) -> list[str]:
     title = _plain(model_name(stem))
     paths = list(_spectra(output_dir, stem, title, layers))
     _remove_pages(f"{output_dir}/{PLOTS}/{stem}-esd", len(paths))
-    # last, since a model whose alphas are drawn counts as drawn
+    # The alphas are drawn last: a model that has them counts as drawn.
     return [_save(_alphas(title, layers), f"{output_dir}/{PLOTS}/{stem}-alpha.png"), *paths]
 
 
 def _remove_pages(path: str, kept: int) -> None:
-    """Pages of an earlier analysis that had more layers."""
+    """Remove the pages of an earlier analysis that had more layers."""
     number = kept + 1
     while os.path.exists(page := f"{path}{f'-{number}' if number > 1 else ''}.png"):
         os.unlink(page)
         number += 1
 
 
-def read_table(path: str) -> list[Layer]:
-    """The rows of the table of a model."""
+def read_table(path: str) -> list[PlottedLayer]:
+    """Return the rows of the table of a model."""
     with open(path, encoding="utf-8", newline="") as file:
         return [_layer(row) for row in csv.DictReader(file)]
 
 
-def _layer(row: dict[str, str]) -> Layer:
+def _layer(row: dict[str, str]) -> PlottedLayer:
     alpha, distance, xmin, n_tail, kept = (
         _number(row.get(k)) for k in ("alpha", "D", "fit_xmin", "n_tail", "num_evals")
     )
-    return Layer(row["longname"], alpha, distance, xmin, _count(n_tail), _count(kept))
+    return PlottedLayer(row["longname"], alpha, distance, xmin, _count(n_tail), _count(kept))
 
 
 def _number(text: str | None) -> float:
@@ -114,7 +115,7 @@ def _count(value: float) -> int:
 # ---- alpha by layer --------------------------------------------------------------------------------
 
 
-def _alphas(title: str, layers: Sequence[Layer]) -> Any:
+def _alphas(title: str, layers: Sequence[PlottedLayer]) -> Any:
     from matplotlib.figure import Figure
 
     width = max(7.0, min(16.0, 3.0 + 0.06 * len(layers)))
@@ -147,22 +148,22 @@ def _alphas(title: str, layers: Sequence[Layer]) -> Any:
 
 
 def _top(known: Floats) -> float:
-    """The upper end of the axis: a few layers far above all others must not flatten these."""
+    """Return the upper end of the axis, such that a few layers far above the others do not flatten them."""
     if not len(known):
         return 7.0
     usual = float(np.quantile(known, 0.95)) * 1.6
     return max(6.6, min(float(known.max()), usual))
 
 
-def _points(axes: Any, points: Sequence[tuple[int, Layer]], top: float, colour: str, label: str) -> None:
+def _points(axes: Any, points: Sequence[tuple[int, PlottedLayer]], top: float, colour: str, label: str) -> None:
     inside = [(n, layer.alpha) for n, layer in points if layer.alpha <= top]
     above = [n for n, layer in points if layer.alpha > top]
     axes.plot(*(zip(*inside, strict=True) if inside else ((), ())), "o", color=colour, markersize=4.5, label=label)
     axes.plot(above, [top] * len(above), "^", color=colour, markersize=6, clip_on=False)
 
 
-def _blocks(axes: Any, layers: Sequence[Layer]) -> None:
-    """Ticks where a block begins, as many as are readable."""
+def _blocks(axes: Any, layers: Sequence[PlottedLayer]) -> None:
+    """Set ticks where a block begins, as many as are readable."""
     starts = [
         (n, layer.block)
         for n, layer in enumerate(layers)
@@ -179,8 +180,8 @@ def _blocks(axes: Any, layers: Sequence[Layer]) -> None:
 # ---- spectra ---------------------------------------------------------------------------------------
 
 
-def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[Layer]) -> Iterator[str]:
-    """Pages of log-log histograms, one field a layer."""
+def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[PlottedLayer]) -> Iterator[str]:
+    """Draw pages of log-log histograms, one for each layer; yield their paths."""
     from matplotlib.figure import Figure
 
     size = COLUMNS * ROWS
@@ -203,8 +204,8 @@ def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[Layer]) ->
             yield _save(figure, f"{output_dir}/{PLOTS}/{stem}-esd{f'-{number}' if number > 1 else ''}.png")
 
 
-def _field(axes: Any, layer: Layer, values: Floats) -> None:
-    """The histogram of one spectrum with the tail in its own colour, the power law, and xmin; decimal logarithms."""
+def _field(axes: Any, layer: PlottedLayer, values: Floats) -> None:
+    """Draw the histogram of one spectrum in decimal logarithms, with tail, power law and xmin."""
     axes.set_title(_short(layer.name.removesuffix(".weight"), 42), loc="left", fontsize=7, color=_INK, pad=4)
     kept = np.sort(values[values > 0].astype(np.float64))[-layer.kept :]
     if not len(kept):
@@ -245,7 +246,7 @@ def _field(axes: Any, layer: Layer, values: Floats) -> None:
 
 
 def _decades(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks on an axis of decimal logarithms: whole decades, or rounder steps where there are not two of them."""
+    """Return ticks for an axis of decimal logarithms: whole decades, or 1, 2, 5 if there are fewer than two."""
     whole = range(math.ceil(low), math.floor(high) + 1)
     if len(whole) > 1:
         shown = whole[:: math.ceil(len(whole) / 5)]
@@ -263,7 +264,7 @@ def _short(name: str, width: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Fit for a picture: no formula, nothing that cannot be printed."""
+    """Return text for a plot: no formula, no character that cannot be printed."""
     return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
 
 
@@ -276,20 +277,22 @@ def _tidy(axes: Any) -> None:
 
 
 def _save(figure: Any, path: str) -> str:
-    replace(Path(path), lambda file: figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
+    write_file(Path(path), data.getvalue())
     return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the pictures of models that are analysed; 1 if one of them could not be drawn."""
-    parser = argparse.ArgumentParser(prog="python -m gpusched.commands.esd.plots", description=__doc__)
+    """Draw the plots of these models; return 1 if one of them could not be drawn."""
+    parser = argparse.ArgumentParser(prog="python -m gpusched.commands.esd.write.plots", description=__doc__)
     parser.add_argument("--output-dir", required=True)
     parser.add_argument("stems", nargs="+", metavar="STEM")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     code = 0
-    for stem in given.stems:
+    for stem in args.stems:
         try:
-            print("\n".join(write(given.output_dir, stem)))
+            print("\n".join(write(args.output_dir, stem)))
         except (OSError, ValueError, KeyError) as error:
             code = 1
             print(f"{_plain(stem)}: cannot be drawn: {_plain(str(error))}", file=sys.stderr)
