@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.text import mask_secrets
-from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
@@ -30,7 +31,7 @@ from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.gpus.device_source import DeviceSource, NoSource, open_source, read_once
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, Typed, refuse_impossible, submit
 from gpusched.shards.split import shard_range as shard_range
@@ -133,7 +134,7 @@ class Queue:
         queue_dir.remember(place)
         queue = cls(place, settings)
         if not isinstance(source, str):
-            queue.store.set_meta("typed", json.dumps([source.stem, source.words]))
+            meta_table.write(queue.store, "typed", json.dumps([source.stem, source.words]))
         return queue
 
     def close(self) -> None:
@@ -145,9 +146,9 @@ class Queue:
         rules = replace(rules, dirs=dirs)
         rules.look_around(jobs.specs)
         with self.store.transaction():
-            self.store.set_meta("dirs", dirs.to_json())
-            self.store.set_meta("settings", rules.settings.to_json())
-            self.store.set_meta("on_dep_fail", rules.settings.on_dep_fail)
+            meta_table.write(self.store, "dirs", dirs.to_json())
+            meta_table.write(self.store, "settings", rules.settings.to_json())
+            meta_table.write(self.store, "on_dep_fail", rules.settings.on_dep_fail)
             return submit(self.store, jobs.specs, rules, time.time(), complete=complete)
 
     def dispatch(
@@ -165,13 +166,13 @@ class Queue:
 
         `devices` is called once this process is the dispatcher. `waiting` is told what is waited for, if long.
         """
-        request = self.store.request("submitted", time.time())
+        request = request_table.add(self.store, "submitted", time.time())
         step("requested")
         self.place.ring()
         began = time.monotonic()
         told = False
         while (lock := self.place.take()) is None:
-            if self.store.is_acknowledged(request):
+            if request_table.is_acknowledged(self.store, request):
                 return EXIT_DISPATCHED_ELSEWHERE
             if not told and time.monotonic() - began > SLOW_ACK_S:
                 told = True
@@ -197,7 +198,7 @@ class Queue:
                 code = dispatcher.run()
                 os.close(lock)
                 step("left")
-                if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
+                if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                     return code
                 # somebody submitted between the last look and the lock's end
                 again = self.place.take()
@@ -226,7 +227,7 @@ def place_for(source: Source, settings: Settings) -> QueueDir:
     if place.exists():
         store = Store(place.database)
         try:
-            if store.source() not in (None, _owner(source)):
+            if meta_table.source(store) not in (None, _owner(source)):
                 hashed = queue_dir.default_path(stem, os.fsdecode(_owner(source)))
                 return queue_dir.locate(hashed, settings.state_dir)
         finally:
@@ -240,9 +241,9 @@ def _make(place: QueueDir, owner: bytes) -> bytes | None:
     store = Store(place.database, create=True)
     try:
         with store.transaction():
-            found = store.source()
+            found = meta_table.source(store)
             if found is None:
-                store.set_meta("source", owner)
+                meta_table.write(store, "source", owner)
         return None if found in (None, owner) else found
     finally:
         store.close()
@@ -269,7 +270,7 @@ def names_in(place: QueueDir) -> set[str]:
         return set()
     store = Store(place.database)
     try:
-        return store.names()
+        return job_table.names(store)
     finally:
         store.close()
 
@@ -282,7 +283,7 @@ def has_work(place: QueueDir) -> bool:
         return True
     store = Store(place.database)
     try:
-        return store.has_work()
+        return job_table.has_work(store)
     finally:
         store.close()
 
@@ -296,7 +297,7 @@ def settings_for(place: QueueDir, loaded: LoadedSettings) -> Settings:
         return loaded.settings
     store = Store(place.database)
     try:
-        text = store.meta("settings")
+        text = meta_table.read(store, "settings")
     finally:
         store.close()
     if text is None:

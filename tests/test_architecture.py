@@ -34,7 +34,7 @@ TABLE = (
     Row("common.hub_headers", ("common.*",), ("huggingface_hub",)),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
-    Row("config.*", ("config.*", "common.*"), ("yaml", "platformdirs")),
+    Row("config.*", ("config.*", "core.*", "common.*"), ("yaml", "platformdirs")),
     Row("host.store*", ("host.store*", "core.*", "common.*")),
     Row("host.shepherd", ("host.attempts.shepherd",)),
     Row("host.nvml", ("host.gpus.nvml",)),
@@ -227,7 +227,19 @@ def test_the_state_of_a_job_is_set_in_one_place() -> None:
         for name, path in MODULES.items()
         for _ in re.finditer(r"UPDATE\s+jobs\s+SET\s+state\b", path.read_text("utf-8"), re.IGNORECASE)
     ]
-    assert places == ["host.store.jobs"]
+    assert places == ["host.store.transitions"]
+
+
+@pytest.mark.parametrize("value", ["DeviceView", "Snapshot"])
+def test_the_box_as_the_plan_sees_it_is_built_in_one_place(value: str) -> None:
+    makers = [
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
+        if (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) == value
+    ]
+    assert makers == ["core.plan.observe"]
 
 
 def test_the_front_door_imports_only_click_the_errors_and_what_cleans_them() -> None:

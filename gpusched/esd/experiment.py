@@ -18,7 +18,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
-from gpusched.config.settings import LoadedSettings, load
+from gpusched.config.layers import LoadedSettings, load
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
@@ -26,7 +26,7 @@ from gpusched.dispatcher import Observer
 from gpusched.esd import jobs as experiment
 from gpusched.esd.config import EsdConfig as EsdConfig
 from gpusched.host.attempts.reaper import log_tail
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, to_give
 
@@ -84,7 +84,7 @@ class EsdWorkshop:
             return []
         store = Store(self.place.database, read_only=True)
         try:
-            return store.held()
+            return submission.stored_jobs(store)
         finally:
             store.close()
 
@@ -139,7 +139,7 @@ class EsdWorkshop:
         store = Store(self.place.database, read_only=True)
         try:
             found: dict[str, str] = {}
-            for job in store.jobs():
+            for job in job_table.jobs(store):
                 found[job.name] = job.state.value
                 if job.state is JobState.FAILED:
                     found[job.name] = f"failed: {self._story(store, job)}"
@@ -151,7 +151,7 @@ class EsdWorkshop:
 
     def _story(self, store: Store, job: JobRow) -> str:
         """How a job that failed ended, and the last line that it said."""
-        attempts = store.attempts(job.id)
+        attempts = attempt_table.attempts(store, job.id)
         if not attempts:
             return job.cause
         last = attempts[-1]

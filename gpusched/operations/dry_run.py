@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
-from gpusched.operations import queues, status
+from gpusched.core.plan import observe
+from gpusched.host.store import attempt_table, job_table, submission
+from gpusched.operations import queues
+from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.status import read_attempt
 
 if TYPE_CHECKING:
     from gpusched.config.settings import Settings
     from gpusched.core.jobs.reconcile import StoredJob
-    from gpusched.core.model import Attempt, Dependency, Device, Requirements
-    from gpusched.core.plan.snapshot import DeviceView
+    from gpusched.core.model import Attempt, AttemptRow, Dependency, Job, JobRow, Reading, Requirements
+    from gpusched.core.plan.board import Board
+    from gpusched.core.plan.observe import Tenancy
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
     from gpusched.lists.jobfile import JobFile
@@ -42,8 +48,7 @@ class DryRunJob:
 class BoxReading:
     """The GPUs as they are now. `error` says why they cannot be used."""
 
-    views: tuple[DeviceView, ...] = ()
-    devices: tuple[Device, ...] = ()  # in the same order
+    board: Board
     error: GpuschedError | None = None
 
 
@@ -51,14 +56,16 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: SubmitOptions, *, as_json: bo
     """Print what `gpusched run` would do. Raises what it would raise, once that is said."""
     store = queues.open_store(place) if place.exists() else None
     try:
-        entries = _entries(store, jobs, rules)
-        attempts = _attempts(store)
+        rows = {row.id: row for row in job_table.jobs(store)} if store is not None else {}
+        running = list(attempt_table.running(store)) if store is not None else []
+        entries = _entries(store, rows, jobs, rules)
         counted = _counts(store)
     finally:
         if store is not None:
             store.close()
-    box = _box(jobs, rules, {uuid for attempt in attempts for uuid in attempt.devices}, _shepherds(place, attempts))
-    reasons = _reasons(entries, attempts, box, rules)
+    box = _box(place, jobs, rules, running)
+    attempts = [observe.open_attempt(job, row) for job, row in running]
+    reasons = [] if box.error is not None else first_jobs(entries, rows, attempts, box.board, queues.now())
     if as_json:
         print(json.dumps(_document(place, entries, box, reasons), indent=2))
     else:
@@ -73,12 +80,11 @@ def dry_run(place: QueueDir, jobs: JobFile, rules: SubmitOptions, *, as_json: bo
 # ---- the list --------------------------------------------------------------------------------------
 
 
-def _entries(store: Store | None, jobs: JobFile, rules: SubmitOptions) -> list[DryRunJob]:
+def _entries(store: Store | None, rows: Mapping[int, JobRow], jobs: JobFile, rules: SubmitOptions) -> list[DryRunJob]:
     from gpusched.core.jobs.reconcile import reconcile
     from gpusched.core.model import JobState
 
-    held: list[StoredJob] = store.held() if store is not None else []
-    rows = {row.id: row for row in store.jobs()} if store is not None else {}
+    held: list[StoredJob] = submission.stored_jobs(store) if store is not None else []
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
     entries: list[tuple[int, DryRunJob]] = []
     queued = JobState.QUEUED.value
@@ -98,113 +104,129 @@ def _entries(store: Store | None, jobs: JobFile, rules: SubmitOptions) -> list[D
     return found
 
 
-def _attempts(store: Store | None) -> list[Attempt]:
-    from gpusched.core.model import Attempt
-
-    if store is None:
-        return []
-    return [Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running()]
-
-
-def _shepherds(place: QueueDir, attempts: list[Attempt]) -> dict[int, str]:
-    """Pids of the shepherds of these attempts, and which each of them minds."""
-    told = ((status.look(place, a.job_id, a.number).fields.get("pid", ""), f"{a.job_id}.{a.number}") for a in attempts)
-    return {int(pid): name for pid, name in told if pid.isdigit()}
-
-
 def _counts(store: Store | None) -> str:
     from gpusched.views.report import tally
 
     if store is None:
         return "a new queue"
-    counts = tally(store.counts(), store.count_removed())
+    counts = tally(job_table.counts(store), job_table.count_removed(store))
     return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
 
 
 # ---- the GPUs --------------------------------------------------------------------------------------
 
 
-def _box(jobs: JobFile, rules: SubmitOptions, occupied: set[str], shepherds: dict[int, str]) -> BoxReading:
-    """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs.
-
-    `occupied` are the devices that jobs of this queue have; what descends from one of the `shepherds` is ours there.
-    """
+def _box(
+    place: QueueDir, jobs: JobFile, rules: SubmitOptions, running: Sequence[tuple[JobRow, AttemptRow]]
+) -> BoxReading:
+    """Read the allowed GPUs once, as if one check were enough; or say why they can never serve the jobs."""
     from gpusched import api
-    from gpusched.common.text import clean
-    from gpusched.core.model import MIB
-    from gpusched.core.plan.availability import Availability, Criteria, fold
-    from gpusched.core.plan.snapshot import DeviceView
+    from gpusched.core.model import Reading
+
+    wanted = rules.gpus_wanted(jobs.specs)
+    reading, error = Reading(0.0, 0.0), None
+    uuids: tuple[str, ...] = ()
+    if wanted:
+        try:
+            opened = api.open_devices(rules.settings, wanted)
+            opened.close()
+            api.check_jobs(jobs, rules, opened.first.devices)
+            uuids = api.check_devices(rules.settings, opened.first.devices, wanted).uuids
+            reading = opened.first
+        except GpuschedError as refusal:
+            error = refusal
+    tenancies = _tenancies(place, reading, rules.settings, running)
+    criteria = observe.criteria(rules.settings, max_checks=1)
+    board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=rules.limits)
+    return BoxReading(board, error)
+
+
+def _tenancies(
+    place: QueueDir, reading: Reading, settings: Settings, running: Sequence[tuple[JobRow, AttemptRow]]
+) -> dict[str, Tenancy]:
+    """The jobs of the queue that are on each device, and the claims of others."""
+    from gpusched.core.plan.snapshot import Resident
+
+    published = read_dispatcher(place).board if place.exists() else None
+    counted = {item.device.uuid: item.view for item in published.devices} if published is not None else {}
+    pids = _pids(place, reading, running)
+    claims = queues.claims(settings)
+    found = {}
+    for uuid in (device.uuid for device in reading.devices):
+        residents = tuple(
+            Resident(job.id, job.mem_bytes) for job, row in running if uuid in {device.uuid for device in row.devices}
+        )
+        view = counted.get(uuid)
+        held = view is not None and view.held
+        if view is not None and residents:
+            residents = view.residents or residents
+        holder = claims.holder(uuid) if claims is not None and not residents and not held else None
+        refused = observe.claimed_by(holder.user) if holder is not None else ""
+        found[uuid] = observe.Tenancy(residents, pids.get(uuid, frozenset()), held, refused)
+    return found
+
+
+def _pids(place: QueueDir, reading: Reading, running: Sequence[tuple[JobRow, AttemptRow]]) -> dict[str, frozenset[int]]:
+    """The processes on each device that belong to an attempt that has it."""
     from gpusched.host.attempts.reaper import shepherds_of
 
-    settings = rules.settings
-    wanted = rules.gpus_wanted(jobs.specs)
-    if wanted == 0:
-        return BoxReading()
-    try:
-        opened = api.open_devices(settings, wanted)
-        opened.close()
-        api.check_jobs(jobs, rules, opened.first.devices)
-        chosen = api.check_devices(settings, opened.first.devices, wanted)
-    except GpuschedError as error:
-        return BoxReading(error=error)
-    criteria = Criteria(
-        settings.gpu_mem_threshold * MIB, 1, settings.free_when == "idle", settings.allow_unreadable_memory
-    )
-    devices = {device.uuid: device for device in opened.first.devices}
-    samples = {sample.uuid: sample for sample in opened.first.samples}
-    claims = queues.claims(settings)
-    views = []
-    for uuid in chosen.uuids:
-        device, mine = devices[uuid], uuid in occupied
-        known = Availability(uuid)
-        if uuid in samples:
-            sample = samples[uuid]
-            pids = [process.pid for process in sample.processes or ()] if mine else []
-            ours = shepherds_of(pids, shepherds).keys()
-            known = fold(known, device, sample, ours=ours, occupied=mine, criteria=criteria)
-        holder = claims.holder(uuid) if claims is not None and not mine else None
-        refused = f"claimed by {clean(holder.user)}'s gpusched" if holder is not None else ""
-        label = f"MIG {uuid[:12]}" if device.is_mig else f"GPU {device.index}"
-        view = DeviceView(
-            known,
-            device.total_bytes,
-            label,
-            refused=refused,
-            name=device.name,
-            group=device.group,
-            reserved_bytes=device.reserved_bytes,
-        )
-        views.append(view)
-    return BoxReading(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
+    devices, shepherds = {}, {}
+    for job, row in running:
+        pid = read_attempt(place, job.id, row.number).fields.get("pid", "")
+        if pid.isdigit():
+            name = f"{job.id}.{row.number}"
+            shepherds[int(pid)] = name
+            devices[name] = {device.uuid for device in row.devices}
+    found = {}
+    for sample in reading.samples:
+        owners = shepherds_of([process.pid for process in sample.processes or ()], shepherds) if shepherds else {}
+        found[sample.uuid] = frozenset(pid for pid, name in owners.items() if sample.uuid in devices[name])
+    return found
 
 
-def _reasons(
-    entries: list[DryRunJob], attempts: list[Attempt], box: BoxReading, rules: SubmitOptions
+def first_jobs(
+    entries: Sequence[DryRunJob],
+    rows: Mapping[int, JobRow],
+    attempts: Sequence[Attempt],
+    board: Board,
+    now: float,
 ) -> list[tuple[DryRunJob, str]]:
-    """What the first jobs would do, by the dispatcher's own plan."""
-    from gpusched.core.model import Job
+    """Say of the first waiting jobs where they start or what they wait for, by the dispatcher's own plan."""
     from gpusched.core.plan.planner import make_plan
-    from gpusched.core.plan.snapshot import Claim, Snapshot, Start
 
     blocked = _blocked(entries)
-    free = [e for e in entries if e.state == "queued" and e.needs is not None and e.job_id not in blocked]
-    waiting = sorted(free, key=lambda e: -(e.needs.prio if e.needs else 0))[:FIRST_JOBS]
-    jobs = tuple(
-        Job(e.job_id, e.needs.gpus, mem_bytes=e.needs.mem_bytes, gpu_model=e.needs.gpu_model, tags=e.needs.tags)
-        for e in waiting
-        if e.needs is not None
+    free = [entry for entry in entries if entry.state == "queued" and entry.job_id not in blocked]
+    waiting = sorted(free, key=lambda entry: -(entry.needs.prio if entry.needs else 0))[:FIRST_JOBS]
+    jobs = [_waiting(entry, rows.get(entry.job_id)) for entry in waiting]
+    snapshot = observe.snapshot(board, now, waiting=jobs, attempts=attempts)
+    plan = make_plan(snapshot)
+    texts = {job_id: _waits(reason.text) for job_id, reason in plan.reasons.items()}
+    texts |= {job_id: f"starts on {where}" for job_id, where in observe.start_labels(plan, snapshot.devices).items()}
+    return [(entry, texts[entry.job_id]) for entry in waiting if entry.job_id in texts]
+
+
+def _waiting(entry: DryRunJob, row: JobRow | None) -> Job:
+    """The job as the plan would see it once the list is submitted: a job that is kept keeps what it has learnt."""
+    from gpusched.core.model import Job, Requirements
+
+    needs = entry.needs or Requirements()
+    new = Job(
+        entry.job_id,
+        needs.gpus,
+        mem_bytes=needs.mem_bytes if needs.gpus else 0,
+        gpu_model=needs.gpu_model,
+        tags=needs.tags,
     )
-    plan = make_plan(Snapshot(0.0, rules.limits, box.views, jobs, tuple(attempts)))
-    labels = {view.uuid: view.label for view in box.views}
-    told = {job_id: _waits(reason.text) for job_id, reason in plan.reasons.items()}
-    for action in plan.actions:
-        if isinstance(action, Claim | Start):
-            where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
-            told[action.job_id] = f"starts on {where}"
-    return [(entry, told[entry.job_id]) for entry in waiting if entry.job_id in told and box.error is None]
+    if row is None:
+        return new
+    if needs.gpus and row.mem_bytes and row.stated_mem_bytes == (needs.stated_mem_bytes or needs.mem_bytes):
+        new = replace(new, mem_bytes=row.mem_bytes)  # it may have grown after an out-of-memory
+    if entry.what == "requeue":
+        return new
+    return replace(new, not_before=row.not_before, tries=row.tries, avoid=row.avoid, above_bytes=row.above_bytes)
 
 
-def _blocked(entries: list[DryRunJob]) -> set[int]:
+def _blocked(entries: Sequence[DryRunJob]) -> set[int]:
     """The jobs that others of the list still keep from starting."""
     from gpusched.core.jobs.readiness import (
         DependencyTally,
@@ -254,7 +276,7 @@ def _page(
 
     pid = place.dispatcher() if place.exists() else None
     by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
-    lines = [tables.line((short_path(place.path, queues.here()), tables.HEAD), f": {counted}{by}")]
+    lines = [tables.line((short_path(place.path, queues.current_directory()), tables.HEAD), f": {counted}{by}")]
     kinds = Counter(entry.what for entry in entries)
     parts = [
         f"{_WOULD[what].split(':')[0]} {n}" for what, n in sorted(kinds.items(), key=lambda k: list(_WOULD).index(k[0]))
@@ -265,12 +287,13 @@ def _page(
         would = f"keep ({entry.state})" if entry.what == "keep" else _WOULD[entry.what]
         rows.append([str(entry.job_id), str(entry.line), would, command_text(entry.command)])
     lines += tables.grid(["JOB", "LINE", "WOULD", "COMMAND"], rows, right="JOB LINE")
-    if box.views:
-        free = sum(view.availability.state.value == "free" and not view.refused for view in box.views)
+    if box.board.devices:
+        views = [item.view for item in box.board.devices]
+        free = sum(view.availability.state.value == "free" and not view.refused for view in views)
         wants = f"a run wants {settings.max_checks} in a row, {settings.poll_interval:g} s apart"
         lines += [
             tables.line(),
-            tables.line(f"{free} of {count(len(box.views), 'GPU')} free at this one look ({wants})"),
+            tables.line(f"{free} of {count(len(views), 'GPU')} free at this one look ({wants})"),
         ]
         lines += tables.grid(["GPU", "NAME", "MEMORY", "STATE", ""], _device_rows(box), right="GPU MEMORY", indent=2)
     if reasons:
@@ -280,12 +303,11 @@ def _page(
 
 
 def _device_rows(box: BoxReading) -> list[Row]:
-    from gpusched.host.gpus.board import BoardDevice
     from gpusched.views import report, tables
 
     rows: list[Row] = []
-    for device, view in zip(box.devices, box.views, strict=True):
-        shown = report.device_line(BoardDevice(device, view), 1)
+    for item in box.board.devices:
+        shown = report.device_line(item, 1)
         rows.append([shown.label, shown.name, shown.memory, (shown.word, tables.TONES[shown.tone]), shown.detail])
     return rows
 
@@ -312,13 +334,13 @@ def _document(
         ],
         "devices": [
             {
-                "uuid": device.uuid,
-                "index": device.index,
-                "name": device.name,
-                "state": view.availability.state.value,
-                "why": view.refused or view.availability.why,
+                "uuid": item.device.uuid,
+                "index": item.device.index,
+                "name": item.device.name,
+                "state": item.view.availability.state.value,
+                "why": item.view.refused or item.view.availability.why,
             }
-            for device, view in zip(box.devices, box.views, strict=True)
+            for item in box.board.devices
         ],
         "error": box.error.what if box.error is not None else None,
     }

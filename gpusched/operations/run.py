@@ -17,7 +17,7 @@ import click
 
 from gpusched.cli.options import settings_options
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
-from gpusched.config.settings import LoadedSettings
+from gpusched.config.layers import LoadedSettings
 
 if TYPE_CHECKING:
     from gpusched.api import Devices, Queue, Source
@@ -85,8 +85,8 @@ def work_options(callback: F) -> F:
     """Give a command these options; the callback gets them as the argument `asked`."""
 
     @settings_options(*SETTINGS)
-    @click.option("--retry-failed", is_flag=True, help="Queue the jobs of this list that have failed again.")
-    @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+    @click.option("--retry-failed", is_flag=True, help="Queue the failed jobs of this list again.")
+    @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
     @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
     @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
     @click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED, GpuschedError
+from gpusched.host.store import attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ def document(queue: Queue, code: int) -> dict[str, object]:
     from gpusched.core.model import JobState
 
     store, place = queue.store, queue.place
-    head = metrics_head(store.counts(), store.count_removed(), store.totals(), queues.now())
-    failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
+    head = metrics_head(
+        job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), queues.now()
+    )
+    failed = [
+        job_document(job, attempt_table.attempts(store, job.id), place.path)
+        for job in job_table.jobs(store, [JobState.FAILED])
+    ]
     found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
     grouped = [group_document(queue, group) for group in _groups(queue)]
     return {**found, "groups": grouped} if grouped else found
@@ -50,14 +56,14 @@ def document(queue: Queue, code: int) -> dict[str, object]:
 def _groups(queue: Queue) -> list[ItemGroup]:
     from gpusched.core.jobs.progress import groups
 
-    return groups(queue.store.item_counts(), ())
+    return groups(queue_totals.item_counts(queue.store), ())
 
 
 def group_document(queue: Queue, group: ItemGroup) -> dict[str, object]:
     """What the jobs of a group, which say how many items they do, took together; times in seconds."""
     from gpusched.core.jobs.progress import times
 
-    took = times(queue.store.item_spans(group.tags))
+    took = times(queue_totals.item_spans(queue.store, group.tags))
     found: dict[str, object] = {
         "tags": list(group.tags),
         "jobs": group.jobs,
@@ -98,7 +104,7 @@ def _missing(queue: Queue, group: ItemGroup) -> list[tuple[str, str]]:
     except (GpuschedError, ValueError):
         spans = {}
     states = [state for state in JobState if state is not JobState.SUCCEEDED]
-    left = (job for job in queue.store.jobs(states) if job.items and job.listed and job.tags == group.tags)
+    left = (job for job in job_table.jobs(queue.store, states) if job.items and job.listed and job.tags == group.tags)
     return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left if job.cause not in COUNTED_NOWHERE]
 
 
@@ -109,15 +115,15 @@ def page(queue: Queue, code: int) -> list[Line]:
     from gpusched.views.words import clock, count, short_path
 
     store, place = queue.store, queue.place
-    counts = tally(store.counts(), store.count_removed())
+    counts = tally(job_table.counts(store), job_table.count_removed(store))
     parts: list[tables.Cell] = []
     for word, number in counts.parts(ended_first=True):
         if number or word in ("succeeded", "failed"):
             parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
-    spent = clock(store.totals()["total_runtime"])
+    spent = clock(queue_totals.times(store)["total_runtime"])
     lines = [tables.line(*parts, f" of {count(counts.total, 'job')} in {spent}")]
-    unlisted = store.count_failed_unlisted()
-    for n, job in enumerate(job for job in store.jobs([JobState.FAILED]) if job.listed):
+    unlisted = job_table.count_failed_unlisted(store)
+    for n, job in enumerate(job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed):
         if n == SHOWN_FAILED:
             more = counts.failed - unlisted - n
             lines.append(tables.line(f"  … and {more} more: gpusched status -q {_name(queue)} -v"))
@@ -125,7 +131,7 @@ def page(queue: Queue, code: int) -> list[Line]:
         lines += failed_lines(queue, job)
     if unlisted:
         lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
-    cwd = queues.here()
+    cwd = queues.current_directory()
     rows: list[tables.Row] = [row for group in _groups(queue) for row in group_rows(queue, group)]
     rows += [
         ["metrics", short_path(place.metrics, cwd)],
@@ -144,7 +150,7 @@ def group_rows(queue: Queue, group: ItemGroup) -> list[tables.Row]:
     from gpusched.views import tables
     from gpusched.views.words import count, rate, span
 
-    took = times(queue.store.item_spans(group.tags))
+    took = times(queue_totals.item_spans(queue.store, group.tags))
     fast = f", {rate(took.items_per_s)}" if took is not None else ""
     done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{fast}"
     rows: list[tables.Row] = [[clean(group.name), done]]
@@ -153,7 +159,7 @@ def group_rows(queue: Queue, group: ItemGroup) -> list[tables.Row]:
         more = len(missing) - SHOWN_MISSING
         shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
         rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
-        held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
+        held = [job for job in job_table.jobs(queue.store, [JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
         names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
         rows += [["held", f"{names}: until what is missing has succeeded"]] if held else []
     rows += _merged(queue)
@@ -181,8 +187,8 @@ def _merged(queue: Queue) -> list[tables.Row]:
     from gpusched.host.attempts.reaper import log_tail
     from gpusched.shards.plan import MERGE
 
-    last = queue.store.last_attempt(MERGE)
-    state = None if last is None else queue.store.job(last.job_id).state
+    last = attempt_table.last_of_name(queue.store, MERGE)
+    state = None if last is None else job_table.get(queue.store, last.job_id).state
     if last is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
         return []
     begin = b"gpusched: "
@@ -192,7 +198,7 @@ def _merged(queue: Queue) -> list[tables.Row]:
         return [line for line in said if line.strip() and not line.startswith(b" ")]
 
     def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
-        return [last_line(line).replace(f"{queues.here()}/", "", 1) for line in found]
+        return [last_line(line).replace(f"{queues.current_directory()}/", "", 1) for line in found]
 
     # A line for each output; with one log for both streams its warnings and errors stand there too.
     made = [line for line in lines(last.log) if not line.startswith(begin)]
@@ -211,7 +217,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     from gpusched.views import tables
     from gpusched.views.words import command_text, short_path
 
-    attempts = queue.store.attempts(job.id)
+    attempts = attempt_table.attempts(queue.store, job.id)
     last = attempts[-1] if attempts else None
     how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
     lines = [
@@ -220,7 +226,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
     ]
     if last:
         path = f"{queue.place.path}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
+        lines.append(tables.line(("      " + short_path(path, queues.current_directory()), tables.DIM)))
     return lines
 
 
@@ -235,15 +241,15 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
         disk = queue.place.full_disk()
-        room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
+        room = f"make room on the disk of {short_path(disk, queues.current_directory())}; then " if disk else ""
         steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
-    elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
+    elif counts.queued and (startable_jobs.has_any(queue.store) or code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
-    if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
+    if any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(queue.store, [JobState.HELD])):
         steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
-    if any(not job.cause for job in queue.store.jobs([JobState.CANCELLED])):
+    if any(not job.cause for job in job_table.jobs(queue.store, [JobState.CANCELLED])):
         steps.append(f"gpusched requeue JOB -q {_name(queue)}   (queues a cancelled job again)")
-    if counts.failed > queue.store.count_failed_unlisted():
+    if counts.failed > job_table.count_failed_unlisted(queue.store):
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
     return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]

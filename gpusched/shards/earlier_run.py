@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
+from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class EarlierRun:
             return
         store = queues.open_store(place)
         try:
-            if store.source() in (None, owner):  # a queue of something else is refused where it is taken
+            if meta_table.source(store) in (None, owner):  # a queue of something else is refused where it is taken
                 self._read(place, store)
         finally:
             store.close()
@@ -49,14 +50,16 @@ class EarlierRun:
         except ValueError as error:
             hint = "it is left as it is: move it away to make the plan anew, or use another --log-dir"
             raise GpuschedError(str(error), where=f"{place.path}/{PLAN}", hint=hint) from None
-        for job in store.jobs():
+        for job in job_table.jobs(store):
             if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED:
                 self.states[job.name] = job.state.value
                 self._ended.append(job.ended_at or 0.0)
             elif job.name == MERGE:
-                self._merged_at[job.id] = max((each.started_at for each in store.attempts(job.id)), default=0.0)
-        self._held = store.held()
-        self.split = store.meta(SPLIT) or (self.plan.split_id if self.plan is not None else None)
+                self._merged_at[job.id] = max(
+                    (each.started_at for each in attempt_table.attempts(store, job.id)), default=0.0
+                )
+        self._held = submission.stored_jobs(store)
+        self.split = meta_table.read(store, SPLIT) or (self.plan.split_id if self.plan is not None else None)
 
     def refuse_another(self, plan: ShardPlan, place: QueueDir) -> None:
         """Raise GpuschedError for a split other than the one whose shards are done, or run: it would do items twice."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.cli.features.shard_plan import show
 from gpusched.common.errors import GpuschedError
+from gpusched.host.store import job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.operations.run import (
     RunOptions,
@@ -239,8 +240,8 @@ class ShardStart:
             begun = EarlierRun(queue.place, self._given.owner)
             begun.refuse_another(plan, queue.place)
             if begun.split != plan.split_id:
-                queue.store.submit([], self._rules.needs, queues.now())
-                queue.store.set_meta(SPLIT, plan.split_id)
+                submission.submit(queue.store, [], self._rules.needs, queues.now())
+                meta_table.write(queue.store, SPLIT, plan.split_id)
         return begun.plan
 
     def _write(self, queue: Queue, plan: ShardPlan, before: ShardPlan | None) -> None:
@@ -265,9 +266,9 @@ class ShardStart:
             _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
         files.write_plan(queue.place.path, document(replace(plan, created_at=created_at)))
         if self._asked.retry_failed:
-            for job in queue.store.jobs([JobState.HELD]):
+            for job in job_table.jobs(queue.store, [JobState.HELD]):
                 if job.cause == CAUSE_FAILURES and TAG in job.tags:
-                    queue.store.release(job.id)
+                    job_table.release(queue.store, job.id)
 
 
 def _open_items(given: ShardRequest) -> Items:

@@ -54,7 +54,7 @@ def page(experiment: EsdExperiment, workshop: EsdWorkshop) -> list[Line]:
     lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2) if broken else []
     if len(failed) > SHOWN_FAILED:
         lines.append(tables.line(f"  … and {len(failed) - SHOWN_FAILED} more"))
-    cwd = queues.here()
+    cwd = queues.current_directory()
     paths: list[Row] = [
         ["summary", short_path(f"{experiment.output}/{SUMMARY}", cwd)],
         ["report", short_path(f"{experiment.output}/{REPORT}", cwd)],

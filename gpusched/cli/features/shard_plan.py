@@ -54,7 +54,7 @@ def _page(place: QueueDir, plan: ShardPlan, jobs: JobFile, states: Mapping[str, 
         state = states.get("merge", "")
         rows.append(["merge", "", "", (state, tables.STATES.get(state, "")), command_text(spec.command)])
     lines = tables.grid(["SHARD", "ITEMS", "COUNT", "STATE", "COMMAND"], rows, right="COUNT")
-    where = short_path(place.path, queues.here())
+    where = short_path(place.path, queues.current_directory())
     done = sum(states.get(shard.job_name) == "succeeded" for shard in plan.shards)
     told = f", {done} of them done already" if done else ""
     summed = f"{count(plan.total, 'item')} in {count(len(plan.shards), 'shard')}{told}, queue {where}"

@@ -13,7 +13,8 @@ import click
 from gpusched.cli.options import SettingsCommand, settings_options
 from gpusched.cli.run.source import JobSource, read_all, read_given, source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
-from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import Settings
 
 if TYPE_CHECKING:
     from gpusched.core.model import JobSpec

@@ -13,6 +13,7 @@ from gpusched.cli import main as front
 from gpusched.core.model import JobState
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import job_table, request_table
 from gpusched.operations import queues
 from tests.support.sample import Sample9, stand_still
 
@@ -64,7 +65,7 @@ def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Projec
 
 
 def states(queue: Sample9) -> list[JobState]:
-    return [row.state for row in queue.store.jobs()]
+    return [row.state for row in job_table.jobs(queue.store)]
 
 
 # ---- a name ----------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def test_what_changes_refuses_a_name_of_several(
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: -q: 2 queues bear the name 'commands', and none of them is of this directory\n"
+        "gpusched: error: -q: 2 queues have the name 'commands', and none of them is in this directory\n"
         "  name one by its path:\n"
         f"    {all_queues[1].place.path}\n"
         f"    {all_queues[0].place.path}\n"
@@ -107,7 +108,8 @@ def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     old, new = projects.add("a"), projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = f"{new.place.path}, the newest of 2 named commands; by path -q names another: {old.place.path}\n"
+    says = f"{new.place.path}, the newest of 2 with the name commands; to choose another, name its path with -q: "
+    says += f"{old.place.path}\n"
     assert capsys.readouterr().err == f"gpusched: queue {says}"
 
 
@@ -117,7 +119,7 @@ def test_the_only_one_of_a_name_is_taken_from_afar_and_said(
     made = projects.add("a")
     monkeypatch.chdir(projects.root / "c")
     assert front.run(["cancel", "5", "-q", "commands"]) == 0
-    assert capsys.readouterr().err == f"gpusched: queue {made.place.path}, of another directory\n"
+    assert capsys.readouterr().err == f"gpusched: queue {made.place.path}, which is in another directory\n"
     for path in (made.place.path, "../a/gpusched-runs/commands"):
         assert front.run(["explain", "5", "-q", path]) == 0
         assert capsys.readouterr().err == ""
@@ -132,12 +134,12 @@ def test_gpusched_runs_goes_before_a_directory_and_a_log_dir_here_before_others(
     os.symlink(projects.root / "b/gpusched-runs/commands", beside.path)
     queue_dir.remember(beside)
     monkeypatch.chdir(projects.root / "a")
-    assert queues.find("commands", to_change=True).path == runs.place.path
-    assert queues.find("./commands", to_change=True).path == beside.path
+    assert queues.find_queue("commands", to_change=True).path == runs.place.path
+    assert queues.find_queue("./commands", to_change=True).path == beside.path
     assert queues.queue_name(beside) == "./commands"
     assert queues.queue_name(runs.place) == "commands"
     os.rename(projects.root / "a/gpusched-runs/commands", projects.root / "a/gpusched-runs/other")
-    assert queues.find("commands", to_change=True).path == beside.path
+    assert queues.find_queue("commands", to_change=True).path == beside.path
     assert capsys.readouterr().err == ""
 
 
@@ -149,7 +151,7 @@ def test_every_name_that_is_printed_means_the_same_queue_again(
         monkeypatch.chdir(projects.root / where)
         for queue in all_queues:
             name = queues.queue_name(queue.place)
-            assert queues.find(name, to_change=True).path == queue.place.path, (where, name)
+            assert queues.find_queue(name, to_change=True).path == queue.place.path, (where, name)
     monkeypatch.chdir(projects.root / "a")
     assert queues.queue_name(all_queues[0].place) == "commands"
     assert queues.queue_name(all_queues[1].place) == all_queues[1].place.path
@@ -165,7 +167,7 @@ def test_stop_tells_how_to_stop_the_same_queue_at_once(
     other = projects.add("b")
     projects.live = {other.place.path}
     monkeypatch.chdir(projects.root / "a")
-    monkeypatch.setattr("gpusched.cli.change.change._wait", lambda *_: True)
+    monkeypatch.setattr("gpusched.operations.change._await_answer", lambda *_: "heard")
     assert front.run(["stop", "-q", other.place.path]) == 0
     assert f"to stop them too: gpusched stop --now -q {other.place.path}\n" in capsys.readouterr().out
 
@@ -182,8 +184,11 @@ def test_without_a_name_the_queue_of_this_directory_comes_before_one_that_is_dis
     before = states(other)
     monkeypatch.chdir(projects.root / "a")
     front.run(argv)
-    assert capsys.readouterr().err == "gpusched: queue own, the only one of this directory; -q names another\n"
-    assert states(other) == before and not other.store.open_requests()
+    assert (
+        capsys.readouterr().err
+        == "gpusched: queue own, the only one in this directory; to choose another, name it with -q\n"
+    )
+    assert states(other) == before and not request_table.open_requests(other.store)
     own.close()
 
 
@@ -191,35 +196,42 @@ def test_without_a_name_the_queue_of_this_directory_comes_before_one_that_is_dis
 def test_another_directory_s_queue_is_changed_only_if_it_alone_is_dispatched(
     argv: list[str], projects: Projects, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.cli.change.change._wait", lambda *_: True)
+    monkeypatch.setattr("gpusched.operations.change._await_answer", lambda *_: "heard")
     first, second = projects.add("a"), projects.add("b", "second")
     before = [states(first), states(second)]
     monkeypatch.chdir(projects.root / "c")
     assert front.run(argv) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: no queue is of this directory, and none is being dispatched\n"
+        "gpusched: error: there is no queue in this directory, and no other one has a dispatcher\n"
         "  name one with -q: second, commands\n"
     )
     projects.live = {first.place.path, second.place.path}
     assert front.run(argv) == 2
-    assert "2 queues are being dispatched: second, commands\n  name one of them with -q" in capsys.readouterr().err
+    assert "2 queues have a dispatcher: second, commands\n  name one of them with -q" in capsys.readouterr().err
     assert [states(first), states(second)] == before
     projects.live = {first.place.path}
     assert front.run(argv) in (0, 1)
     said = capsys.readouterr().err
-    assert said == f"gpusched: queue {first.place.path}, the one that is dispatched; -q names another\n"
+    assert (
+        said
+        == f"gpusched: queue {first.place.path}, the only one with a dispatcher; to choose another, name it with -q\n"
+    )
     assert states(second) == before[1]
 
 
 @pytest.mark.parametrize(
     ("where", "live", "says"),
     [
-        ("a", (), "queue one, the newest of this directory"),
-        ("a", ("a/gpusched-runs/zero",), "queue zero, the one of this directory that is dispatched"),
-        ("a", ("b/gpusched-runs/two",), "queue one, the newest of this directory"),
-        ("b", ("a/gpusched-runs/zero",), "queue two, the only one of this directory"),
-        ("c", ("a/gpusched-runs/zero",), "queue {root}/a/gpusched-runs/zero, the one that is dispatched"),
-        ("c", ("a/gpusched-runs/zero", "a/gpusched-runs/one"), "queue {root}/a/gpusched-runs/one, the newest that is"),
+        ("a", (), "queue one, the newest one in this directory"),
+        ("a", ("a/gpusched-runs/zero",), "queue zero, the only one in this directory with a dispatcher"),
+        ("a", ("b/gpusched-runs/two",), "queue one, the newest one in this directory"),
+        ("b", ("a/gpusched-runs/zero",), "queue two, the only one in this directory"),
+        ("c", ("a/gpusched-runs/zero",), "queue {root}/a/gpusched-runs/zero, the only one with a dispatcher"),
+        (
+            "c",
+            ("a/gpusched-runs/zero", "a/gpusched-runs/one"),
+            "queue {root}/a/gpusched-runs/one, the newest one with a",
+        ),
         ("c", (), "queue {root}/b/gpusched-runs/two, the newest"),
         (".", (), "queue {root}/b/gpusched-runs/two, the newest"),
     ],
@@ -286,3 +298,23 @@ def test_a_working_directory_that_is_gone_is_said(
     assert front.run(line.split()) == 2
     says = "gpusched: error: the working directory is gone\n  change to a directory that exists\n"
     assert capsys.readouterr().err == says
+
+
+# ---- several dispatchers ---------------------------------------------------------------------------
+
+
+def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Sample9(sample.home, "other")
+    for made in (sample, other):
+        queue_dir.remember(made.place)
+    monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
+    assert front.run(["cancel", "5"]) == 2
+    assert "2 queues have a dispatcher" in capsys.readouterr().err
+    assert front.run(["cancel", "5", "-q", "commands"]) == 0
+    assert front.run(["status"]) == front.run(["status", "-q", "other"]) == 0
+    capsys.readouterr()
+    front.run(["explain", "5"])  # what is only shown is shown of one, which is said
+    assert "queue other, the newest one with a dispatcher" in capsys.readouterr().err
+    other.close()

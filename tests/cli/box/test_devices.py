@@ -153,7 +153,7 @@ def test_a_board_lies_over_what_is_read(home: Path, capsys: Capture, monkeypatch
     found = json.loads(call(capsys, "--json"))["devices"]
     assert [(d["queue"], d["jobs"]) for d in found][0::3] == [("commands", [3]), ("sweep", [9])]
     assert found[4]["queue"] is None and len(found) == 5
-    assert "no dispatcher of yours counts the others" in call(capsys)
+    assert "none of your dispatchers counts the other GPUs" in call(capsys)
 
 
 def test_without_nvml(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
