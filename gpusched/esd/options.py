@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -30,7 +31,7 @@ class EsdOption:
     least: float | None = None
     check: Callable[[str], object] | None = None
     default_text: str = ""  # for people, where the default alone does not say it
-    changes_numbers: bool = False  # so it belongs to the record: other numbers are another analysis
+    changes_numbers: bool = False  # so it is in the record: with another value it is another analysis
     name: str = ""
     default: Any = None
 
@@ -56,6 +57,9 @@ class EsdOption:
 def option(default: Any, help: str, **details: Any) -> Any:
     """Return a dataclass field with this default that is an option; `details` are fields of EsdOption."""
     return field(default=default, metadata={_KEY: EsdOption(help=help, **details)})
+
+
+recorded = partial(option, changes_numbers=True)
 
 
 def options_of(kind: type) -> Iterator[EsdOption]:
@@ -97,58 +101,42 @@ def _check_device(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions:
-    """The options of the analysis of one model. Those that change no number come last."""
+    """The options of the analysis of one model. Those of `recorded` change its numbers."""
 
-    fix_fingers: str = option(
+    fix_fingers: str = recorded(
         "xmin_mid",
         "Begin the tail at the median, at the peak, or where it fits best.",
         choices=("xmin_mid", "xmin_peak", "DKS"),
-        changes_numbers=True,
     )
-    evals_thresh: float = option(
-        1e-5, "Leave out eigenvalues that are not above X.", metavar="X", least=0, changes_numbers=True
-    )
-    bins: int = option(100, "Look for the peak in a histogram of N bins.", metavar="N", least=1, changes_numbers=True)
-    peak_window: str = option(
+    evals_thresh: float = recorded(1e-5, "Leave out eigenvalues that are not above X.", metavar="X", least=0)
+    bins: int = recorded(100, "Look for the peak in a histogram of N bins.", metavar="N", least=1)
+    peak_window: str = recorded(
         "near",
         "Look for the tail of xmin_peak near the peak, or where much published code does.",
         choices=("near", "legacy"),
-        changes_numbers=True,
     )
-    solver: str = option(
+    solver: str = recorded(
         "auto",
         "Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact.",
         choices=("auto", "gram", "svd", "fast"),
-        changes_numbers=True,
     )
-    layers: str = option(
-        "",
-        "Analyse only tensors whose name this regular expression finds.",
-        metavar="REGEX",
-        check=_check_pattern,
-        default_text="all",
-        changes_numbers=True,
+    layers: str = recorded(
+        "", "Analyse only tensors whose name this finds.", metavar="REGEX", check=_check_pattern, default_text="all"
     )
-    embeddings: bool = option(False, "Analyse embeddings too.", changes_numbers=True)
-    min_evals: int = option(2, "Fit no tail to fewer eigenvalues than N.", metavar="N", least=2, changes_numbers=True)
-    farms: bool = option(False, "Take the spectra of submatrices of one aspect ratio (FARMS).", changes_numbers=True)
-    randomize: bool = option(False, "Compare with the same entries in random order.", changes_numbers=True)
+    embeddings: bool = recorded(False, "Analyse embeddings too.")
+    min_evals: int = recorded(2, "Fit no tail to fewer eigenvalues.", metavar="N", least=2)
+    farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
+    randomize: bool = recorded(False, "Compare with the same entries in random order.")
     device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
-    cache_dir: str = option(
-        "", "Keep spectra of known tensors here.", metavar="DIR", default_text="in the output directory"
-    )
+    cache_dir: str = option("", "Keep known spectra here.", metavar="DIR", default_text="in the output directory")
     disk_reserve: str = option(
-        "",
-        "Download nothing that leaves less than this free.",
-        metavar="SIZE",
-        check=parse_size,
-        default_text="none",
+        "", "Download nothing that leaves less than this free.", metavar="SIZE", check=parse_size, default_text="none"
     )
     parallel_gpu: bool = option(True, "Compute one layer after the other.")
     dtype_report: bool = option(False, "Report in the log of each job how its weights are stored.")
     plots: bool = option(False, "Draw alpha by layer, and the spectra with their tails.")
     drop_downloads: bool = option(False, "At the end of a job, delete the models that it has downloaded.")
-    overwrite: bool = option(False, "Analyse models again that are done already.")
+    overwrite: bool = option(False, "Analyse again what is done already.")
 
     def check(self) -> None:
         """Raise GpuschedError for an invalid value."""

@@ -78,21 +78,9 @@ def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     return found
 
 
-def plan_changes(
-    config: AdapterConfig,
-    label: str,
-    stored: Sequence[TensorInfo],
-    base: Sequence[TensorInfo],
-    base_config: Mapping[str, Any],
-) -> dict[str, TensorChange]:
-    """Return the changed tensors by their name in the merged model. `stored`: the tensors of the adapter's file.
+class AdapterPlan:
+    """The changes that an adapter makes to a base, found by names and shapes."""
 
-    Raises ModelError, stage merge, if adapter and base do not fit together.
-    """
-    return _Planner(config, label, stored, base, base_config).plan()
-
-
-class _Planner:
     def __init__(
         self,
         config: AdapterConfig,
@@ -101,6 +89,7 @@ class _Planner:
         base: Sequence[TensorInfo],
         base_config: Mapping[str, Any],
     ) -> None:
+        """`stored`: the tensors of the adapter's file. `base`: those of the base."""
         self.config = config
         self.label = label
         self.stored = {info.name: info for info in stored}
@@ -108,7 +97,11 @@ class _Planner:
         self.base_config = base_config
         self.changes: dict[str, TensorChange] = {}
 
-    def plan(self) -> dict[str, TensorChange]:
+    def make(self) -> dict[str, TensorChange]:
+        """Return the changed tensors by their name in the merged model.
+
+        Raises ModelError, stage merge, if adapter and base do not fit together.
+        """
         modules: dict[str, _Parts] = {}
         whole: dict[str, str] = {}
         for key in self.stored:

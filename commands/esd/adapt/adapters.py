@@ -14,7 +14,7 @@ import torch
 from ..read.tensors import ModelError, TensorInfo, TensorSource
 from . import lora
 from .adapter_config import AdapterConfig
-from .adapter_plan import Add, TensorChange, plan_changes
+from .adapter_plan import AdapterPlan, Add, TensorChange
 from .tied_weights import is_declared_tied, is_embedding, is_head, partners
 
 
@@ -40,7 +40,7 @@ class MergedSource:
         refuse_quantised(base.config, adapter.label)
         infos = list(base.infos())
         stored = adapter.tensors.infos()
-        self._changes = plan_changes(adapter.config, adapter.label, stored, infos, base.config)
+        self._changes = AdapterPlan(adapter.config, adapter.label, stored, infos, base.config).make()
         self._base_infos = {info.name: info for info in infos}
         self._stored_infos = {info.name: info for info in stored}
         self._follow_ties()

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Hub:
         self._reserve = reserve_bytes
         self._drop = drop
         self._looked_at: dict[Ref, tuple[ModelFiles, str]] = {}
-        self._new_commits: set[str] = set()
+        self._new: set[tuple[str, str]] = set()  # names and commits that were not in the cache before
         self.notes: list[str] = []
 
     @cached_property
@@ -168,7 +169,7 @@ class Hub:
         missing = [n for n in names if not isinstance(find(ref.name, n, cache_dir=self._cache, revision=commit), str)]
         self._check_space(ref, sum(files[name] or 0 for name in missing))
         if missing and self._cached(ref.name, commit) is None:
-            self._new_commits.add(commit)
+            self._new.add((ref.name, commit))
         try:
             with ThreadPoolExecutor(_CONNECTIONS) as pool:
                 return list(pool.map(lambda name: self._download(ref.name, commit, name), names))
@@ -204,12 +205,14 @@ class Hub:
 
     def close(self) -> None:
         """With `drop`, delete the commits that were not in the cache before."""
-        if self._drop and self._new_commits:
+        for name, commit in self._new if self._drop else ():
             try:
-                self._library.scan_cache_dir(self._cache).delete_revisions(*self._new_commits).execute()
-            except (OSError, ValueError, self._library.errors.CacheNotFound):
-                pass  # what is left takes space, and nothing else
-        self._new_commits.clear()
+                cache = self._library.scan_cache_dir(self._cache)
+                own = frozenset(each for each in cache.repos if (each.repo_type, each.repo_id) == ("model", name))
+                replace(cache, repos=own).delete_revisions(commit).execute()
+            except (OSError, ValueError, self._library.errors.CacheNotFound):  # the files that are left only take space
+                pass
+        self._new.clear()
 
 
 def _files(snapshot: Path) -> dict[str, int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpusched.commands.esd.adapt.adapter_config import AdapterConfig, parse_adapter_config
-from gpusched.commands.esd.adapt.adapter_plan import TensorChange, plan_changes, suffix_matches
+from gpusched.commands.esd.adapt.adapter_plan import AdapterPlan, TensorChange, suffix_matches
 from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,9 +31,9 @@ def lora(module: str, a: tuple[int, ...] = (2, 6), b: tuple[int, ...] = (8, 2)) 
 
 def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) -> dict[str, TensorChange]:
     config = fields.pop("base_config", {"model_type": "llama"})
-    done: dict[str, TensorChange] = plan_changes(
+    done: dict[str, TensorChange] = AdapterPlan(
         settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config
-    )
+    ).make()
     return done
 
 
@@ -186,7 +186,7 @@ def test_names_and_shapes_that_do_not_fit_are_refused(
 def test_numbers_that_are_not_floating_point_are_not_merged() -> None:
     stored = [TensorInfo(name, shape, "int8") for name, shape in lora(Q).items()]
     with pytest.raises(ModelError, match="in its file is int8, not floating point"):
-        plan_changes(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {})
+        AdapterPlan(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {}).make()
 
 
 def test_gpt2_stores_a_square_projection_the_other_way_round() -> None:
