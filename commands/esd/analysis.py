@@ -69,7 +69,7 @@ def analyse(
         else:
             info = TensorInfo(layer.name, layer.shape, layer.tensor.dtype, layer.tensor.file)
             skips.append(Skip(info, result))
-    order = {info.name: place for place, info in enumerate(source.infos())}
+    order = {info.name: index for index, info in enumerate(source.infos())}
     skips.sort(key=lambda skip: order.get(skip.tensor.name, order.get(skip.tensor.name.rpartition("[")[0], 0)))
     return Table(rows, skips, spectra, source.notes)
 

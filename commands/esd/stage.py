@@ -22,6 +22,7 @@ from gpusched.esd.model_record import TABLES, file_stem, is_done
 from gpusched.esd.options import AnalysisOptions
 
 from .analysis import NoCuda, NoDevice, analyse, choose_device, count_dtypes
+from .find.hub import Hub
 from .find.open_model import open_model
 from .read.tensors import ModelError
 from .solve.cache import SpectraCache
@@ -86,15 +87,12 @@ class Stage:
 
     def _analyse(self) -> int:
         args, options = self.args, self.options
-        opened = open_model(
-            args.model,
-            source_model=args.source_model,
-            relation=args.relation,
-            revision=args.revision,
-            reserve_bytes=parse_size(options.disk_reserve) if options.disk_reserve else 0,
-            drop_downloads=options.drop_downloads,
-        )
-        with opened as model:
+        reserve_bytes = parse_size(options.disk_reserve) if options.disk_reserve else 0
+        row = {"source_model": args.source_model, "relation": args.relation, "revision": args.revision}
+        with (
+            closing(Hub(reserve_bytes=reserve_bytes, drop=options.drop_downloads)) as hub,
+            open_model(args.model, hub, **row) as model,
+        ):
             base, *adapters = model.parts
             self.about["model"] = base.name
             self.about["adapters"] = [part.name for part in adapters]
@@ -159,8 +157,8 @@ class Stage:
         lines += table.notes
         if self.options.dtype_report:
             lines += [
-                f"stored in {dtype}: {found['tensors']} tensors, {found['elements']} numbers"
-                for dtype, found in record["dtypes"].items()
+                f"stored in {dtype}: {count['tensors']} tensors, {count['elements']} numbers"
+                for dtype, count in record["dtypes"].items()
             ]
             for (dtype, solver), count in Counter((row.dtype, row.solver) for row in table.rows).most_common():
                 precision = "float32" if solver == "fast" else "float64"

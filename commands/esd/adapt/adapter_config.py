@@ -55,8 +55,6 @@ class AdapterConfig:
     ranks: tuple[tuple[re.Pattern[str], int], ...]
     alphas: tuple[tuple[re.Pattern[str], float], ...]
     saved: tuple[str, ...]
-    base: str
-    revision: str
 
     def rank_of(self, module: str) -> int:
         return next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
@@ -74,8 +72,29 @@ class AdapterConfig:
         return any(path.endswith(name) for path in paths for name in self.saved)
 
 
+def _obstacle(config: Mapping[str, Any]) -> str:
+    """Return the setting that means another computation than LoRA, with the reason; "" if there is none."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        return f"peft_type is {_short(kind)}; only LORA is merged, so analyse the base, or a merged copy"
+    for field, value in config.items():
+        if field in _HARMLESS or field in _READ or value in (None, False, "", [], {}):
+            continue
+        why = _REFUSED.get(field, "its effect on the weights is not known")
+        return f"{field} is set ({_short(value)}); {why}, so it is not merged"
+    start = config.get("init_lora_weights")
+    if start not in _INERT_STARTS or type(start) is int:
+        return (
+            f"init_lora_weights is {_short(start)}; its start changes the base too, so it is not merged "
+            "(save it converted to plain LoRA)"
+        )
+    if config.get("bias", "none") not in ("none", "all", "lora_only"):
+        return f"bias is {_short(config['bias'])}, which is not known"
+    return ""
+
+
 def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
-    """Raise ModelError, stage merge, with the name of the field, if this adapter cannot be merged."""
+    """Return the settings of an adapter. Raises ModelError, stage merge, with the field that prevents a merge."""
 
     def refuse(reason: str) -> ModelError:
         return ModelError("merge", f"adapter {label}: {reason}")
@@ -94,36 +113,21 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
         pairs = config.get(field) or {}
         if not isinstance(pairs, Mapping):
             raise refuse(f"{field} is {_short(pairs)}, not a map")
-        found = []
+        patterns = []
         for key, value in pairs.items():
             if len(key) > _LONGEST_PATTERN or _NESTED_REPEAT.search(key):
                 raise refuse(f"the pattern {_short(key)} in {field} is too intricate to be matched safely")
             try:
-                found.append((re.compile(rf"(.*\.)?({key})$"), value))
+                patterns.append((re.compile(rf"(.*\.)?({key})$"), value))
             except (re.error, RecursionError, OverflowError):
                 raise refuse(f"the pattern {_short(key)} in {field} is no regular expression") from None
-        return found
+        return patterns
 
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise refuse(f"peft_type is {_short(kind)}; only LORA is merged, so analyse the base, or a merged copy")
-    for field, value in config.items():
-        if field in _HARMLESS or field in _READ or value in (None, False, "", [], {}):
-            continue
-        why = _REFUSED.get(field, "its effect on the weights is not known")
-        raise refuse(f"{field} is set ({_short(value)}); {why}, so it is not merged")
-    start = config.get("init_lora_weights")
-    if start not in _INERT_STARTS or type(start) is int:
-        raise refuse(
-            f"init_lora_weights is {_short(start)}; its start changes the base too, so it is not merged "
-            "(save it converted to plain LoRA)"
-        )
-    if config.get("bias", "none") not in ("none", "all", "lora_only"):
-        raise refuse(f"bias is {_short(config['bias'])}, which is not known")
+    if reason := _obstacle(config):
+        raise refuse(reason)
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or not all(isinstance(name, str) and name for name in saved):
         raise refuse(f"modules_to_save is {_short(saved)}, not a list of names")
-    base, revision = config.get("base_model_name_or_path"), config.get("revision")
     return AdapterConfig(
         rank=positive(config.get("r", 8), "r"),
         alpha=number(config.get("lora_alpha", 8), "lora_alpha"),
@@ -132,8 +136,6 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
         ranks=tuple((pattern, positive(rank, "rank_pattern")) for pattern, rank in table("rank_pattern")),
         alphas=tuple((pattern, number(alpha, "alpha_pattern")) for pattern, alpha in table("alpha_pattern")),
         saved=tuple(saved),
-        base=base if isinstance(base, str) else "",
-        revision=revision if isinstance(revision, str) else "",
     )
 
 

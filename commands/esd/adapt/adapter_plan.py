@@ -70,12 +70,12 @@ def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     """Return `name` if it is in `names`; else the names that differ by a leading part without a layer's number."""
     if name in names:
         return [name]
-    found = []
+    matches = []
     for other in names:
         longer, shorter = (other, name) if len(other) > len(name) else (name, other)
         if longer.endswith("." + shorter) and not re.search(r"\d", longer[: -len(shorter)]):
-            found.append(other)
-    return found
+            matches.append(other)
+    return matches
 
 
 class AdapterPlan:
@@ -143,13 +143,13 @@ class AdapterPlan:
 
     def _find(self, name: str, shape: tuple[int, ...]) -> str:
         """Return the tensor of the base that this name means, itself or a tied partner of it; "" for none."""
-        found = suffix_matches(name, self.base)
-        if not found and is_declared_tied(self.base_config) is not False:
-            found = partners(name, self.base, shape)
-        if len(found) > 1:
-            few = ", ".join(other for other in found[:3])
-            raise self.refuse(f"{name} matches {len(found)} tensors of the base ({few}); which one is not clear")
-        return found[0] if found else ""
+        matches = suffix_matches(name, self.base)
+        if not matches and is_declared_tied(self.base_config) is not False:
+            matches = partners(name, self.base, shape)
+        if len(matches) > 1:
+            few = ", ".join(matches[:3])
+            raise self.refuse(f"{name} matches {len(matches)} tensors of the base ({few}); which one is not clear")
+        return matches[0] if matches else ""
 
     def _replace(self, name: str, key: str) -> None:
         shape = self.stored[key].shape

@@ -129,18 +129,18 @@ class Hub:
 
     def config(self, ref: Ref) -> Mapping[str, Any]:
         """Return the config.json of a repository; empty if there is none."""
-        found, commit = self._look(ref)
-        if CONFIG not in found.files:
+        listing, commit = self._look(ref)
+        if CONFIG not in listing.files:
             return {}
-        return read_json(self._get(ref, commit, found.files, [CONFIG])[0], "resolve")
+        return read_json(self._get(ref, commit, listing.files, [CONFIG])[0], "resolve")
 
     def fetch(self, ref: Ref) -> tuple[Path, str]:
         """Fetch the weights and configs of `ref`; return their directory in the cache, and the commit."""
-        found, commit = self._look(ref)
-        files = found.files
+        listing, commit = self._look(ref)
+        files = listing.files
         wanted = [name for name in (CONFIG, ADAPTER_CONFIG) if name in files]
         weights = model_weights(files) if holds_model(files) else []
-        if found.adapter_config is not None and adapter_weights(files):
+        if listing.adapter_config is not None and adapter_weights(files):
             wanted.append(adapter_weights(files))
         if weights and weights[0].endswith(".index.json"):
             index = self._get(ref, commit, files, weights)[0]
@@ -191,10 +191,10 @@ class Hub:
             return
 
     def _check_space(self, ref: Ref, needed: int) -> None:
-        place = self._cache
-        while not place.exists():
-            place = place.parent
-        free = shutil.disk_usage(place).free
+        directory = self._cache
+        while not directory.exists():
+            directory = directory.parent
+        free = shutil.disk_usage(directory).free
         if needed and free - needed < self._reserve:
             kept = f", less than the {_size(self._reserve)} that --disk-reserve keeps" if self._reserve else ""
             raise ModelError(

@@ -35,23 +35,13 @@ class OpenedModel:
 
 @contextmanager
 def open_model(
-    model: str,
-    *,
-    source_model: str = "",
-    relation: str = "",
-    revision: str = "",
-    reserve_bytes: int = 0,
-    drop_downloads: bool = False,
-    cache_dir: str = "",
-    endpoint: str | None = None,
+    model: str, hub: Hub, *, source_model: str = "", relation: str = "", revision: str = ""
 ) -> Iterator[OpenedModel]:
     """Open the model of one row of a list: a path of this machine, or a name on the hub.
 
     Raises ModelError at one of the stages resolve, download, load (is it complete?) and merge (can it be exact?).
     """
-    hub = Hub(cache_dir=cache_dir, reserve_bytes=reserve_bytes, drop=drop_downloads, endpoint=endpoint)
     with ExitStack() as opened:
-        opened.callback(hub.close)
         locations = Locations(hub)
         plan = resolve(model, locations, source=source_model, relation=relation, revision=revision)
         configs = [parse_adapter_config(locations.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]

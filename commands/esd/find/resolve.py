@@ -79,18 +79,18 @@ def resolve(
     of an adapter is unknown or disputed.
     """
     ref = Ref(model, revision)
-    found = repository.look(ref)
+    listing = repository.look(ref)
     labelled = relation.strip().lower() in ADAPTER_RELATIONS
-    is_whole = holds_model(found.files)
-    if found.adapter_config is not None and (not is_whole or (labelled and adapter_weights(found.files))):
+    is_whole = holds_model(listing.files)
+    if listing.adapter_config is not None and (not is_whole or (labelled and adapter_weights(listing.files))):
         listed = source.strip() if source.strip() != model else ""
-        return _AdapterChain(repository).follow(ref, found, listed, trusted=labelled)
+        return _AdapterChain(repository).follow(ref, listing, listed, trusted=labelled)
     if not is_whole:
-        raise ModelError("resolve", _no_weights(model, found.files))
+        raise ModelError("resolve", _no_weights(model, listing.files))
     notes = []
     if labelled:
         notes.append(f"{model} is listed as {relation} but is a whole model: loaded as it is")
-    if revision and found.is_local:
+    if revision and listing.is_local:
         notes.append(f"{model} is a path: its revision {revision} is ignored")
     return Resolution(ref, notes=tuple(notes))
 
@@ -104,14 +104,14 @@ class _AdapterChain:
         self.notes: list[str] = []
         self.end = ""  # the identity of the base that the list names, if the chain has to lead to it
 
-    def follow(self, ref: Ref, found: ModelFiles, listed: str, *, trusted: bool) -> Resolution:
+    def follow(self, ref: Ref, listing: ModelFiles, listed: str, *, trusted: bool) -> Resolution:
         """Return the chain of an adapter. `listed` is its base in the list.
 
         With `trusted` the list has precedence over the adapter's own config, without it the config.
         """
         adapters = [ref]
-        self.seen.append(found.identity)
-        base = self._choose(ref, found, listed, trusted=trusted)
+        self.seen.append(listing.identity)
+        base = self._choose(ref, listing, listed, trusted=trusted)
         while True:
             there = self.repository.look(base)
             if there.identity in self.seen:
@@ -136,9 +136,9 @@ class _AdapterChain:
             raise ModelError("resolve", f"{ref.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
         return Resolution(base, tuple(reversed(adapters)), tuple(self.notes))
 
-    def _choose(self, ref: Ref, found: ModelFiles, listed: str, *, trusted: bool) -> Ref:
+    def _choose(self, ref: Ref, listing: ModelFiles, listed: str, *, trusted: bool) -> Ref:
         """Return the base of one adapter, by the list or by the adapter's config."""
-        own, problem = self._own_base(ref, found)
+        own, problem = self._own_base(ref, listing)
         if own is None and not listed:
             raise ModelError("resolve", f"base unresolved: {problem}; name the base in source_model")
         if own is None:
@@ -149,15 +149,15 @@ class _AdapterChain:
             return Ref(listed, own.revision)
         return self._choose_between(ref, Ref(listed), own)
 
-    def _own_base(self, ref: Ref, found: ModelFiles) -> tuple[Ref | None, str]:
+    def _own_base(self, ref: Ref, listing: ModelFiles) -> tuple[Ref | None, str]:
         """Return the base that an adapter's own config names, or why it names none that can be used."""
-        config = found.adapter_config or {}
+        config = listing.adapter_config or {}
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
         if not isinstance(name, str) or not name.strip():
             return None, f"the config of {ref.name} names none"
-        if _PATH.match(name) and not found.is_local:
+        if _PATH.match(name) and not listing.is_local:
             return None, f"the config of {ref.name} names {name[:200]}, a path on another machine"
-        base = Ref(name, revision if isinstance(revision, str) else "", hub_only=not found.is_local)
+        base = Ref(name, revision if isinstance(revision, str) else "", hub_only=not listing.is_local)
         if _PATH.match(name):
             try:
                 self.repository.look(base)

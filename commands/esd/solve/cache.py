@@ -32,11 +32,11 @@ def content_key(tensor: torch.Tensor, options: AnalysisOptions, *, convolution: 
     """Return a hash of all that a layer's spectrum depends on: bytes, shape, type and solver."""
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
     text = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
-    found = hashlib.sha256(text.encode())
+    digest = hashlib.sha256(text.encode())
     plain = tensor.contiguous()
     if plain.numel():
-        found.update(plain.reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class SpectraCache:
@@ -62,11 +62,11 @@ class SpectraCache:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
-    def put(self, key: str, found: Spectrum) -> None:
+    def put(self, key: str, spectrum: Spectrum) -> None:
         """Store a spectrum. A full disk is no error: the cache stays smaller."""
         path = self._path(key)
         data = io.BytesIO()
-        np.savez(data, evals=found.evals, solver=found.solver, device=found.device, note=found.note)
+        np.savez(data, evals=spectrum.evals, solver=spectrum.solver, device=spectrum.device, note=spectrum.note)
         try:
             path.parent.mkdir(exist_ok=True)
             write_atomically(str(path), data.getvalue(), mode=0o666)

@@ -64,9 +64,9 @@ def fallback(compute: Callable[[torch.device, int], T], device: torch.device) ->
     any other error of `compute`.
     """
     why = ""
-    for place, block, words in ways(device):
+    for where, block, words in ways(device):
         try:
-            return compute(place, block), f"{why}: done with {words}" if words else ""
+            return compute(where, block), f"{why}: done with {words}" if words else ""
         except Exception as error:
             failed = device.type == "cuda" and isinstance(error, RuntimeError) and _SOLVER_FAILED.search(str(error))
             why = shortage(error) or ("the solver of the GPU failed" if failed else "")

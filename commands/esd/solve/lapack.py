@@ -43,10 +43,10 @@ def eigenvalues(gram: torch.Tensor) -> torch.Tensor:
     if library is not None:
         return _in_place(library, gram)
     try:
-        found: torch.Tensor = torch.linalg.eigvalsh(gram)
+        values: torch.Tensor = torch.linalg.eigvalsh(gram)
     except torch.linalg.LinAlgError as error:
         raise NotConverged(str(error)) from None
-    return found
+    return values
 
 
 def _in_place(library: Any, gram: torch.Tensor) -> torch.Tensor:
@@ -64,9 +64,9 @@ def _in_place(library: Any, gram: torch.Tensor) -> torch.Tensor:
         if code := ctypes.c_int32(info.value & 0xFFFFFFFF).value:
             raise NotConverged(f"the eigensolver stopped with {code}")
 
-    wish, iwork = torch.zeros(1, dtype=gram.dtype), torch.zeros(8, dtype=torch.int64)
-    call(wish, -1, iwork, -1)  # asks for the best size of the workspace; the least is 2n + 1
-    length = max(2 * n + 1, int(wish.item()))
+    best, iwork = torch.zeros(1, dtype=gram.dtype), torch.zeros(8, dtype=torch.int64)
+    call(best, -1, iwork, -1)  # asks for the best size of the workspace; the least is 2n + 1
+    length = max(2 * n + 1, int(best.item()))
     call(torch.empty(length, dtype=gram.dtype), length, iwork, 8)
     return values
 

@@ -70,7 +70,7 @@ def solve_layer(
 
     def solve(tensor: LazyTensor) -> Spectrum:
         result, note = fallback(
-            lambda place, block: compute(tensor, options, convolution=layer.convolution, device=place, block=block),
+            lambda where, block: compute(tensor, options, convolution=layer.convolution, device=where, block=block),
             device,
         )
         notes = "; ".join(text for text in (result.note, note) if text)
@@ -201,13 +201,13 @@ class Pipeline:
             tensor.get()  # before its turn to be solved
             with solving:
                 return solve_layer(tensor, layer, self._options, self._device)
-        if key and (known := self._cache.get(key)):
-            return Solved(known)
+        if key and (stored := self._cache.get(key)):
+            return Solved(stored)
         has_waited = bool(key)
         key = key or content_key(tensor.get(), self._options, convolution=layer.convolution)
         with self._cache.claim(key) as is_mine:
-            if known := self._cache.get(key):
-                return Solved(known)
+            if stored := self._cache.get(key):
+                return Solved(stored)
             if is_mine:
                 tensor.get()
                 with solving:

@@ -70,7 +70,7 @@ def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
 def _starts(length: int, side: int) -> list[int]:
     overlapping, touching = math.ceil((length - side) / (side / 2)) + 1, math.ceil(length / side)
     count = max(min(overlapping, FARMS_WINDOWS), touching)
-    return [round(place * (length - side) / max(1, count - 1)) for place in range(count)]
+    return [round(index * (length - side) / max(1, count - 1)) for index in range(count)]
 
 
 def spectrum(
@@ -85,20 +85,20 @@ def spectrum(
     if solver != "svd":
         dtype = torch.float32 if solver == "fast" else torch.float64
         try:
-            found = _pooled(_by_gram(lazy, options, dtype, convolution, device, block))
-            lost = _lost(found, dtype) > options.evals_thresh
+            evals = _pooled(_by_gram(lazy, options, dtype, convolution, device, block))
+            lost = _lost(evals, dtype) > options.evals_thresh
             if lost and solver == "auto":
-                solver, note = "svd", f"λmax {found[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
+                solver, note = "svd", f"λmax {evals[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
             elif lost:
-                note = f"λmax {found[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
+                note = f"λmax {evals[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
         except NotConverged as error:
             solver, note = "svd", f"by way of the Gram matrix, {error}"
     if solver == "svd":
         parts = _parts(lazy.get(), options, convolution)
-        found = _pooled(_squared_singular_values(part, device) for part in parts)
+        evals = _pooled(_squared_singular_values(part, device) for part in parts)
     if convolution:
-        found = found * CONVOLUTION
-    return Spectrum(found, "gram" if solver == "auto" else solver, str(device), note)
+        evals = evals * CONVOLUTION
+    return Spectrum(evals, "gram" if solver == "auto" else solver, str(device), note)
 
 
 def _parts(tensor: torch.Tensor, options: AnalysisOptions, convolution: bool) -> list[torch.Tensor]:
@@ -113,15 +113,15 @@ def _by_gram(
     single = len(parts) == 1
     while parts:
         part = parts.pop()
-        found = gram(part, dtype, device, block)
-        if not bool(torch.isfinite(found.diagonal()).all()):
+        product = gram(part, dtype, device, block)
+        if not bool(torch.isfinite(product.diagonal()).all()):
             _check(part)
             raise NotConverged("its entries overflow")
         del part  # nothing here holds the tensor any more
         if single:
             lazy.drop()
-        values: NDArray[np.float64] = eigenvalues(found).to("cpu", torch.float64).numpy()
-        del found
+        values: NDArray[np.float64] = eigenvalues(product).to("cpu", torch.float64).numpy()
+        del product
         yield values
 
 
@@ -135,10 +135,10 @@ def _lost(evals: NDArray[np.float64], dtype: torch.dtype) -> float:
 
 
 def _pooled(parts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.concatenate(list(parts))
-    np.maximum(found, 0.0, out=found)
-    found.sort()
-    return found
+    evals: NDArray[np.float64] = np.concatenate(list(parts))
+    np.maximum(evals, 0.0, out=evals)
+    evals.sort()
+    return evals
 
 
 def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: int) -> torch.Tensor:
@@ -147,19 +147,19 @@ def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: 
     tall = matrix if rows >= columns else matrix.T
     if block >= BLOCK:
         tall = tall.to(device, non_blocking=True)
-    found = torch.zeros((min(rows, columns),) * 2, dtype=dtype, device=device)
+    result = torch.zeros((min(rows, columns),) * 2, dtype=dtype, device=device)
     for part in tall.split(block):
-        add_gram(found, part.to(device).to(dtype))
-    return found
+        add_gram(result, part.to(device).to(dtype))
+    return result
 
 
 def _squared_singular_values(matrix: torch.Tensor, device: torch.device) -> NDArray[np.float64]:
     _check(matrix)
     try:
-        found = torch.linalg.svdvals(matrix.to(device).to(torch.float64))
+        singular = torch.linalg.svdvals(matrix.to(device).to(torch.float64))
     except torch.linalg.LinAlgError as error:
         raise NotConverged(str(error)) from None
-    values: NDArray[np.float64] = found.square().flip(0).cpu().numpy()
+    values: NDArray[np.float64] = singular.square().flip(0).cpu().numpy()
     return values
 
 

@@ -63,8 +63,8 @@ class PlottedLayer:
 
     @property
     def block(self) -> str:
-        found = _BLOCK.search(self.name)
-        return found[1] if found else ""
+        match = _BLOCK.search(self.name)
+        return match[1] if match else ""
 
 
 def write(output_dir: str, stem: str) -> list[str]:
@@ -122,8 +122,8 @@ def _alphas(title: str, layers: Sequence[PlottedLayer]) -> Any:
     figure = Figure(figsize=(width, _HEIGHT_IN))
     sides = (0.55 / width, 0.55 / _HEIGHT_IN, (width - 0.55 - _LEGEND_IN) / width, 1 - 0.95 / _HEIGHT_IN)
     axes = figure.add_axes(sides)
-    known = np.array([layer.alpha for layer in layers if math.isfinite(layer.alpha)])
-    top = _top(known)
+    finite = np.array([layer.alpha for layer in layers if math.isfinite(layer.alpha)])
+    top = _top(finite)
     axes.axhspan(*_USUAL, color=_GREY, alpha=0.13, linewidth=0)
     common = [kind for kind, _ in Counter(layer.kind for layer in layers).most_common()]
     named = common if len(common) <= len(_SERIES) else common[: len(_SERIES) - 1]
@@ -134,25 +134,25 @@ def _alphas(title: str, layers: Sequence[PlottedLayer]) -> Any:
         _points(axes, rest, top, _GREY, "others")
     missing = [n for n, layer in enumerate(layers) if not math.isfinite(layer.alpha)]
     if missing:
-        place = axes.get_xaxis_transform()
-        axes.plot(missing, [0.02] * len(missing), "x", color=_INK, markersize=4, transform=place, label="no fit")
+        transform = axes.get_xaxis_transform()
+        axes.plot(missing, [0.02] * len(missing), "x", color=_INK, markersize=4, transform=transform, label="no fit")
     axes.set_xlim(-0.7, max(1, len(layers)) - 0.3)
-    axes.set_ylim(1.0 if not len(known) else min(1.0, float(known.min()) - 0.2), top * 1.04)
+    axes.set_ylim(1.0 if not len(finite) else min(1.0, float(finite.min()) - 0.2), top * 1.04)
     _blocks(axes, layers)
     axes.set_ylabel("α")
-    middle = f", median α {np.median(known):.2f}" if len(known) else ""
+    middle = f", median α {np.median(finite):.2f}" if len(finite) else ""
     axes.set_title(f"{title}: {len(layers)} layers{middle}", loc="left", fontsize=10)
     _tidy(axes)
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, handletextpad=0.2)
     return figure
 
 
-def _top(known: Floats) -> float:
+def _top(finite: Floats) -> float:
     """Return the upper end of the axis, such that a few layers far above the others do not flatten them."""
-    if not len(known):
+    if not len(finite):
         return 7.0
-    usual = float(np.quantile(known, 0.95)) * 1.6
-    return max(6.6, min(float(known.max()), usual))
+    usual = float(np.quantile(finite, 0.95)) * 1.6
+    return max(6.6, min(float(finite.max()), usual))
 
 
 def _points(axes: Any, points: Sequence[tuple[int, PlottedLayer]], top: float, colour: str, label: str) -> None:
@@ -233,9 +233,9 @@ def _field(axes: Any, layer: PlottedLayer, values: Floats) -> None:
         axes.plot([start, high], [law, law - layer.alpha * (high - start)], color=_SERIES[3], linewidth=1.3)
         axes.axvline(start, color=_INK, linewidth=0.8, linestyle=(0, (3, 2)))
     note = f"α {layer.alpha:.2f}  D {layer.distance:.3f}" if has_fit else "no fit"
-    place = {"ha": "right", "va": "top", "transform": axes.transAxes, "zorder": 5}
+    corner = {"ha": "right", "va": "top", "transform": axes.transAxes, "zorder": 5}
     axes.text(
-        0.99, 0.98, note, fontsize=6.5, color=_INK, **place, bbox={"fc": "white", "alpha": 0.8, "lw": 0, "pad": 1}
+        0.99, 0.98, note, fontsize=6.5, color=_INK, **corner, bbox={"fc": "white", "alpha": 0.8, "lw": 0, "pad": 1}
     )
     axes.set_xlim(low, high)
     axes.set_ylim(bottom, float(heights.max()) + 0.25)

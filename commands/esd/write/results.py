@@ -99,11 +99,11 @@ class Table:
             values = [value for value in (getattr(row, name) for row in fitted) if math.isfinite(value)]
             return float(function(values)) if values else None
 
-        found = {}
+        result = {}
         for name in _MEASURES:
-            found[f"{name}_mean"] = over(statistics.fmean, name)
-            found[f"{name}_median"] = over(statistics.median, name)
-        return found
+            result[f"{name}_mean"] = over(statistics.fmean, name)
+            result[f"{name}_median"] = over(statistics.median, name)
+        return result
 
 
 def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:

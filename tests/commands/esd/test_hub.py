@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.find import open_model as open_model_module
+from gpusched.commands.esd.find.hub import Hub as HubClient
 from gpusched.commands.esd.find.open_model import open_model
 from gpusched.commands.esd.read.tensors import ModelError
 from huggingface_hub import constants
@@ -65,9 +66,11 @@ class Opened:
     """A model that stays open until `close`."""
 
     def __init__(self, hub: Hub, cache: Path, model: str, **settings: Any) -> None:
-        self._stack = ExitStack()
-        opening = open_model(model, cache_dir=str(cache), endpoint=hub.endpoint, **settings)
-        self.model = self._stack.enter_context(opening)
+        kept = {name: settings.pop(name) for name in ("drop", "reserve_bytes") if name in settings}
+        with ExitStack() as stack:
+            client = stack.enter_context(closing(HubClient(cache_dir=str(cache), endpoint=hub.endpoint, **kept)))
+            self.model = stack.enter_context(open_model(model, client, **settings))
+            self._stack = stack.pop_all()
         self.source = self.model.source
         self.parts = [(part.name, part.commit) for part in self.model.parts]
         self.notes = [*self.model.notes, *self.source.notes]
@@ -246,19 +249,19 @@ def files_of(cache: Path) -> set[str]:
 def test_only_what_was_fetched_here_is_dropped_again(hub: Hub, tmp_path: Path) -> None:
     Opened(hub, tmp_path, "acme/base").close()
     before = files_of(tmp_path)
-    model = Opened(hub, tmp_path, "lab/ad", drop_downloads=True)
+    model = Opened(hub, tmp_path, "lab/ad", drop=True)
     assert files_of(tmp_path) > before
     expected = model.source.read("a.q.weight")
     model.close()
     assert files_of(tmp_path) == before
-    model = Opened(hub, tmp_path, "lab/ad", drop_downloads=True)
+    model = Opened(hub, tmp_path, "lab/ad", drop=True)
     assert torch.equal(model.source.read("a.q.weight"), expected)
     model.close()
 
 
 def test_an_opened_model_survives_that_another_job_drops_it(hub: Hub, tmp_path: Path) -> None:
-    first = Opened(hub, tmp_path, "acme/base", drop_downloads=True)
-    second = Opened(hub, tmp_path, "acme/base", drop_downloads=True)
+    first = Opened(hub, tmp_path, "acme/base", drop=True)
+    second = Opened(hub, tmp_path, "acme/base", drop=True)
     second.close()
     assert files_of(tmp_path), "the second has fetched nothing, so it drops nothing"
     second = Opened(hub, tmp_path, "acme/base")
@@ -288,12 +291,13 @@ def test_the_cache_alone_serves_offline(hub: Hub, tmp_path: Path, monkeypatch: p
     (tmp_path / "models--acme--base" / "refs").mkdir()
     (tmp_path / "models--acme--base" / "refs" / "main").write_text(COMMIT)
     script = """
+from gpusched.commands.esd.find.hub import Hub
 from gpusched.commands.esd.find.open_model import open_model
-with open_model("acme/base") as model:
+with open_model("acme/base", Hub()) as model:
     print(model.parts[0].commit, *[info.name for info in model.source.infos()])
 for name, revision in (("acme/other", ""), ("acme/base", "v9")):
     try:
-        with open_model(name, revision=revision):
+        with open_model(name, Hub(), revision=revision):
             pass
     except Exception as error:
         print(error)
