@@ -82,7 +82,7 @@ TABLE = (
         ("", "cli.*", "api", "esd.*", "shards.*", "operations.*", "views.*", "config.*", "common.*"),
         ("click",),
     ),
-    Row("commands.esd*", ("commands.esd*", "common.*", "esd.model_record", "esd.options"), ANYTHING),
+    Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),
     Row("commands.merge*", ("", "commands.merge*", "common.*", "shards.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
