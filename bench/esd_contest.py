@@ -79,13 +79,9 @@ def ours_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, flo
         weights = {"w": matrix(rows, columns)}
         results[f"{rows}x{columns}"] = seconds(partial(analyze, weights, parallel_gpu=False))
     evals = eigenvalues(count)
-    fitted = fit(evals, AnalysisOptions(fix_fingers="DKS"))
     options = AnalysisOptions(fix_fingers="DKS")
-    return {**results, "alpha": fitted.alpha, "fit": seconds(lambda: fit(evals, options), 15)}
-        **results,
-        "alpha": fitted.alpha,
-        "fit": seconds(lambda: fit(evals, AnalysisOptions(fix_fingers="DKS")), 15),
-    }
+    alpha = fit(evals, options).alpha
+    return {**results, "alpha": alpha, "fit": seconds(lambda: fit(evals, options), 15)}
 
 
 def theirs_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
