@@ -101,7 +101,7 @@ class EsdWorkshop:
         return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
 
     def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
-        found = {model: tensor_headers.read(*model) for model in models}
+        found = {model: tensor_headers.read(model[0]) for model in models}
         absent = [model for model, shapes in found.items() if shapes is None]
         asked: Mapping[experiment.Model, Shapes] = {}
         if absent:
