@@ -71,15 +71,17 @@ def theirs_model(path: str) -> dict[str, float]:
 def ours_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.fit.power_law import fit
-    from gpusched.commands.esd.options import Options
+
+    from gpusched.esd.options import AnalysisOptions
 
     results = {}
     for rows, columns in shapes:
         weights = {"w": matrix(rows, columns)}
-        results[f"{rows}x{columns}"] = seconds(partial(analyze, weights, parallel=False))
+        results[f"{rows}x{columns}"] = seconds(partial(analyze, weights, parallel_gpu=False))
     evals = eigenvalues(count)
-    fitted = fit(evals, Options(fix_fingers="DKS"))
-    return {**results, "alpha": fitted.alpha, "fit": seconds(lambda: fit(evals, Options(fix_fingers="DKS")), 15)}
+    options = AnalysisOptions(fix_fingers="DKS")
+    alpha = fit(evals, options).alpha
+    return {**results, "alpha": alpha, "fit": seconds(lambda: fit(evals, options), 15)}
 
 
 def theirs_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
@@ -119,17 +121,14 @@ def ours_checkpoint(directory: str) -> dict[str, float]:
     """Run the stage on a checkpoint. Return its peak memory beyond the libraries, and the need of the largest layer."""
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.__main__ import main
-    from gpusched.commands.esd.options import Options
-    from gpusched.commands.esd.read.layers import Layer
     from gpusched.commands.esd.read.sources import open_local
-    from gpusched.commands.esd.solve.pipeline import need
 
     analyze({"w": torch.randn(64, 64)})  # loads the libraries
     before = peak_bytes()
     with redirect_stdout(sys.stderr):
         took = seconds(lambda: main(["--model", directory, "--output-dir", f"{directory}-results"]))
     source = open_local(directory)
-    largest = max(sum(need(Layer(info.name, info), Options())) for info in source.infos())
+    largest = max(BYTES * info.elements + 8 * min(info.shape) ** 2 for info in source.infos())
     source.close()
     return {"seconds": took, "extra": peak_bytes() - before, "need": largest}
 

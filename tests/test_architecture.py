@@ -35,39 +35,54 @@ TABLE = (
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
     Row("config.*", ("config.*", "core.*", "common.*"), ("yaml", "platformdirs")),
-    Row("host.store*", ("host.store*", "core.*", "common.*")),
+    Row("host.store*", ("host.store*", "core.model", "core.jobs.*", "common.errors")),
     Row("host.shepherd", ("host.attempts.shepherd",)),
     Row("host.nvml", ("host.gpus.nvml",)),
-    Row("host.locks", ("common.*",)),
-    Row("host.gpus.nvml", ("host.gpus.nvml_groups",), ("pynvml", "psutil")),
-    Row("host.gpus.*", ("host.gpus.*", "host.locks", "core.*", "common.*")),
-    Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "host.locks", "common.processes")),
-    Row("host.attempts.*", ("", "host.attempts.*", "host.locks", "core.*", "common.*")),
-    Row("host.queue.shard_items", ("core.*", "common.*"), ("pyarrow",)),
-    Row(
-        "host.queue.*",
-        (
-            "host.queue.*",
-            "host.store*",
-            "host.attempts.attempt_dir",
-            "host.gpus.claims",
-            "host.locks",
-            "core.*",
-            "common.*",
-        ),
-        ("platformdirs",),
-    ),
-    Row("host.code.*", ("host.code.*", "host.locks", "core.*", "common.*")),
+    Row("host.locks", ()),
+    Row("host.gpus.nvml", ("host.gpus.nvml_groups",), ("pynvml",)),
+    Row("host.gpus.nvml_groups", ()),
+    Row("host.gpus.claims", ("host.locks", "common.*")),
+    Row("host.gpus.board", ("core.*", "common.files")),
+    Row("host.gpus.*", ("host.gpus.*", "core.model", "common.*")),
+    Row("host.attempts.attempt_dir", ()),
+    Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "common.processes")),
+    Row("host.attempts.launcher", ("", "host.attempts.shepherd", "common.errors")),
+    Row("host.attempts.reaper", ("host.attempts.attempt_dir", "host.locks", "core.model", "common.processes")),
+    Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
+    Row("host.queue.metrics", ("host.store*", "core.documents")),
+    Row("host.queue.shard_items", ("common.*",), ("pyarrow",)),
+    Row("host.queue.shard_files", ("common.*",)),
+    Row("host.code.*", ("host.code.*", "host.locks", "core.model", "common.errors")),
+    Row("host.attempts", ()),
+    Row("host.queue", ()),
     Row("host", ()),
     Row("lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml",)),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("operations.*", ANYTHING, ("click",)),
+    Row(
+        "operations.*",
+        ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+    ),
     Row("shards.*", ANYTHING, ("click",)),
-    Row("esd.*", ("esd.*", "api", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("api", ("shards.*", "esd.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("cli.*", ANYTHING, ("click",)),
-    Row("commands.esd*", ("commands.esd*", "common.*", "esd.model_record", "esd.options"), ANYTHING),
+    Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row(
+        "api",
+        ("shards.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+    ),
+    Row("cli.summary", ()),  # loaded by a running dispatcher of version 0.1: nothing of this version may come with it
+    Row("cli.esd_end", ()),
+    Row(
+        "cli.run.*",
+        ("cli.*", "shards.*", "operations.*", "dispatcher.*", "views.*", "lists.*", "config.*", "core.*", "common.*"),
+        ("click",),
+    ),
+    Row("cli.features.*", ANYTHING, ("click",)),
+    Row(
+        "cli.*",
+        ("", "cli.*", "api", "esd.*", "shards.*", "operations.*", "views.*", "config.*", "common.*"),
+        ("click",),
+    ),
+    Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),
     Row("commands.merge*", ("", "commands.merge*", "common.*", "shards.split"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
@@ -84,8 +99,10 @@ PURE = frozenset(
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
 
-# Not to be loaded by importing a module of the command line, only by running its command.
+# Not to be loaded by importing a module of the command line, only by running its command; but for what it takes to
+# open a queue, in the verbs that all do.
 HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "platformdirs", "asyncio", "unittest")
+OPENS_QUEUES = {"sqlite3", "platformdirs"}
 
 
 def modules() -> dict[str, Path]:
@@ -152,7 +169,7 @@ def faults(name: str, tree: ast.AST, *, is_package: bool = False) -> list[str]:
         if top == "gpusched":
             if inside and not allows(row.inside, inside):
                 found.append(f"gpusched.{name} imports {target}")
-            if inside.startswith("cli") and not name.startswith(("cli", "operations", "shards")) and name != "__main__":
+            if inside.startswith("cli") and not name.startswith(("cli", "shards")) and name != "__main__":
                 found.append(f"gpusched.{name} imports {target}, but nothing imports cli")
         elif top in OWNERS:
             if name not in OWNERS[top]:
@@ -248,11 +265,12 @@ def test_the_front_door_imports_only_click_the_errors_and_what_cleans_them() -> 
     assert beyond == {"click", "gpusched", "gpusched.common.errors", "gpusched.common.text"}
 
 
-def test_importing_the_command_line_loads_no_heavy_library() -> None:
-    names = [f"gpusched.{name}" for name in MODULES if name.split(".")[0] == "cli"]
-    code = f"import sys, {', '.join(names)}; print([m for m in {HEAVY!r} if m in sys.modules])"
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[0] == "cli"])
+def test_a_module_of_the_command_line_loads_only_what_all_its_calls_need(name: str) -> None:
+    """`gpusched --help` loads less still: tests/cli/test_main.py."""
+    code = f"import sys, gpusched.{name}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    assert set(done.stdout.split()) <= OPENS_QUEUES
 
 
 def test_every_package_is_installed() -> None:

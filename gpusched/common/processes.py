@@ -46,6 +46,27 @@ def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     return [pid for _, pid in sorted(marked)]
 
 
+def descendants(root: int) -> list[int]:
+    """Return the pids of live processes whose chain of parents leads to `root`, each after its parent."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = process_stat(int(name))
+            if fields is not None and fields[0] not in ("Z", "X"):
+                parents[int(name)] = int(fields[1])
+    found: list[int] = []
+    known = {root}
+    grew = True
+    while grew:
+        grew = False
+        for pid, parent in parents.items():
+            if parent in known and pid not in known:
+                known.add(pid)
+                found.append(pid)
+                grew = True
+    return found
+
+
 def send_signal(pid: int, number: int, start_ticks: int | None = None) -> bool:
     """Signal the process `pid`, if it began at `start_ticks`. Return True if it was there.
 

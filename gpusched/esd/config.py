@@ -2,108 +2,53 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from dataclasses import field as make_field
+from dataclasses import dataclass, field
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.quantities import parse_size
-from gpusched.esd.model_record import DEFAULTS
-
-CHOICES = {
-    "fix_fingers": ("xmin_mid", "xmin_peak", "DKS"),
-    "peak_window": ("near", "legacy"),
-    "solver": ("auto", "gram", "svd", "fast"),
-}
-
-OF_A_RUN = frozenset(
-    {"retry_failed", "gpu_list", "gpu_memory_threshold", "max_checks", "max_gpus", "log_dir", "settings"}
-)
+from gpusched.esd.options import AnalysisOptions, option, words_of
 
 
-@dataclass(frozen=True)
-class EsdConfig:
-    """What is analysed, how, and on which GPUs. `settings` holds further settings of a run by their names."""
+@dataclass(frozen=True, kw_only=True)
+class EsdConfig(AnalysisOptions):
+    """The models of an experiment, the options of their analysis, and the GPUs to use.
 
-    model_list: str = ""
-    single_model: str = ""
-    output_dir: str = "esd_results"
-    source_model: str = ""  # this and the next two are of single_model; a list has columns for them
-    relation: str = ""
-    revision: str = ""
-    overwrite: bool = False
+    `settings` holds further settings of a run by their names.
+    """
+
+    model_list: str = option("", "Analyse the models of this table.", metavar="CSV")
+    single_model: str = option("", "Analyse this model.", metavar="NAME|PATH")
+    output_dir: str = option(
+        "esd_results", "Keep the results, and what is needed to go on, in this directory.", metavar="DIR"
+    )
+    source_model: str = option(
+        "", "Of --single-model: what it was made from, the base of an adapter.", metavar="NAME|PATH"
+    )
+    relation: str = option("", "Of --single-model: adapter, or anything else for a whole model.", metavar="WORD")
+    revision: str = option("", "Of --single-model: branch, tag or commit on the hub.", metavar="REV")
     retry_failed: bool = False
-    fix_fingers: str = DEFAULTS["fix_fingers"]
-    evals_thresh: float = DEFAULTS["evals_thresh"]
-    bins: int = DEFAULTS["bins"]
-    peak_window: str = DEFAULTS["peak_window"]
-    solver: str = DEFAULTS["solver"]
-    device: str = ""
-    parallel_gpu: bool = True
-    layers: str = ""
-    embeddings: bool = False
-    min_evals: int = DEFAULTS["min_evals"]
-    farms: bool = False
-    randomize: bool = False
-    dtype_report: bool = False
-    plots: bool = False
-    cache_dir: str = ""
-    disk_reserve: str = ""
-    drop_downloads: bool = False
     gpu_list: Sequence[int | str] | str | None = None
     gpu_memory_threshold: int | None = None  # MiB
     max_checks: int | None = None
     max_gpus: int | None = None
     log_dir: str | None = None
-    settings: Mapping[str, object] = make_field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises GpuschedError for what cannot be meant."""
+        """Raise GpuschedError for a value that makes no sense."""
         if bool(self.model_list) == bool(self.single_model):
-            hint = "--model-list atlas.csv, or --single-model gpt2"
-            both = "a list and a single model: one of them" if self.model_list else "no models are named"
-            raise GpuschedError(both, hint=hint)
+            hint = "use --model-list atlas.csv or --single-model gpt2"
+            problem = "a list and a single model exclude each other" if self.model_list else "no models are named"
+            raise GpuschedError(problem, hint=hint)
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
-        for name, words in CHOICES.items():
-            if getattr(self, name) not in words:
-                where = f"{flag(name)} {getattr(self, name)}"
-                raise GpuschedError(f"must be one of {', '.join(words)}", where=where)
-        if self.device and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise GpuschedError("must be auto, cpu, cuda or cuda:N", where=f"--device {self.device}")
-        if not 0 <= self.evals_thresh < float("inf"):
-            hint = "eigenvalues at or below it are left out; the usual one is 1e-5"
-            raise GpuschedError("must be a number, at least 0", where=f"--evals-thresh {self.evals_thresh}", hint=hint)
-        for name, value, least in (("--bins", self.bins, 1), ("--min-evals", self.min_evals, 2)):
-            if value < least:
-                raise GpuschedError(f"must be a whole number, at least {least}", where=f"{name} {value}")
-        try:
-            re.compile(self.layers)
-        except re.error as error:
-            raise GpuschedError(f"this is no regular expression: {error}", where=f"--layers {self.layers}") from None
-        if self.disk_reserve:
-            try:
-                parse_size(self.disk_reserve)
-            except ValueError as error:
-                raise GpuschedError(f"must be {error}", where=f"--disk-reserve {self.disk_reserve}") from None
+        super().check()
 
     @property
     def words(self) -> list[str]:
-        """What one types for it after `gpusched`, without the settings of a run."""
-        found = ["esd"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in OF_A_RUN or (value == field.default and field.name != "output_dir"):
-                continue
-            if field.name == "parallel_gpu":
-                found.append("--no-parallel-gpu")
-            elif value is True:
-                found.append(flag(field.name))
-            else:
-                text = str(value)
-                found += [f"{flag(field.name)}={text}"] if text.startswith("-") else [flag(field.name), text]
-        return found
+        """The command line after `gpusched`, without the settings of a run."""
+        words = ["esd", *words_of(self, EsdConfig)]
+        return words if "--output-dir" in words else [*words, "--output-dir", self.output_dir]
 
     @property
     def flags(self) -> dict[str, object]:
@@ -118,8 +63,3 @@ class EsdConfig:
             **self.settings,
         }
         return {name: value for name, value in given.items() if value is not None}
-
-
-def flag(name: str) -> str:
-    """The option that sets a field."""
-    return "--" + name.replace("_", "-")

@@ -10,9 +10,9 @@ import errno
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 
-from gpusched import api
 from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
@@ -28,7 +28,10 @@ from gpusched.esd.config import EsdConfig as EsdConfig
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import SubmitOptions, to_give
+from gpusched.lists.submit import to_give
+from gpusched.operations.devices import check_devices, open_devices
+from gpusched.operations.run import RunSession, run_jobs
+from gpusched.operations.submit import find_queue_dir, submit_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +60,16 @@ class EsdSource:
 class EsdWorkshop:
     """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
 
-    def __init__(self, config: EsdConfig, loaded: LoadedSettings, observer: Observer | None = None) -> None:
+    def __init__(self, config: EsdConfig, loaded: LoadedSettings, session: RunSession | None = None) -> None:
         self.source = EsdSource(config)
-        self.place = api.place_for(self.source, loaded.settings)
-        self.rules = SubmitOptions(
-            api.settings_for(self.place, loaded), os.fsencode(os.getcwd()), retry_failed=config.retry_failed
-        )
-        self.devices: api.Devices | None = None  # opened, not yet handed on
-        self.observer = observer
+        self.place = find_queue_dir(self.source, loaded.settings)
+        self.rules = submit_options(self.place, loaded, retry_failed=config.retry_failed)
+        self.devices = open_devices(self.rules.settings)
+        self.session = session or RunSession()
 
     def close(self) -> None:
-        """Let go of the devices, if they were opened and not handed on."""
-        devices = self.take_devices()
-        if devices is not None:
-            devices.close()
-
-    def take_devices(self) -> api.Devices | None:
-        devices, self.devices = self.devices, None
-        return devices
+        """Close the devices, if they were opened."""
+        self.devices.close()
 
     def tell(self, text: str) -> None:
         logging.getLogger("gpusched").info("%s", text)
@@ -92,13 +87,10 @@ class EsdWorkshop:
         settings = self.rules.settings
         if not settings.gpus_per_job:
             return []
-        if self.devices is None:
-            self.devices, known = api.look(self.place, settings, settings.gpus_per_job)
-        else:
-            known = self.devices.first.devices
+        known = self.devices.look(self.place)
         if not known:
             return []
-        chosen = api.check_devices(settings, known).uuids
+        chosen = check_devices(settings, known).uuids
         return [to_give(device) for device in known if device.uuid in chosen]
 
     def at_once(self) -> int:
@@ -109,7 +101,7 @@ class EsdWorkshop:
         return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
 
     def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
-        found = {model: tensor_headers.read(*model) for model in models}
+        found = {model: tensor_headers.read(model[0]) for model in models}
         absent = [model for model, shapes in found.items() if shapes is None]
         asked: Mapping[experiment.Model, Shapes] = {}
         if absent:
@@ -120,18 +112,8 @@ class EsdWorkshop:
         return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
 
     def run(self, jobs: JobFile, *, complete: bool) -> int:
-        rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
-        try:
-            queue = api.Queue.for_file(self.source, rules.settings)
-            try:
-                queue.submit(jobs, rules, complete=complete)
-                return queue.dispatch(
-                    rules, lambda: self.take_devices() or api.open_devices(rules.settings), observer=self.observer
-                )
-            finally:
-                queue.close()
-        finally:
-            self.close()
+        with self.devices as devices:
+            return run_jobs(self.source, jobs, self.rules, devices, complete=complete, session=self.session)
 
     def outcomes(self) -> Mapping[str, str]:
         if not self.place.exists():
@@ -187,4 +169,5 @@ class EsdExperiment(experiment.EsdExperiment):
     """
 
     def __init__(self, config: EsdConfig, *, observer: Observer | None = None) -> None:
-        super().__init__(config, EsdWorkshop(config, load(config.flags), observer))
+        session = RunSession(watch=lambda queue: nullcontext(observer))
+        super().__init__(config, EsdWorkshop(config, load(config.flags), session))

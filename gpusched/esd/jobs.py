@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -20,10 +20,10 @@ from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import ENDED_STATES, MIB, Attributes, JobSpec, JobState
 from gpusched.core.plan.planner import round_budget
 from gpusched.esd import model_list, records
-from gpusched.esd.config import EsdConfig, flag
-from gpusched.esd.gpu_memory import Need, need
+from gpusched.esd.config import EsdConfig
+from gpusched.esd.gpu_memory import GpuNeed, gpu_need
 from gpusched.esd.model_list import ModelList, ModelRow
-from gpusched.esd.model_record import DEFAULTS, options_of
+from gpusched.esd.options import AnalysisOptions, option_words, words_of
 from gpusched.esd.order import OPEN, EsdOrder, in_groups, job_name
 from gpusched.esd.records import Expected, Summary
 from gpusched.lists.joblist import JobFile
@@ -92,29 +92,14 @@ class EsdExperiment:
         """The words of the command that analyses one model."""
         config = self.config
         words = [sys.executable, "-m", "gpusched.commands.esd", "--model", row.model, "--output-dir", self.output]
-        named = [
+        for flag, value in (
             ("--name", row.name),
             ("--source-model", row.source),
             ("--relation", row.relation),
             ("--revision", row.revision),
-            *((flag(key), getattr(config, key)) for key in DEFAULTS if getattr(config, key) != DEFAULTS[key]),
-            ("--device", config.device),
-            ("--cache-dir", _absolute(config.cache_dir)),
-            ("--disk-reserve", config.disk_reserve),
-        ]
-        for word, value in named:
-            if value is True:
-                words.append(word)
-            elif value != "":
-                words += [f"{word}={value}"] if str(value).startswith("-") else [word, str(value)]
-        switches = [
-            ("--no-parallel-gpu", not config.parallel_gpu),
-            ("--dtype-report", config.dtype_report),
-            ("--plots", config.plots),
-            ("--drop-downloads", config.drop_downloads),
-            ("--overwrite", config.overwrite),
-        ]
-        return words + [word for word, on in switches if on]
+        ):
+            words += option_words(flag, value) if value else []
+        return words + words_of(replace(config, cache_dir=_absolute(config.cache_dir)), AnalysisOptions)
 
     def summarise(self) -> Summary:
         """What all models have come to, written beside their results."""
@@ -162,9 +147,8 @@ class EsdExperiment:
     @cached_property
     def expected(self) -> dict[ModelRow, Expected]:
         """What the record of each model must say, so that it counts."""
-        given = asdict(self.config)
         return {
-            row: Expected(row.revision, options_of(given, source_model=row.source, relation=row.relation))
+            row: Expected(row.revision, self.config.as_record(source_model=row.source, relation=row.relation))
             for row in self.models.rows
         }
 
@@ -268,7 +252,7 @@ class EsdExperiment:
             self.workshop.tell(f"not known how much GPU memory these need, so each has its GPU alone ({shown}{more})")
         return found
 
-    def _needs(self, rows: Sequence[ModelRow]) -> tuple[dict[ModelRow, Need], list[tuple[ModelRow, str]]]:
+    def _needs(self, rows: Sequence[ModelRow]) -> tuple[dict[ModelRow, GpuNeed], list[tuple[ModelRow, str]]]:
         """What each row needs, and the rows of which nobody knows; adapters need what their bases need."""
         config = self.config
         ask = {row: (row.base, "" if row.is_adapter and row.source else row.revision) for row in rows}
@@ -282,11 +266,11 @@ class EsdExperiment:
                     ask[row] = (base, "")
             if ask == before or all(model in known for model in ask.values()):
                 break
-        found: dict[ModelRow, Need] = {}
+        found: dict[ModelRow, GpuNeed] = {}
         unknown: list[tuple[ModelRow, str]] = []
         for row, model in ask.items():
             shapes = known.get(model, Shapes(why_not="its base is not known"))
-            needed = need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
+            needed = gpu_need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
             if needed is None:
                 unknown.append((row, shapes.why_not or "it has no matrix"))
             else:

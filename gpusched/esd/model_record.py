@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 CONVENTION = 1  # of the numbers: another one makes other numbers of the same weights, and nothing made before is done
@@ -18,21 +17,6 @@ SPECTRA = "spectra"
 
 _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary mark included
 
-# What changes the numbers, and its default. Names as of the flags, with _ for -.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "fix_fingers": "xmin_mid",
-        "evals_thresh": 1e-5,
-        "bins": 100,
-        "peak_window": "near",
-        "solver": "auto",
-        "layers": "",
-        "embeddings": False,
-        "min_evals": 2,
-        "farms": False,
-        "randomize": False,
-    }
-)
 ADAPTER_RELATIONS = ("adapter", "lora", "peft")
 
 # What stands for itself: a hyphen only where it cannot be taken for a part of "--".
@@ -62,18 +46,6 @@ def _encoded(text: str) -> str:
 
 def _decoded(code: str) -> str:
     return bytes.fromhex(code.replace("%", "")).decode("utf-8", "surrogateescape")
-
-
-def options_of(given: Mapping[str, Any], *, source_model: str = "", relation: str = "") -> dict[str, Any]:
-    """The `options` of a record: each of DEFAULTS as given or by default, whether an adapter is meant, and its base.
-
-    Where a whole model and an adapter lie in one directory, the label alone decides which of the two is analysed.
-
-    Other keys of `given` are left out: they change no number.
-    """
-    options = {key: given.get(key, default) for key, default in DEFAULTS.items()}
-    adapter = relation.strip().lower() in ADAPTER_RELATIONS
-    return {**options, "adapter": adapter, "source_model": source_model if adapter else ""}
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from gpusched.operations import queues
 
 if TYPE_CHECKING:
     from gpusched.core.jobs.reconcile import StoredJob
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
     from gpusched.shards.plan import Shard, ShardPlan
 

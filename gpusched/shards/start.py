@@ -15,29 +15,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpusched.cli.features.shard_plan import show
+from gpusched.cli.options import say
+from gpusched.cli.run.options import RunOptions
+from gpusched.cli.run.session import accept, session
 from gpusched.common.errors import GpuschedError
 from gpusched.host.store import job_table, meta_table, submission
 from gpusched.operations import queues
-from gpusched.operations.run import (
-    RunOptions,
-    accept,
-    check_devices,
-    find_place,
-    refuse_unmet,
-    rules_for,
-    say,
-    work,
-)
 from gpusched.shards.earlier_run import SPLIT, EarlierRun
+from gpusched.shards.results import read_details
 
 LOCK = "shard.lock"
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
     from gpusched.core.model import Device
     from gpusched.host.queue.shard_items import Items
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
+    from gpusched.operations.run import Queue
     from gpusched.shards.plan import Merge, ShardPlan, ShardWish
 
 
@@ -81,31 +75,36 @@ class ShardStart:
     """One start of `gpusched shard`: the plan as before or anew, the files that the shards need, and the work."""
 
     def __init__(self, given: ShardRequest, asked: RunOptions, force: bool) -> None:
+        from gpusched.operations.submit import find_queue_dir, submit_options
+
         self._given = given
         self._asked = asked
-        self._place, self._rules = find_place(given, asked, rules_for(asked, force=force))
+        self._place = find_queue_dir(given, asked.loaded.settings)
+        self._rules = submit_options(self._place, asked.loaded, force=force, retry_failed=asked.retry_failed)
         self._force = force
         self._items = _open_items(given)
         self._begun = EarlierRun(self._place, given.owner)
 
     def go(self) -> int:
-        from gpusched import api
+        from gpusched.operations.devices import open_devices
+        from gpusched.operations.run import run_jobs
+        from gpusched.operations.submit import refuse_unmet
 
         rules, place = self._rules, self._place
-        devices, known = api.look(place, rules.settings, rules.settings.gpus_per_job)
-        handed_on = False
-        try:
-            plan, jobs = self._plan(known)
+        with open_devices(rules.settings) as devices:
+            plan, jobs = self._plan(devices.look(place) or ())
             refuse_unmet(jobs, place, b"", "shard")
-            check_devices(jobs, rules, (None, known))
+            devices.check(jobs, rules, place)
             if self._asked.dry_run:
                 return show(place, plan, jobs, self._begun.states, as_json=self._asked.as_json)
-            rules = replace(rules, dirs=api.job_dirs(place, rules))
-            handed_on = True
-        finally:
-            if devices is not None and not handed_on:
-                devices.close()
-        return work(self._given, jobs, rules, self._asked, devices, around=lambda queue: self._prepare(queue, plan))
+            return run_jobs(
+                self._given,
+                jobs,
+                rules,
+                devices,
+                prepare=lambda queue: self._prepare(queue, plan),
+                session=session(self._asked, read_details=read_details),
+            )
 
     # ---- the plan ----
 
@@ -224,7 +223,7 @@ class ShardStart:
         """
         from gpusched.host import locks
 
-        place = queue.place
+        place = queue.queue_dir
         lock = locks.take_file(f"{place.state}/{LOCK}", 0o600) if place.path == self._place.path else None
         if lock is None:
             raise GpuschedError("another start is just making its plan", where=place.path, hint="try again in a moment")
@@ -237,8 +236,8 @@ class ShardStart:
     def _settle(self, queue: Queue, plan: ShardPlan) -> ShardPlan | None:
         """The plan before this one, once no shard of another split runs, or can be started by a live dispatcher."""
         with queue.store.transaction():
-            begun = EarlierRun(queue.place, self._given.owner)
-            begun.refuse_another(plan, queue.place)
+            begun = EarlierRun(queue.queue_dir, self._given.owner)
+            begun.refuse_another(plan, queue.queue_dir)
             if begun.split != plan.split_id:
                 submission.submit(queue.store, [], self._rules.needs, queues.now())
                 meta_table.write(queue.store, SPLIT, plan.split_id)
@@ -253,18 +252,18 @@ class ShardStart:
         same = before is not None and before.ways == plan.ways
         created_at = before.created_at if before is not None and same else queues.now()
         if not same:
-            files.remove_plan(queue.place.path)
+            files.remove_plan(queue.queue_dir.path)
         if plan.shards[0].items_file is not None:
             order = self._order()
             own = (
                 (str(s.items_file), plan.positions(s) if order is None else [order[at] for at in plan.positions(s)])
                 for s in plan.shards
             )
-            files.write_items(self._items, f"{queue.place.path}/{files.DIRECTORY}", own, missing=same)
+            files.write_items(self._items, f"{queue.queue_dir.path}/{files.DIRECTORY}", own, missing=same)
         _make_directory(self._given.output_dir, "--output-dir")
         if plan.merge is not None:
             _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
-        files.write_plan(queue.place.path, document(replace(plan, created_at=created_at)))
+        files.write_plan(queue.queue_dir.path, document(replace(plan, created_at=created_at)))
         if self._asked.retry_failed:
             for job in job_table.jobs(queue.store, [JobState.HELD]):
                 if job.cause == CAUSE_FAILURES and TAG in job.tags:
@@ -287,7 +286,7 @@ def _make_directory(path: str | None, what: str) -> None:
 
 def _slots(rules: SubmitOptions, known: tuple[Device, ...], *, needed: bool) -> int:
     """How many shards can run at once. Raises GpuschedError for GPUs that are not there."""
-    from gpusched import api
+    from gpusched.operations.devices import check_devices
 
     settings = rules.settings
     if not settings.gpus_per_job:
@@ -298,5 +297,5 @@ def _slots(rules: SubmitOptions, known: tuple[Device, ...], *, needed: bool) -> 
                 "the dispatcher of this queue has not looked at the GPUs yet", hint="say how many: --num-shards N"
             )
         return 1
-    chosen = api.check_devices(settings, known)
+    chosen = check_devices(settings, known)
     return settings.jobs_at_once(len(chosen.uuids))

@@ -12,83 +12,46 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.options import SettingsCommand, say
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
-from gpusched.esd.config import CHOICES, EsdConfig, flag
-from gpusched.esd.model_record import DEFAULTS
-from gpusched.operations.run import RunOptions, rules_for, say, work, work_options
+from gpusched.esd.config import EsdConfig
+from gpusched.esd.options import EsdOption, options_of
 
 if TYPE_CHECKING:
     from gpusched.esd.experiment import EsdWorkshop
     from gpusched.esd.jobs import EsdExperiment, EsdTodo
-    from gpusched.lists.jobfile import JobFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NEEDED = ("torch", "safetensors", "numpy")  # by every analysis
 
 
-def esd_options(callback: F) -> F:
-    """Give a command the options of the analysis, by the names of the fields of EsdConfig."""
-    for decorate in reversed(
-        (
-            _text("--model-list", "CSV", "Analyse the models of this table."),
-            _text("--single-model", "NAME|PATH", "Analyse this model."),
-            click.option(
-                "--output-dir",
-                metavar="DIR",
-                default="esd_results",
-                help="Keep the results, and what is needed to go on, in this directory.  [default: esd_results]",
-            ),
-            _text("--source-model", "NAME|PATH", "Of --single-model: what it was made from, the base of an adapter."),
-            _text("--relation", "WORD", "Of --single-model: adapter, or anything else for a whole model."),
-            _text("--revision", "REV", "Of --single-model: branch, tag or commit on the hub."),
-            _switch("--overwrite", "Analyse again what is done already."),
-            _choice("fix_fingers", "Begin the tail at the median, at the peak, or where it fits best."),
-            _number("evals_thresh", float, "Leave out eigenvalues that are not above X."),
-            _number("bins", int, "Look for the peak in a histogram of N bins."),
-            _choice("peak_window", "Look for the tail of xmin_peak near the peak, or where much published code does."),
-            _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact."),
-            _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
-            _switch("--no-parallel-gpu", "Do one layer after the other."),
-            _text("--layers", "REGEX", "Analyse only tensors whose name this finds.  [default: all]"),
-            _switch("--embeddings", "Analyse embeddings too."),
-            _number("min_evals", int, "Fit no tail to fewer eigenvalues."),
-            _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
-            _switch("--randomize", "Compare with the same entries in random order."),
-            _switch("--dtype-report", "Tell in the log of each job how its weights are stored."),
-            _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
-            _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
-            _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
-            _switch("--drop-downloads", "Delete what a job has downloaded itself at its end, unless others use it."),
+def esd_options(kind: type) -> Callable[[F], F]:
+    """Return a decorator that gives a command the options of the dataclass `kind`."""
+
+    def decorate(callback: F) -> F:
+        for each in reversed(list(options_of(kind))):
+            callback = _click_option(each)(callback)
+        return callback
+
+    return decorate
+
+
+def _click_option(each: EsdOption) -> Callable[[F], F]:
+    if isinstance(each.default, bool):
+        is_off = each.default  # the flag turns it off
+        return click.option(
+            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
         )
-    ):
-        callback = decorate(callback)
-    return callback
-
-
-def _text(name: str, metavar: str, help: str) -> Callable[[F], F]:
-    return click.option(name, metavar=metavar, default="", help=help)
-
-
-def _switch(name: str, help: str) -> Callable[[F], F]:
-    return click.option(name, is_flag=True, help=help)
-
-
-def _number(name: str, kind: type, help: str) -> Callable[[F], F]:
-    metavar, default = "X" if kind is float else "N", DEFAULTS[name]
-    help = f"{help}  [default: {default:g}]"
-    return click.option(flag(name), type=kind, metavar=metavar, default=default, help=help)
-
-
-def _choice(name: str, help: str) -> Callable[[F], F]:
-    words, default = CHOICES[name], DEFAULTS[name]
+    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
     return click.option(
-        flag(name),
-        type=click.Choice(words, case_sensitive=False),
-        metavar="|".join(words),
-        default=default,
-        help=f"{help}  [default: {default}]",
+        each.flag,
+        type=click.Choice(each.choices, case_sensitive=False) if each.choices else type(each.default),
+        metavar="|".join(each.choices) or each.metavar,
+        default=each.default,
+        help=f"{each.help}  [default: {default}]" if default else each.help,
     )
 
 
@@ -97,9 +60,9 @@ def _choice(name: str, help: str) -> Callable[[F], F]:
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
-@esd_options
-@work_options
-def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
+@esd_options(EsdConfig)
+@run_options
+def esd(options: RunOptions, **given: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
     Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
@@ -108,18 +71,17 @@ def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
     """
     from gpusched.esd.jobs import EsdExperiment
 
-    config = EsdConfig(**given, parallel_gpu=not no_parallel_gpu, retry_failed=asked.retry_failed)
+    config = EsdConfig(**given, retry_failed=options.retry_failed)
     config.check()
-    rules_for(asked)
     _refuse_missing(config)
-    workshop = _workshop(config, asked)
+    workshop = _workshop(config, options)
     experiment = EsdExperiment(config, workshop)
     try:
         plan = experiment.plan()
-        if asked.dry_run:
-            return _dry_run(experiment, workshop, plan, asked)
+        if options.dry_run:
+            return _dry_run(experiment, workshop, plan, options)
         code = experiment.run(plan)
-        _end(experiment, workshop, code, asked)
+        _end(experiment, workshop, code, options)
         return code
     finally:
         workshop.close()
@@ -140,7 +102,6 @@ def _refuse_missing(config: EsdConfig) -> None:
 
 def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
     """The library's, that works as a verb does: before the eyes of a person."""
-    from gpusched import api
     from gpusched.esd.experiment import EsdWorkshop
 
     class Workshop(EsdWorkshop):
@@ -148,12 +109,8 @@ def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
             if not asked.quiet:
                 say(text)
 
-        def run(self, jobs: JobFile, *, complete: bool) -> int:
-            rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
-            devices = self.take_devices()
-            return work(self.source, jobs, rules, asked, devices, complete=complete, end=lambda queue, code: None)
-
-    return Workshop(config, asked.loaded)
+    quiet_end = replace(session(asked), summarize=lambda queue, code: None)
+    return Workshop(config, asked.loaded, quiet_end)
 
 
 def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
@@ -164,7 +121,7 @@ def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, as
     if not plan.has_work and not asked.as_json:
         say("nothing is left to do")
         return EXIT_SOME_FAILED if plan.failed else EXIT_OK
-    return dry_run(workshop.place, plan.jobs, workshop.rules, as_json=asked.as_json)
+    return print_dry_run(dry_run(workshop.place, plan.jobs, workshop.rules), asked)
 
 
 def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: RunOptions) -> None:

@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpusched.core.model import MIB
-from gpusched.esd.model_record import DEFAULTS, TABLES, file_stem
+from gpusched.esd.model_record import TABLES, file_stem
+from gpusched.esd.options import AnalysisOptions, options_of
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
 
     config = experiment.config
     how = [
-        f"{key.replace('_', ' ')} {getattr(config, key)}"
-        for key, default in DEFAULTS.items()
-        if key == "fix_fingers" or getattr(config, key) != default
+        f"{each.name.replace('_', ' ')} {getattr(config, each.name)}"
+        for each in options_of(AnalysisOptions)
+        if each.changes_numbers and (each.name == "fix_fingers" or getattr(config, each.name) != each.default)
     ]
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
     models: list[ModelLine] = []

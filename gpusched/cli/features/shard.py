@@ -11,7 +11,8 @@ from dataclasses import replace
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.operations.run import SETTINGS, RunOptions, with_defaults, work_options
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.config.run_settings import RUN_SETTINGS, with_defaults
 
 
 class ShardCommand(SettingsCommand):
@@ -112,11 +113,11 @@ AT_LEAST_ONE = click.IntRange(min=1)
 @click.option(
     "--allow-partial", is_flag=True, help="Merge what there is once all shards have ended, though some failed."
 )
-@work_options
+@run_options
 @click.option("--force", is_flag=True, help="Go on although the command looks wrong.")
 def shard(
     command: tuple[str, ...],
-    asked: RunOptions,
+    options: RunOptions,
     force: bool,
     total: int | None,
     items: str | None,
@@ -160,13 +161,13 @@ def shard(
     output = os.path.abspath(os.path.expanduser(merge_output)) if merge_output else None
     wanted = Merge(output, merge_sum, merge_key, merge_on_duplicate, allow_partial) if merge else None
     given = ShardRequest(command, total, items, wish, weights, output_dir, merge, wanted, _typed(command))
-    return ShardStart(given, replace(asked, loaded=with_defaults(asked.loaded, "shard")), force).go()
+    return ShardStart(given, replace(options, loaded=with_defaults(options.loaded, "shard")), force).go()
 
 
 def _typed(command: tuple[str, ...]) -> list[str]:
     """The words that were typed, without the options that all verbs have."""
     ctx = click.get_current_context()
-    others = {*SETTINGS, "command", "retry_failed", "dry_run", "as_json", "verbose", "quiet", "force"}
+    others = {*RUN_SETTINGS, "command", "retry_failed", "dry_run", "as_json", "verbose", "quiet", "force"}
     words = ["shard"]
     for param in ctx.command.params:
         name = str(param.name)

@@ -11,7 +11,7 @@ from gpusched.common.errors import EXIT_OK
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.lists.jobfile import JobFile
     from gpusched.shards.plan import ShardPlan
     from gpusched.views.tables import Line

@@ -63,7 +63,7 @@ class Occupancy:
             return None
         used = now.foreign_bytes + sum(resident.counted_bytes for resident in device.residents)
         left = device.capacity_bytes - used - MARGIN_BYTES
-        fresh = device.looked_again or self._at.now - now.at <= LOOK_FRESH_S
+        fresh = device.looked_again or abs(self._at.now - now.at) <= LOOK_FRESH_S  # a clock can be set back
         return Room(device, left, len(device.residents), True, fresh)
 
     @property

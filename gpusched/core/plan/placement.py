@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import Job
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.occupancy import Occupancy, Room
@@ -38,7 +39,7 @@ class Placement:
         """Return the job's start, the claim that comes before it, or the reason why it does not start now."""
         if self._at.closed_to_starts:
             return Reason("closed", self._at.closed_to_starts)
-        if job.not_before > self._at.now:
+        if is_backing_off(job.not_before, self._at.now):
             return Reason("back_off", f"tried again in {job.not_before - self._at.now:.0f} s")
         if job.gpus == 0:
             return self._occupancy.assign_cpu(job)

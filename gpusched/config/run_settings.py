@@ -1,0 +1,23 @@
+"""The settings of the verbs that run jobs (`run`, `shard`, `esd`), and the defaults that only one of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import SETTINGS
+
+RUN_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.group)
+
+# By verb: values of settings that no layer sets.
+VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "shard": {"split_streams": True, "on_dep_fail": "hold"},
+}
+
+
+def with_defaults(loaded: LoadedSettings, verb: str) -> LoadedSettings:
+    """Return the settings with the defaults of this verb."""
+    own = {name: value for name, value in VERB_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
+    return replace(loaded, settings=replace(loaded.settings, **own))
