@@ -14,6 +14,7 @@ from gpusched.core.plan.availability import (
     Availability,
     Criteria,
     DeviceState,
+    OwnUse,
     fold,
     foreign_bytes,
     obstacle,
@@ -61,8 +62,7 @@ class Watch:
             self.now,
             self.device,
             found,
-            ours=frozenset(ours),
-            occupied=occupied,
+            OwnUse(frozenset(ours), occupied),
             polled=polled,
             criteria=self.criteria,
         )
@@ -91,7 +91,7 @@ def watch_box(
         for device, found in zip(reading.devices, reading.samples, strict=True):
             mine = jobs.get(device.uuid, frozenset())
             before = known.get(device.uuid, Availability(device.uuid))
-            known[device.uuid] = fold(before, device, found, ours=mine, occupied=device.uuid in jobs, criteria=criteria)
+            known[device.uuid] = fold(before, device, found, OwnUse(mine, device.uuid in jobs), criteria=criteria)
         listed = {device.uuid for device in reading.devices}
         for uuid in known.keys() - listed:
             known[uuid] = vanish(known[uuid], reading.at)

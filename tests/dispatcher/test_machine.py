@@ -28,7 +28,7 @@ from gpusched.core.model import (
     OutcomeKind,
     Sample,
 )
-from gpusched.core.plan.availability import Availability, Criteria, DeviceState, fold, settle, vanish
+from gpusched.core.plan.availability import Availability, Criteria, DeviceState, OwnUse, fold, settle, vanish
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Close, DeviceView, Limits, Plan, Release, Snapshot, Start, Stop
 
@@ -198,8 +198,7 @@ class World(RuleBasedStateMachine):
             self.known[uuid],
             self.device(uuid),
             self.sample(uuid),
-            ours=ours,
-            occupied=bool(runs),
+            OwnUse(ours, bool(runs)),
             polled=polled,
             criteria=CRITERIA,
         )

@@ -160,23 +160,30 @@ class _NextState:
     withheld: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OwnUse:
+    """The use of a device by this queue: `occupied` says that an attempt is on it, `pids` are its known processes."""
+
+    pids: Set[int] = frozenset()
+    occupied: bool = False
+
+
 def fold(
     before: Availability,
     device: Device,
     sample: Sample,
+    own: OwnUse = OwnUse(),
     *,
-    ours: Set[int] = frozenset(),
-    occupied: bool = False,
     polled: bool = True,
     criteria: Criteria,
     now: float | None = None,
 ) -> Availability:
     """Return the availability after one more sample.
 
-    `ours` are the pids of our own attempts on the device; `occupied` says that an attempt of ours is on it.
     Only polls raise the count (`polled`); a look between polls can reset it, never raise it. `now` is the time of
     the sample on the clock of `settling_since`; without it the sample's own time.
     """
+    ours, occupied = own.pids, own.occupied
     now = sample.at if now is None else now
     why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
     listed = _still_listed({*before.ours, *ours}, sample)

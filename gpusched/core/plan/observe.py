@@ -5,13 +5,13 @@ The dispatcher, `run --dry-run`, `devices`, `status` and `explain` all build the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.common.text import clean
 from gpusched.core.model import MIB, Attempt, AttemptRow, Device, Job, JobRow, Reading, Sample
-from gpusched.core.plan.availability import Availability, Criteria, fold
+from gpusched.core.plan.availability import Availability, Criteria, OwnUse, fold
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
 
@@ -46,13 +46,11 @@ def first_look(
     device: Device,
     sample: Sample | None,
     criteria: Criteria,
-    *,
-    ours: Set[int] = frozenset(),
-    occupied: bool = False,
+    own: OwnUse = OwnUse(),  # noqa: B008 (frozen)
 ) -> Availability:
     """Return the availability of a device that was read once, or never where `sample` is None."""
     unread = Availability(device.uuid)
-    return unread if sample is None else fold(unread, device, sample, ours=ours, occupied=occupied, criteria=criteria)
+    return unread if sample is None else fold(unread, device, sample, own, criteria=criteria)
 
 
 def device_view(
@@ -118,7 +116,7 @@ def first_board(
     items = []
     for uuid in uuids:
         use, device = tenancies.get(uuid, UNUSED), devices[uuid]
-        known = first_look(device, samples.get(uuid), criteria, ours=use.pids, occupied=bool(use.residents))
+        known = first_look(device, samples.get(uuid), criteria, OwnUse(use.pids, bool(use.residents)))
         view = device_view(device, known, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
         items.append(BoardDevice(device, view))
     return Board(
