@@ -37,8 +37,8 @@ from gpusched.shards.split import shard_range as shard_range
 from gpusched.shards.split import split_range as split_range
 
 if TYPE_CHECKING:
-    from gpusched.esd.experiment import EsdConfig as EsdConfig
-    from gpusched.esd.experiment import EsdExperiment as EsdExperiment
+    from gpusched.esd import EsdConfig as EsdConfig
+    from gpusched.esd import EsdExperiment as EsdExperiment
 
 STREAM = "-"
 Source = str | Typed  # a file of jobs, STREAM, or what was typed in the place of one
@@ -338,9 +338,9 @@ def set_up_log(place: QueueDir, level: str) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """What few who import this want, loaded when it is asked for."""
+    """Load the classes of a feature on first use."""
     if name in ("EsdConfig", "EsdExperiment"):
-        from gpusched.esd import experiment
+        from gpusched import esd
 
-        return getattr(experiment, name)
+        return getattr(esd, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

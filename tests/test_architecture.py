@@ -64,6 +64,7 @@ TABLE = (
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("operations.*", ANYTHING, ("click",)),
     Row("shards.*", ANYTHING, ("click",)),
+    Row("esd.report", ("esd.*", "views.*", "core.*", "common.*")),
     Row("esd.*", ("esd.*", "api", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("api", ("shards.*", "esd.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("cli.*", ANYTHING, ("click",)),
