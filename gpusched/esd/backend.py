@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 
-from gpusched import api
 from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
@@ -15,13 +13,15 @@ from gpusched.config.settings import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
-from gpusched.dispatcher import Observer
 from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store
-from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import SubmitOptions, to_give
+from gpusched.lists.joblist import JobFile
+from gpusched.lists.submit import to_give
+from gpusched.operations.devices import check_devices, open_devices
+from gpusched.operations.run import QUIET_SESSION, RunSession, run_jobs
+from gpusched.operations.submit import find_queue_dir, submit_options
 
 
 def log_message(text: str) -> None:
@@ -30,26 +30,34 @@ def log_message(text: str) -> None:
 
 
 class EsdBackend:
-    """The access of an experiment to its queue, the GPUs and the shapes of models."""
+    """The access of an experiment to its queue, the GPUs and the shapes of models. A context manager."""
 
     def __init__(
         self,
         config: EsdConfig,
         loaded: LoadedSettings,
         *,
-        observer: Observer | None = None,
+        session: RunSession = QUIET_SESSION,
         notify: Callable[[str], None] = log_message,
-        run: Callable[[EsdBackend, JobFile, bool], int] | None = None,
+        dry_run: bool = False,
     ) -> None:
         """`notify` gets messages for people, one line each."""
-        self._run = run
         self.config = config
         self.notify = notify
-        self.queue_dir = api.place_for(config, loaded.settings)
-        settings = api.settings_for(self.queue_dir, loaded)
-        self.options = SubmitOptions(settings, os.fsencode(os.getcwd()), retry_failed=config.retry_failed)
-        self._observer = observer
-        self._devices: api.Devices | None = None
+        self.queue_dir = find_queue_dir(config, loaded.settings)
+        self.options = submit_options(self.queue_dir, loaded, retry_failed=config.retry_failed, dry_run=dry_run)
+        self._session = session
+        self._devices = open_devices(self.options.settings)
+
+    def close(self) -> None:
+        """Close the GPUs, if they are open."""
+        self._devices.close()
+
+    def __enter__(self) -> EsdBackend:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # ---- the queue ----
 
@@ -57,37 +65,21 @@ class EsdBackend:
         """Return the jobs that the queue holds already."""
         if not self.queue_dir.exists():
             return []
-        store = Store(self.queue_dir.database, read_only=True)
-        try:
+        with closing(Store(self.queue_dir.database, read_only=True)) as store:
             return store.held()
-        finally:
-            store.close()
 
     def run_jobs(self, jobs: JobFile, *, complete: bool) -> int:
         """Run the jobs to their end and return the exit code. If `complete`, other waiting jobs are cancelled."""
-        if self._run is not None:
-            return self._run(self, jobs, complete)
-        options = replace(self.options, dirs=api.job_dirs(self.queue_dir, self.options))
-        queue = api.Queue.for_file(self.config, options.settings)
-        try:
-            queue.submit(jobs, options, complete=complete)
-            return queue.dispatch(
-                options, lambda: self.take_devices() or api.open_devices(options.settings), observer=self._observer
-            )
-        finally:
-            queue.close()
+        return run_jobs(self.config, jobs, self.options, self._devices, complete=complete, session=self._session)
 
     def read_outcomes(self) -> Mapping[str, str]:
         """Return how each job that did not succeed has ended or where it stands, in words, by the name of the job."""
         if not self.queue_dir.exists():
             return {}
-        store = Store(self.queue_dir.database, read_only=True)
-        try:
+        with closing(Store(self.queue_dir.database, read_only=True)) as store:
             newest = {job.name: job for job in store.jobs()}
             left = (job for job in newest.values() if job.state is not JobState.SUCCEEDED)
             return {job.name: self._outcome(store, job) for job in left}
-        finally:
-            store.close()
 
     def _outcome(self, store: Store, job: JobRow) -> str:
         if job.state is JobState.QUEUED:
@@ -109,13 +101,10 @@ class EsdBackend:
         settings = self.options.settings
         if not settings.gpus_per_job:
             return []
-        if self._devices is None:
-            self._devices, devices = api.look(self.queue_dir, settings, settings.gpus_per_job)
-        else:
-            devices = self._devices.first.devices
+        devices = self._devices.look(self.queue_dir)
         if not devices:
             return []
-        allowed = api.check_devices(settings, devices).uuids
+        allowed = check_devices(settings, devices).uuids
         return [to_give(device) for device in devices if device.uuid in allowed]
 
     def jobs_at_once(self) -> int:
@@ -125,23 +114,6 @@ class EsdBackend:
             return settings.cpu_jobs
         gpus = len(self.device_budgets()) or settings.gpus_at_once
         return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
-
-    def take_devices(self) -> api.Devices | None:
-        """Hand over the opened devices; the caller closes them."""
-        devices, self._devices = self._devices, None
-        return devices
-
-    def close(self) -> None:
-        """Close the devices, unless they were handed over."""
-        devices = self.take_devices()
-        if devices is not None:
-            devices.close()
-
-    def __enter__(self) -> EsdBackend:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ---- the models ----
 

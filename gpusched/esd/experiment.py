@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 
@@ -26,6 +27,7 @@ from gpusched.esd.order import job_name
 from gpusched.esd.records import EsdSummary, ExpectedRecord
 from gpusched.esd.todo import EsdTodo, NewestJobs, compare
 from gpusched.lists.joblist import JobFile
+from gpusched.operations.run import RunSession
 
 _SHOWN_NOTES = 5
 
@@ -42,7 +44,8 @@ class EsdExperiment:
         """Raise GpuschedError for a configuration that makes no sense."""
         config.check()
         self.config = config
-        self.backend = backend or EsdBackend(config, load(config.flags), observer=observer)
+        session = RunSession(watch=lambda queue: nullcontext(observer))
+        self.backend = backend or EsdBackend(config, load(config.flags), session=session)
         self.summary = EsdSummary(())
 
     # ---- what may be overridden ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -36,7 +36,7 @@ class ShardRequest:
     split: SplitOptions = field(default_factory=SplitOptions)
     weights: str | None = None  # the column of the weights of the items
     output_dir: str | None = None
-    patterns: tuple[str, ...] = ()  # of the files that a shard writes and that are merged
+    patterns: tuple[str, ...] = ()  # of the files of a shard that are merged
     merge: MergeOptions | None = None
 
     def check(self) -> None:
@@ -88,6 +88,14 @@ class ShardRequest:
                     word for text in (value if isinstance(value, tuple) else (value,)) for word in (flag, str(text))
                 ]
         return [*words, "--", *self.command]
+
+    @property
+    def merge_in_full(self) -> MergeOptions | None:
+        """The options of the merge, with the absolute path of its output; None if nothing is merged."""
+        merge = (self.merge or MergeOptions()) if self.patterns else None
+        if merge is None or not merge.output:
+            return merge
+        return replace(merge, output=os.path.abspath(os.path.expanduser(merge.output)))
 
     @property
     def line(self) -> str:

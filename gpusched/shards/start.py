@@ -127,7 +127,7 @@ class ShardStart:
             if note:
                 self._notify(note)
             plan = make_plan(items.count, request.split, n, slots, weights=self._weights())
-        return replace(plan, items=items.path, command=request.line, merge=request.merge, inputs=inputs)
+        return replace(plan, items=items.path, command=request.line, merge=request.merge_in_full, inputs=inputs)
 
     def _slots(self, devices: tuple[Device, ...]) -> int:
         """Return how many shards can run at once. Raises GpuschedError for GPUs that do not exist."""
@@ -183,7 +183,8 @@ class ShardStart:
 
     def _check_merge(self) -> None:
         """Refuse now what the merge would refuse at the end, and report libraries that it will need."""
-        output = None if self._request.merge is None else self._request.merge.output
+        merge = self._request.merge_in_full
+        output = None if merge is None else merge.output
         if output is not None and os.path.isdir(output):
             refuse_equal_names(self._request.patterns, output)
             output = None

@@ -7,22 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpusched.cli.options import SettingsCommand
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import print_dry_run, say, session
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
-from gpusched.operations.run import RunOptions, rules_for, say, work, work_options
 
 if TYPE_CHECKING:
     from gpusched.esd.backend import EsdBackend
     from gpusched.esd.experiment import EsdExperiment
     from gpusched.esd.todo import EsdTodo
-    from gpusched.lists.jobfile import JobFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,67 +100,68 @@ def esd_options(callback: F) -> F:
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
 @esd_options
-@work_options
-def esd(asked: RunOptions, no_parallel_gpu: bool, **options: Any) -> int:
+@run_options
+def esd(options: RunOptions, no_parallel_gpu: bool, **values: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
-    Each model is a job. The same command again goes on where it stopped: a model is done when its results are
-    complete and were made with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in
-    the output directory.
+    Each model is a job. The same command again resumes: a model is done when its results are complete and were made
+    with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
     """
-    from gpusched.esd.backend import EsdBackend
     from gpusched.esd.experiment import EsdExperiment
     from gpusched.esd.jobs import refuse_missing_libraries
     from gpusched.esd.report import write_report
 
-    config = EsdConfig(**options, parallel_gpu=not no_parallel_gpu, retry_failed=asked.retry_failed)
+    config = EsdConfig(**values, parallel_gpu=not no_parallel_gpu, retry_failed=options.retry_failed)
     config.check()
-    rules_for(asked)
     refuse_missing_libraries(config)
-    notify = (lambda text: None) if asked.quiet else say
-    with EsdBackend(config, asked.loaded, notify=notify, run=partial(_run, asked)) as backend:
+    with _backend(config, options) as backend:
         experiment = EsdExperiment(config, backend)
         todo = experiment.find_todo()
-        if asked.dry_run:
-            return _dry_run(experiment, todo, asked)
+        if options.dry_run:
+            return _dry_run(experiment, todo, options)
         code = experiment.run(todo)
     write_report(experiment, time.time())
-    _print_results(experiment, code, asked)
+    _print_results(experiment, code, options)
     return code
 
 
-def _run(asked: RunOptions, backend: EsdBackend, jobs: JobFile, complete: bool) -> int:
-    from gpusched import api
+def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
+    """Return the backend of an experiment that a person watches."""
+    from gpusched.esd.backend import EsdBackend
 
-    rules = replace(backend.options, dirs=api.job_dirs(backend.queue_dir, backend.options))
-    devices = backend.take_devices()
-    return work(backend.config, jobs, rules, asked, devices, complete=complete, end=lambda queue, code: None)
+    return EsdBackend(
+        config,
+        options.loaded,
+        session=replace(session(options), summarize=lambda queue, code: None),
+        notify=(lambda text: None) if options.quiet else say,
+        dry_run=options.dry_run,
+    )
 
 
-def _dry_run(experiment: EsdExperiment, todo: EsdTodo, asked: RunOptions) -> int:
+def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:
     from gpusched.operations.dry_run import dry_run
 
     backend = experiment.backend
     backend.close()
     experiment.announce(todo)
-    if not todo.has_work and not asked.as_json:
+    if not todo.has_work and not options.as_json:
         say("nothing is left to do")
         return EXIT_SOME_FAILED if todo.failed else EXIT_OK
-    return dry_run(backend.queue_dir, todo.jobs, backend.options, as_json=asked.as_json)
+    return print_dry_run(dry_run(backend.queue_dir, todo.jobs, backend.options), options)
 
 
-def _print_results(experiment: EsdExperiment, code: int, asked: RunOptions) -> None:
+def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) -> None:
     """Print the results. A reader that is gone changes nothing about them."""
     from gpusched.cli.main import drop
     from gpusched.esd.report import document, read_results
-    from gpusched.operations import queues
+    from gpusched.operations.queues import here
     from gpusched.views import esd_report, tables
 
     try:
-        if asked.as_json:
+        if options.as_json:
             print(json.dumps(document(experiment, code), indent=2))
         else:
-            tables.write(sys.stdout, esd_report.page(read_results(experiment), queues.here()))
+            tables.write(sys.stdout, esd_report.page(read_results(experiment), here()))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

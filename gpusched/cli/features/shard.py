@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -174,10 +173,7 @@ def _request(values: dict[str, Any]) -> ShardRequest:
 
     parts = [{field.name: values.pop(field.name) for field in fields(kind)} for kind in (SplitOptions, MergeOptions)]
     split, merge = SplitOptions(**parts[0]), MergeOptions(**parts[1])
-    if merge.output:
-        merge = replace(merge, output=os.path.abspath(os.path.expanduser(merge.output)))
-    is_merged = bool(values["patterns"]) or merge != MergeOptions()
-    return ShardRequest(**values, split=split, merge=merge if is_merged else None)
+    return ShardRequest(**values, split=split, merge=None if merge == MergeOptions() else merge)
 
 
 def _print_plan(planned: PlannedShards, *, as_json: bool) -> int:
