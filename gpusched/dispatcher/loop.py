@@ -27,9 +27,9 @@ from gpusched.common.errors import (
 )
 from gpusched.config.settings import Settings, changed
 from gpusched.core.jobs.lifecycle import BACKOFF_MAX_S, JobEvent
-from gpusched.core.model import MIB, JobState, Reading
-from gpusched.core.plan import selection
-from gpusched.core.plan.availability import Criteria
+from gpusched.core.model import JobState, Reading
+from gpusched.core.plan import observe, selection
+from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Close, Plan, Snapshot, Start
 from gpusched.dispatcher.actor import Actor
@@ -44,7 +44,6 @@ from gpusched.dispatcher.wake import Sleeper
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.gpus.board import Board
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dir import QueueDir
@@ -134,12 +133,7 @@ class Dispatcher:
         self.settings, self.style = settings, style
         self.warnings = chosen.warnings
         self.devices.allow(chosen.uuids)
-        self.devices.criteria = Criteria(
-            settings.gpu_mem_threshold * MIB,
-            settings.max_checks,
-            settings.free_when == "idle",
-            settings.allow_unreadable_memory,
-        )
+        self.devices.criteria = observe.criteria(settings)
         self.devices.settle_timeout_s = settings.settle_timeout
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
@@ -277,19 +271,8 @@ class Dispatcher:
         self.minder.mind_leftovers()
 
     def _snapshot(self, now: float) -> Snapshot:
-        attempts = tuple(live.planned() for live in self.attempts.live.values())
-        return Snapshot(
-            now=now,
-            limits=self.limits,
-            devices=self.devices.views(self.meter.residents()),
-            attempts=attempts,
-            closed_to_starts=self._closed(),
-            gpus_closed=self.devices.error,
-            stop_all=self.stop_all_since is not None,
-            threshold_bytes=self.devices.criteria.threshold_bytes,
-            max_checks=self.devices.criteria.max_checks,
-            waited_since=self._waited_since,
-        )
+        attempts = [live.planned() for live in self.attempts.live.values()]
+        return observe.snapshot(self._board(now), now, attempts=attempts, stop_all=self.stop_all_since is not None)
 
     # ---- acting ----
 
@@ -463,8 +446,7 @@ class Dispatcher:
             self._tell_wait_at = now + WAIT_IS_LONG_S
         elif now >= self._tell_wait_at:
             self._tell_wait_at = now + WAITS_AGAIN_S
-            text = reason.text if reason.text.startswith("waits") else f"waits: {reason.text}"
-            self.reporter.tell("waiting", f"the next job {text}")
+            self.reporter.tell("waiting", f"the next job {reason.sentence}")
         if now >= self._next_metrics:
             self._next_metrics = now + METRICS_EVERY_S
             self._write_metrics(now, every_job=False)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpusched.core.model import Job, JobRow
+from gpusched.core.plan.observe import starts
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import Claim, Plan, Snapshot, Start
+from gpusched.core.plan.snapshot import Plan, Snapshot
 from gpusched.host.store import SHAPES_MAX, Store
 
 SHOWN = 4  # jobs of a shape that a plan is shown at first
@@ -77,7 +78,7 @@ class QueueHead:
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
         """Shapes of which each shown job gets devices, while there are more."""
-        placed = {action.job_id for action in plan.actions if isinstance(action, Start | Claim)}
+        placed = set(starts(plan))
         placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
         return [
             shape

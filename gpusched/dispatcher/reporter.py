@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from gpusched.core.jobs.progress import ItemGroup, groups
+from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
-from gpusched.core.model import Event, JobState, RunningView
+from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.board import Board, BoardDevice, Frame
 from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.gpus import board
-from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import DiskFull, Store
@@ -25,23 +24,6 @@ log = logging.getLogger("gpusched.dispatcher")
 
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 _ODD = (DeviceState.LOST, DeviceState.SET_ASIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One look at a dispatcher, for a live view."""
-
-    at: float
-    queue: str
-    started_at: float
-    board: Board
-    counts: dict[JobState, int]
-    removed: int
-    running: tuple[RunningView, ...]
-    reason: str  # what the first waiting job waits for
-    finished_now: int  # attempts that have succeeded since this dispatcher began
-    groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
-    closing: str  # why nothing new starts, if so
 
 
 class Observer(Protocol):

@@ -232,17 +232,16 @@ def resume_command(place: QueueDir, store: Store, *more: str) -> str:
 
 def _flags(store: Store, verb: str) -> list[str]:
     """The flags that make what the settings are here into what they were for this queue."""
+    from gpusched.config.run_settings import RUN_SETTINGS, with_defaults
     from gpusched.config.settings import SETTINGS, Settings, show
     from gpusched.config.settings import load as load_quietly
-    from gpusched.operations.run import SETTINGS as TAKEN
-    from gpusched.operations.run import with_defaults
 
     text = store.meta("settings")
     if text is None:
         return []
     here, then = with_defaults(load_quietly(), verb).settings, Settings.from_json(text)
     flags: list[str] = []
-    for name in (name for name in TAKEN if name != "log_dir"):
+    for name in (name for name in RUN_SETTINGS if name != "log_dir"):
         setting, value = SETTINGS[name], getattr(then, name)
         if value == getattr(here, name):
             continue

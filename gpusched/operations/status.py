@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpusched.core.jobs.progress import ItemGroup
     from gpusched.core.model import AttemptRow, JobRow, RunningView
-    from gpusched.host.gpus.board import Board, BoardDevice
+    from gpusched.core.plan.board import Board, BoardDevice
     from gpusched.host.queue.queue_dir import QueueDir
     from gpusched.host.store import Store
     from gpusched.views.pages import QueueSummary
@@ -60,8 +60,8 @@ def dispatching(place: QueueDir) -> Dispatching:
 
 def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = None) -> dict[int, tuple[str, str]]:
     """Why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
+    from gpusched.core.plan import observe
     from gpusched.core.plan.planner import make_plan
-    from gpusched.core.plan.snapshot import Claim, Snapshot, Start
 
     rows = list(_head(store, until))
     blocked = dict(_unmet(store, rows, until))
@@ -69,28 +69,17 @@ def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = No
         who = by.closed or f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
         return {row.id: blocked.get(row.id, nobody) for row in rows}
-    devices = tuple(item.view for item in by.board.devices)
-    plan = make_plan(
-        Snapshot(
-            now=now,
-            limits=by.board.limits,
-            devices=devices,
-            waiting=tuple(row.waiting for row in rows if not row.blocked),
-            attempts=_attempts(store),
-            closed_to_starts=by.closed,
-            gpus_closed=by.board.gpus_closed,
-            threshold_bytes=by.board.threshold_bytes,
-            max_checks=by.board.max_checks,
-            waited_since=by.board.waited_since,
-        )
+    snapshot = observe.snapshot(
+        replace(by.board, closed=by.closed),
+        now,
+        waiting=(row.waiting for row in rows if not row.blocked),
+        attempts=(observe.open_attempt(job, row) for job, row in store.running()),
     )
-    labels = {view.uuid: view.label for view in devices}
-    told = blocked | {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
-    for action in plan.actions:
-        if isinstance(action, Claim | Start):
-            where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
-            told[action.job_id] = ("next", f"starts at the dispatcher's next look, on {where}")
-    return told
+    plan = make_plan(snapshot)
+    waits = blocked | {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
+    for job_id, where in observe.start_labels(plan, snapshot.devices).items():
+        waits[job_id] = ("next", f"starts at the dispatcher's next look, on {where}")
+    return waits
 
 
 def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tuple[int, tuple[str, str]]]:
@@ -114,15 +103,6 @@ def _head(store: Store, until: int | None) -> Iterator[JobRow]:
         yield row
         if row.id == until:
             return
-
-
-def _attempts(store: Store) -> tuple[Any, ...]:
-    from gpusched.core.model import Attempt
-
-    return tuple(
-        Attempt(job.id, row.number, tuple(d.uuid for d in row.devices), mem_bytes=job.mem_bytes, tags=job.tags)
-        for job, row in store.running()
-    )
 
 
 def waits_for(store: Store, row: JobRow) -> str:

@@ -13,8 +13,8 @@ from gpusched.core.model import JobState
 from gpusched.operations import queues
 
 if TYPE_CHECKING:
-    from gpusched.api import Queue
     from gpusched.core.model import JobRow
+    from gpusched.operations.run import Queue
     from gpusched.views import tables
     from gpusched.views.report import JobCounts
     from gpusched.views.tables import Line
@@ -36,7 +36,7 @@ def document(queue: Queue, code: int, details: GroupDetails = NO_DETAILS) -> dic
     """The head of gpu_metrics.json, and the failed jobs."""
     from gpusched.core.documents import job_document, metrics_head
 
-    store, place = queue.store, queue.place
+    store, place = queue.store, queue.queue_dir
     head = metrics_head(store.counts(), store.count_removed(), store.totals(), queues.now())
     failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
     found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
@@ -61,7 +61,7 @@ def page(queue: Queue, code: int, details: GroupDetails = NO_DETAILS) -> list[Li
     from gpusched.views.report import tally
     from gpusched.views.words import clock, count, short_path
 
-    store, place = queue.store, queue.place
+    store, place = queue.store, queue.queue_dir
     counts = tally(store.counts(), store.count_removed())
     parts: list[tables.Cell] = []
     for word, number in counts.parts(ended_first=True):
@@ -103,7 +103,7 @@ def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
         tables.Line((("      " + command_text(job.command), ""),), table=True),
     ]
     if last:
-        path = f"{queue.place.path}/{last.error_log or last.log}"
+        path = f"{queue.queue_dir.path}/{last.error_log or last.log}"
         lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
     return lines
 
@@ -117,7 +117,7 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
     if code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
-        disk = queue.place.full_disk()
+        disk = queue.queue_dir.full_disk()
         room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
         steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
     elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
@@ -135,4 +135,4 @@ def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, st
 def _name(queue: Queue) -> str:
     import shlex
 
-    return shlex.quote(queues.queue_name(queue.place))
+    return shlex.quote(queues.queue_name(queue.queue_dir))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpusched.shards.request import ShardRequest as ShardRequest
     from gpusched.shards.split import shard_range as shard_range
     from gpusched.shards.split import split_range as split_range
-    from gpusched.shards.start import start_shards as start_shards
+    from gpusched.shards.start import run_shards as run_shards
 
 _MODULES = {
     "MergeOptions": "plan",
@@ -25,7 +25,7 @@ _MODULES = {
     "SplitOptions": "plan",
     "shard_range": "split",
     "split_range": "split",
-    "start_shards": "start",
+    "run_shards": "start",
 }
 
 

@@ -20,7 +20,7 @@ from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import refused
 from gpusched.operations import queues
-from gpusched.operations.devices import BoxDevices, check_devices, check_jobs, open_devices
+from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, ignore, run_jobs
 from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
 from gpusched.shards import files
@@ -47,15 +47,18 @@ class PlannedShards:
     states: Mapping[str, str]
 
 
-def start_shards(
+def run_shards(
     request: ShardRequest,
-    settings: Mapping[str, object] | None = None,
     *,
     force: bool = False,
     retry_failed: bool = False,
     session: RunSession = QUIET_SESSION,
+    **settings: object,
 ) -> int:
-    """Run a script in shards until all of them have ended, and return the exit code. `settings` are those of a run."""
+    """Run a script in shards until all have ended, as `gpusched shard` does, and return the exit code.
+
+    `settings` are those of `gpusched config`, such as max_gpus=2. Raises GpuschedError where the verb would refuse.
+    """
     loaded = with_defaults(load(settings), "shard")
     start = ShardStart(request, loaded, force=force, retry_failed=retry_failed, notify=session.notify)
     with start.open_devices() as devices:
@@ -90,13 +93,11 @@ class ShardStart:
 
     def plan(self, devices: BoxDevices) -> PlannedShards:
         """Make the plan and its jobs; nothing is changed yet. Raises GpuschedError for anything that cannot work."""
-        known = devices.look(self._queue_dir)
-        plan = self._with_files(self._split(known))
+        plan = self._with_files(self._split(devices.look(self._queue_dir) or ()))
         self._earlier.refuse_other_split(plan, self._queue_dir)
         jobs = self._jobs(plan)
         refuse_unmet(jobs, self._queue_dir, b"", "shard")
-        if known:
-            check_jobs(jobs, self._options, known)
+        devices.check(jobs, self._options, self._queue_dir)
         return PlannedShards(self._queue_dir, plan, jobs, self._earlier.states)
 
     def run(self, planned: PlannedShards, devices: BoxDevices, session: RunSession = QUIET_SESSION) -> int:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpusched.views import tables
 from gpusched.views.tables import Line, Row
 from gpusched.views.words import command_text, count, short_path
 
 
-class PlannedJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
     """A job of the plan: a shard, or the merge. `state` is that of the job in the queue, empty for a new one."""
 
     name: str
     command: bytes
     state: str = ""
     items: str = ""  # the positions of the items, as text
-    count: int | None = None
+    number: int | None = None  # of items
 
 
 def page(jobs: Sequence[PlannedJob], queue: str, cwd: str) -> list[Line]:
@@ -26,15 +27,15 @@ def page(jobs: Sequence[PlannedJob], queue: str, cwd: str) -> list[Line]:
         [
             job.name,
             job.items,
-            "" if job.count is None else str(job.count),
+            "" if job.number is None else str(job.number),
             (job.state, tables.STATES.get(job.state, "")),
             command_text(job.command),
         ]
         for job in jobs
     ]
-    shards = [job for job in jobs if job.count is not None]
+    shards = [job for job in jobs if job.number is not None]
     done = sum(job.state == "succeeded" for job in shards)
-    total = count(sum(job.count or 0 for job in shards), "item")
+    total = count(sum(job.number or 0 for job in shards), "item")
     text = f"{total} in {count(len(shards), 'shard')}{f', {done} of them done already' if done else ''}"
     return [
         *tables.grid(["SHARD", "ITEMS", "COUNT", "STATE", "COMMAND"], rows, right="COUNT"),

@@ -14,7 +14,7 @@ import pytest
 from gpusched.api import Queue
 from gpusched.cli import main as front
 from gpusched.common.errors import GpuschedError
-from gpusched.config.settings import Settings
+from gpusched.config.settings import Settings, load
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.queue import queue_dir
 from gpusched.lists.submit import SubmitOptions, read
@@ -317,11 +317,13 @@ def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: Queue, capsys: C
 
 
 def dry_run(sample: Sample9, text: str, *, as_json: bool = False, retry_failed: bool = False) -> int:
-    from gpusched.operations.dry_run import dry_run as show
+    from gpusched.cli.run.options import RunOptions
+    from gpusched.cli.run.session import print_dry_run
+    from gpusched.operations.dry_run import dry_run as compute
 
-    settings = Settings(simulate="4")
-    rules = SubmitOptions(settings, b"/", retry_failed=retry_failed)
-    return show(sample.place, read(text.encode(), rules, "commands.txt"), rules, as_json=as_json)
+    submission = SubmitOptions(Settings(simulate="4"), b"/", retry_failed=retry_failed)
+    found = compute(sample.place, read(text.encode(), submission, "commands.txt"), submission)
+    return print_dry_run(found, RunOptions(load({}), as_json=as_json))
 
 
 LIST = "python prepare.py\npython train.py --lr 0.1\npython new.py --token abc123\npython eval.py --all\n"

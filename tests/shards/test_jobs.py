@@ -278,7 +278,7 @@ def test_what_merges() -> None:
     "found", [None, [], {}, {"version": 2}, {"version": 1, "total": 3}, {**to_document(plan_of(5, 2)), "shards": [1]}]
 )
 def test_a_plan_that_is_none(found: Any) -> None:
-    with pytest.raises(ValueError, match="it is|its version"):
+    with pytest.raises(ValueError, match=r"it is|its version"):
         from_document(found)
 
 

@@ -24,9 +24,9 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
 from gpusched.host.gpus import board
-from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store

@@ -17,7 +17,7 @@ from gpusched.operations import queues, status
 
 if TYPE_CHECKING:
     from gpusched.core.model import Device, Reading, Sample
-    from gpusched.host.gpus.board import Board, BoardDevice
+    from gpusched.core.plan.board import Board, BoardDevice
     from gpusched.host.gpus.claims import Holder
     from gpusched.host.gpus.device_source import DeviceSource
     from gpusched.views.tables import Line
@@ -153,19 +153,12 @@ class _Box:
 
     def _judge(self, device: Device, reading: Reading) -> BoardDevice:
         """The device at one look: free now, or why not."""
-        from gpusched.core.model import MIB
-        from gpusched.core.plan.availability import Availability, Criteria, fold
-        from gpusched.core.plan.snapshot import DeviceView
-        from gpusched.host.gpus.board import BoardDevice
+        from gpusched.core.plan import observe
+        from gpusched.core.plan.board import BoardDevice
 
-        s = self.settings
-        criteria = Criteria(s.gpu_mem_threshold * MIB, 1, s.free_when == "idle", s.allow_unreadable_memory)
-        known = Availability(device.uuid)
         sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
-        if sample is not None:
-            known = fold(known, device, sample, criteria=criteria)
-        total = sample.total_bytes if sample is not None and sample.total_bytes else device.total_bytes
-        return BoardDevice(device, DeviceView(known, total))
+        known = observe.first_look(device, sample, observe.criteria(self.settings, max_checks=1))
+        return BoardDevice(device, observe.device_view(device, known))
 
     def close(self) -> None:
         if self._source is not None:

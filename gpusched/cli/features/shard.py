@@ -148,6 +148,7 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
     {num_shards} {suffix} {seed} {items_file} {output_dir}. The same command again resumes: shards that are done are
     skipped.
     """
+    from gpusched.shards.results import read_details
     from gpusched.shards.start import ShardStart
 
     start = ShardStart(
@@ -163,7 +164,7 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
         accept(planned.jobs, "shard", options)
         if options.dry_run:
             return _print_plan(planned, as_json=options.as_json)
-        return start.run(planned, devices, session(options))
+        return start.run(planned, devices, session(options, read_details=read_details))
 
 
 def _request(values: dict[str, Any]) -> ShardRequest:
