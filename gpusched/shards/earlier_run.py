@@ -31,6 +31,7 @@ class EarlierRun:
     plan: ShardPlan | None = None
     split_id: str | None = None
     states: Mapping[str, str] = field(default_factory=dict)  # of the shards, by the names of their jobs
+    started_at: Sequence[float] = ()  # the first start of each shard
     ended_at: Sequence[float] = ()  # of the shards
     merge_started_at: Mapping[int, float] = field(default_factory=dict)  # last start of each merge, by the job's id
     stored_jobs: Sequence[StoredJob] = ()
@@ -79,6 +80,12 @@ class EarlierRun:
     def _shards(self, plan: ShardPlan, state: str) -> list[Shard]:
         return [shard for shard in plan.shards if self.states.get(job_name(shard)) == state]
 
+    def created_at(self, plan: ShardPlan, now: float) -> float:
+        """Return when this split was made: `now` for a new one, the first start of a shard if the plan is gone."""
+        if self.plan is not None:
+            return self.plan.created_at if self.plan.split == plan.split else now
+        return min(self.started_at, default=now) if self.split_id == plan.split_id else now
+
     def merge_occurrence(self, plan: ShardPlan, identity: bytes, *, retry_failed: bool) -> int:
         """Return the run number of this merge; increased when its inputs or its output changed since the last run."""
         merges = [job for job in self.stored_jobs if job.identity == identity]
@@ -116,6 +123,7 @@ def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
         plan=plan,
         split_id=store.meta(SPLIT) or (plan.split_id if plan is not None else None),
         states={job.name: job.state.value for job in shards},
+        started_at=[job.first_started_at for job in shards if job.first_started_at is not None],
         ended_at=[job.ended_at or 0.0 for job in shards],
         merge_started_at={
             job.id: max((attempt.started_at for attempt in store.attempts(job.id)), default=0.0) for job in merges

@@ -22,10 +22,10 @@ from gpusched.lists.submit import refused
 from gpusched.operations import queues
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, ignore, run_jobs
-from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
+from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options, with_dirs
 from gpusched.shards import files
 from gpusched.shards.command import check_command
-from gpusched.shards.earlier_run import SPLIT, read_earlier_run
+from gpusched.shards.earlier_run import SPLIT, EarlierRun, read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
 from gpusched.shards.outputs import merge_libraries, refuse_equal_names, with_outputs
@@ -75,7 +75,6 @@ class ShardStart:
         *,
         force: bool = False,
         retry_failed: bool = False,
-        dry_run: bool = False,
         notify: Callable[[str], None] = ignore,
     ) -> None:
         """Read the items and the queue. `notify` gets messages for people, one line each."""
@@ -83,7 +82,7 @@ class ShardStart:
         self._request = request
         self._notify = notify
         self._queue_dir = find_queue_dir(request, loaded.settings)
-        self._options = submit_options(self._queue_dir, loaded, force=force, retry_failed=retry_failed, dry_run=dry_run)
+        self._options = submit_options(self._queue_dir, loaded, force=force, retry_failed=retry_failed, dry_run=True)
         self._items = _open_items(request)
         self._earlier = read_earlier_run(self._queue_dir, request.owner)
 
@@ -105,7 +104,7 @@ class ShardStart:
         return run_jobs(
             self._request,
             planned.jobs,
-            self._options,
+            with_dirs(self._options, self._queue_dir),
             devices,
             prepare=lambda queue: self._prepare(queue, planned.plan),
             session=session,
@@ -224,25 +223,28 @@ class ShardStart:
             problem = "another start is making its plan for this queue"
             raise GpuschedError(problem, where=queue_dir.path, hint="try again in a moment")
         try:
-            self._write(queue, plan, self._settle(queue, plan))
+            earlier = self._settle(queue, plan)
+            files.write_plan(queue.queue_dir.path, self._write_inputs(queue, plan, earlier))
+            if self._options.retry_failed:
+                self._release_held(queue)
             yield
         finally:
             os.close(lock)
 
-    def _settle(self, queue: Queue, plan: ShardPlan) -> ShardPlan | None:
-        """Return the earlier plan, after cancelling shards of another split that a live dispatcher could start."""
+    def _settle(self, queue: Queue, plan: ShardPlan) -> EarlierRun:
+        """Return the earlier runs, after cancelling shards of another split that a live dispatcher could start."""
         with queue.store.transaction():
             earlier = read_earlier_run(queue.queue_dir, self._request.owner)
             earlier.refuse_other_split(plan, queue.queue_dir)
             if earlier.split_id != plan.split_id:
                 queue.store.submit([], self._options.needs, queues.now())
                 queue.store.set_meta(SPLIT, plan.split_id)
-        return earlier.plan
+        return earlier
 
-    def _write(self, queue: Queue, plan: ShardPlan, before: ShardPlan | None) -> None:
+    def _write_inputs(self, queue: Queue, plan: ShardPlan, earlier: EarlierRun) -> ShardPlan:
+        """Write the items files and make the directories; return the plan with the time since which outputs count."""
         path = queue.queue_dir.path
-        is_same = before is not None and before.split == plan.split
-        created_at = before.created_at if before is not None and is_same else queues.now()
+        is_same = earlier.plan is not None and earlier.plan.split == plan.split
         if not is_same:
             files.remove_plan(path)
         if plan.shards[0].items_file is not None:
@@ -255,11 +257,13 @@ class ShardStart:
         _make_directory(self._request.output_dir, "--output-dir")
         if plan.merge is not None:
             _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
-        files.write_plan(path, replace(plan, created_at=created_at))
-        if self._options.retry_failed:
-            for job in queue.store.jobs([JobState.HELD]):
-                if job.cause == CAUSE_FAILURES and TAG in job.tags:
-                    queue.store.release(job.id)
+        return replace(plan, created_at=earlier.created_at(plan, queues.now()))
+
+    def _release_held(self, queue: Queue) -> None:
+        """Release the shards that were held because others had failed."""
+        for job in queue.store.jobs([JobState.HELD]):
+            if job.cause == CAUSE_FAILURES and TAG in job.tags:
+                queue.store.release(job.id)
 
 
 def _open_items(request: ShardRequest) -> Items:

@@ -133,7 +133,7 @@ def test_case_47_through_the_verb(box: Box) -> None:
     assert not {"adapter", "lora", "peft"} & {words[words.index("--relation") + 1] for words in jobs}
     (box.work / "bad.csv").write_text("model,source_model\nacme/tiny,\n")
     ended = box.gpusched("esd", "--model-list", "bad.csv")
-    assert ended.code == 2 and "its columns are: model, source_model" in ended.err and "full_name" in ended.err
+    assert ended.code == 2 and "the columns are: model, source_model" in ended.err and "full_name" in ended.err
     # a single model takes nothing from the list, and what the list left is in the summary too
     ended = box.gpusched("esd", "--single-model", "lab4/thing", "--layers", "k_proj", "--json", "--gpus-per-job", "0")
     assert ended.code == 0, ended.text

@@ -134,7 +134,6 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
         options.loaded,
         session=replace(session(options), summarize=lambda queue, code: None),
         notify=(lambda text: None) if options.quiet else say,
-        dry_run=options.dry_run,
     )
 
 

@@ -156,7 +156,6 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
         with_defaults(options.loaded, "shard"),
         force=force,
         retry_failed=options.retry_failed,
-        dry_run=options.dry_run,
         notify=say,
     )
     with start.open_devices() as devices:
