@@ -67,17 +67,18 @@ def run(
 
 def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **settings: object) -> DryRun:
     """Return the effect that `run` would have with the same arguments. Changes nothing."""
-    queue_dir, options, jobs = _read(path, settings, force=force, retry_failed=retry_failed, dry_run=True)
+    queue_dir, options, jobs = _read(path, settings, force=force, retry_failed=retry_failed)
     return dry_runs.dry_run(queue_dir, jobs, options)
 
 
 def _read(
-    path: str, settings: dict[str, object], *, force: bool, retry_failed: bool, dry_run: bool = False
+    path: str, settings: dict[str, object], *, force: bool, retry_failed: bool
 ) -> tuple[QueueDir, SubmitOptions, JobFile]:
     loaded, source = load(settings), read_source(path)
     queue_dir = submit.find_queue_dir(path, loaded.settings)
-    options = submit.submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed, dry_run=dry_run)
+    options = submit.submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed)
     jobs = refused(source.parse(options), path)
+    submit.refuse_empty(jobs, source)
     submit.refuse_unmet(jobs, queue_dir, source.data, path)
     return queue_dir, options, jobs
 

@@ -21,7 +21,7 @@ from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import to_give
 from gpusched.operations.devices import check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, RunSession, run_jobs
-from gpusched.operations.submit import find_queue_dir, submit_options, with_dirs
+from gpusched.operations.submit import find_queue_dir, submit_options
 
 
 def log_message(text: str) -> None:
@@ -44,7 +44,7 @@ class EsdBackend:
         self.config = config
         self.notify = notify
         self.queue_dir = find_queue_dir(config, loaded.settings)
-        self.options = submit_options(self.queue_dir, loaded, retry_failed=config.retry_failed, dry_run=True)
+        self.options = submit_options(self.queue_dir, loaded, retry_failed=config.retry_failed)
         self._session = session
         self._devices = open_devices(self.options.settings)
 
@@ -69,8 +69,7 @@ class EsdBackend:
 
     def run_jobs(self, jobs: JobFile, *, complete: bool) -> int:
         """Run the jobs to their end and return the exit code. If `complete`, other waiting jobs are cancelled."""
-        options = with_dirs(self.options, self.queue_dir)
-        return run_jobs(self.config, jobs, options, self._devices, complete=complete, session=self._session)
+        return run_jobs(self.config, jobs, self.options, self._devices, complete=complete, session=self._session)
 
     def read_outcomes(self) -> Mapping[str, str]:
         """Return how each job that did not succeed has ended or where it stands, in words, by the name of the job."""

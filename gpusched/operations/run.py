@@ -24,7 +24,7 @@ from gpusched.host.store import Store
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import Source, SubmitOptions, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
-from gpusched.operations.submit import make_queue_dir, with_dirs
+from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
@@ -180,6 +180,7 @@ def run_jobs(
     If `complete`, waiting jobs of the queue that are not among `jobs` are cancelled. The jobs are submitted within
     `prepare(queue)`, which writes the files that they need into the queue's directory.
     """
+    options = with_dirs(options, find_queue_dir(source, options.settings))
     with Queue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
             _set_up_log(queue.queue_dir, session.log_level or options.settings.log_level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import STREAM, Source, SubmitOptions, refusal
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, refusal
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -25,8 +26,7 @@ def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
     if settings.log_dir:
         return queue_dirs.locate(settings.log_dir, settings.state_dir)
     if source == STREAM:
-        name = time.strftime("stdin-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-        return queue_dirs.locate(queue_dirs.default_path(name), settings.state_dir)
+        return queue_dirs.locate(queue_dirs.default_path(_stream_name(os.getpid())), settings.state_dir)
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
     found = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
     if found.exists():
@@ -36,6 +36,11 @@ def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
             hashed = queue_dirs.default_path(stem, os.fsdecode(_owner(source)))
             return queue_dirs.locate(hashed, settings.state_dir)
     return found
+
+
+@functools.cache
+def _stream_name(pid: int) -> str:
+    return time.strftime(f"stdin-%Y%m%d-%H%M%S-{pid}")
 
 
 def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -93,22 +98,19 @@ def submit_options(
     *,
     force: bool = False,
     retry_failed: bool = False,
-    dry_run: bool = False,
 ) -> SubmitOptions:
-    """Return how a list is read and what its jobs need, in this queue.
-
-    Raises GpuschedError for a --setup that is no file and, unless it is a `dry_run`, for a snapshot of files that git
-    does not know.
-    """
+    """Return how a list is read and what its jobs need, in this queue. Raises GpuschedError if --setup is no file."""
     setup = loaded.settings.setup
     if setup and not os.path.isfile(setup):
         raise GpuschedError("there is no such file", where=f"--setup {setup}")
-    options = SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)
-    return options if dry_run else with_dirs(options, queue_dir)
+    return SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)
 
 
 def with_dirs(options: SubmitOptions, queue_dir: QueueDir) -> SubmitOptions:
-    """Return the options with the directories in which the jobs run, if they have none."""
+    """Return the options with the directories in which the jobs run, if they have none.
+
+    Raises GpuschedError for a snapshot of files that git does not know.
+    """
     if options.dirs is not None:
         return options
     copies = os.path.join(queue_dir.path, "snapshots") if options.settings.snapshot else ""
@@ -131,6 +133,13 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
 
 
 # ---- the queue before the submission ---------------------------------------------------------------
+
+
+def refuse_empty(jobs: JobFile, source: JobSource) -> None:
+    """Raise GpuschedError for a list without a command."""
+    if not jobs.specs and not source.is_stream:
+        hint = "one shell command a line; lines with # are skipped"
+        raise GpuschedError("holds no command", where=source.name, hint=hint)
 
 
 def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> None:

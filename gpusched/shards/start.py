@@ -22,7 +22,7 @@ from gpusched.lists.submit import refused
 from gpusched.operations import queues
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, ignore, run_jobs
-from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options, with_dirs
+from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
 from gpusched.shards import files
 from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import SPLIT, EarlierRun, read_earlier_run
@@ -82,7 +82,7 @@ class ShardStart:
         self._request = request
         self._notify = notify
         self._queue_dir = find_queue_dir(request, loaded.settings)
-        self._options = submit_options(self._queue_dir, loaded, force=force, retry_failed=retry_failed, dry_run=True)
+        self._options = submit_options(self._queue_dir, loaded, force=force, retry_failed=retry_failed)
         self._items = _open_items(request)
         self._earlier = read_earlier_run(self._queue_dir, request.owner)
 
@@ -104,7 +104,7 @@ class ShardStart:
         return run_jobs(
             self._request,
             planned.jobs,
-            with_dirs(self._options, self._queue_dir),
+            self._options,
             devices,
             prepare=lambda queue: self._prepare(queue, planned.plan),
             session=session,

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpusched.host import locks
+from tests.support.paths import TESTS
 
-DRIVER = str(Path(__file__).with_name("crash_driver.py"))
+DRIVER = str(TESTS / "support" / "crash_driver.py")
 GPUS = 3
 BOARD_GIB = 80
 STEPS = (

@@ -781,7 +781,7 @@ def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
 def _pretend_network(box: Box, network: Path) -> list[str]:
     """A gpusched that finds `network` mounted by NFS."""
     code = (
-        "import sys; from gpusched.host import claims; from gpusched.cli.main import main\n"
+        "import sys; from gpusched.host.gpus import claims; from gpusched.cli.main import main\n"
         "real = claims.file_system_type\n"
         f"claims.file_system_type = lambda path: 'nfs4' if path.startswith({str(network)!r}) else real(path)\n"
         "main()"

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 IMPATIENT = [
     GPUSCHED[0],
     "-c",
-    "from gpusched.host import devices, nvml_source\n"
+    "from gpusched.host.gpus import device_source, nvml_source\n"
     "nvml_source.RETRY_S = (0.3, 0.3, 0.3)\n"
-    "devices.open_source.__kwdefaults__['timeout_s'] = 1.0\n"
+    "device_source.open_source.__kwdefaults__['timeout_s'] = 1.0\n"
     "from gpusched.cli.main import main\n"
     "main()",
 ]

@@ -367,13 +367,13 @@ def test_half_a_copy_is_never_used(repo: Path, target: str, monkeypatch: pytest.
     """Killed while it copies; the next one begins anew and takes the half away."""
     ready = Path(target).parent / "ready"
     script = (
-        "import sys, time; from gpusched.host import treecopy, worktree\n"
-        "real = treecopy._copy_file\n"
+        "import sys, time; from gpusched.host.code import tree_copy, work_tree\n"
+        "real = tree_copy._copy_file\n"
         "def slow(source, copy):\n"
         "    real(source, copy)\n"
         f"    open({str(ready)!r}, 'w').close(); time.sleep(60)\n"
-        "treecopy._copy_file = slow\n"
-        "treecopy.snapshot(worktree.describe(sys.argv[1]), sys.argv[2])\n"
+        "tree_copy._copy_file = slow\n"
+        "tree_copy.snapshot(work_tree.describe(sys.argv[1]), sys.argv[2])\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(repo), target]) as process:
         wait_for(ready.exists)
@@ -389,8 +389,8 @@ def test_two_at_once_make_one_copy(repo: Path, target: str) -> None:
     for n in range(100):
         write(repo / "src" / f"{n}.py", str(n))
     script = (
-        "import sys; from gpusched.host import treecopy, worktree\n"
-        "print(treecopy.snapshot(worktree.describe(sys.argv[1]), sys.argv[2]))\n"
+        "import sys; from gpusched.host.code import tree_copy, work_tree\n"
+        "print(tree_copy.snapshot(work_tree.describe(sys.argv[1]), sys.argv[2]))\n"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", script, str(repo), target], stdout=subprocess.PIPE, text=True)

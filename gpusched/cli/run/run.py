@@ -11,7 +11,6 @@ from gpusched.cli.options import SettingsCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
 from gpusched.cli.run.source import await_command, read_job_source, source_arguments
-from gpusched.common.errors import GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.dispatcher.feed import Feed
@@ -49,16 +48,13 @@ def run(
 
     source = read_job_source(file, command, parameters, each)
     queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
-    submission = submit.submit_options(
-        queue_dir, options.loaded, force=force, retry_failed=options.retry_failed, dry_run=options.dry_run
-    )
+    submission = submit.submit_options(queue_dir, options.loaded, force=force, retry_failed=options.retry_failed)
     jobs = accept(source.parse(submission), source.name, options)
-    if not jobs.specs and not source.is_stream:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=source.name, hint=hint)
+    submit.refuse_empty(jobs, source)
     submit.refuse_unmet(jobs, queue_dir, source.data, source.name)
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+    submission = submit.with_dirs(submission, queue_dir)
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
         begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
