@@ -77,8 +77,9 @@ class EsdBackend:
             return {}
         with closing(Store(self.queue_dir.database, read_only=True)) as store:
             newest = {job.name: job for job in store.jobs()}
-            left = (job for job in newest.values() if job.state is not JobState.SUCCEEDED)
-            return {job.name: self._outcome(store, job) for job in left}
+            return {
+                name: self._outcome(store, job) for name, job in newest.items() if job.state is not JobState.SUCCEEDED
+            }
 
     def _outcome(self, store: Store, job: JobRow) -> str:
         if job.state is JobState.QUEUED:

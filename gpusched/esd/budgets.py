@@ -42,9 +42,9 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
             "that do not fit are computed on the CPU"
         )
     if unknown:
-        shown = "; ".join(f"{clean(row.name)}: {clean(reason)}" for row, reason in unknown[:SHOWN_ROWS])
+        reasons = "; ".join(f"{clean(row.name)}: {clean(reason)}" for row, reason in unknown[:SHOWN_ROWS])
         more = f"; and {len(unknown) - SHOWN_ROWS} more" if len(unknown) > SHOWN_ROWS else ""
-        backend.notify(f"the GPU memory of these models is unknown, so each gets a GPU to itself ({shown}{more})")
+        backend.notify(f"the GPU memory of these models is unknown, so each gets a GPU to itself ({reasons}{more})")
     return budgets
 
 

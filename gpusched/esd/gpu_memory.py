@@ -60,11 +60,11 @@ def gpu_need(
 
     `layers` is a regular expression: only tensors whose name it finds are analysed.
     """
-    wanted = re.compile(layers).search
+    matches = re.compile(layers).search
     sizes = [
         (_on_gpu(tensor, solver), _on_host(tensor, solver), tensor)
         for tensor in tensors
-        if _width(tensor) and matrix_sides(tensor.shape)[1] and wanted(tensor.name)
+        if _width(tensor) and matrix_sides(tensor.shape)[1] and matches(tensor.name)
     ]
     if not sizes:
         return None

@@ -115,13 +115,13 @@ def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str
 
 
 def _no_names(header: Sequence[str], where: str) -> GpuschedError:
-    shown = ", ".join(clean(name)[:40] or "(no name)" for name in header[:_SHOWN_HEADER])
+    names = ", ".join(clean(name)[:40] or "(no name)" for name in header[:_SHOWN_HEADER])
     more = f" and {len(header) - _SHOWN_HEADER} more" if len(header) > _SHOWN_HEADER else ""
     alike = next((name for name in header if name in ("name", "model", "model_name", "id", "repo_id")), None)
     alike = alike or next((name for name in header if name and nearest(name, NAME_COLUMNS)), None)
     meant = f"if {clean(alike)} names the models, call it full_name (or model_id)" if alike else _HINT
     return GpuschedError(
-        f"there is no column full_name or model_id; the columns are: {shown}{more}", where=where, hint=meant
+        f"there is no column full_name or model_id; the columns are: {names}{more}", where=where, hint=meant
     )
 
 

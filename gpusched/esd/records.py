@@ -56,10 +56,10 @@ def read_record(output: str, stem: str) -> dict[str, Any]:
     """Return the record of a model; empty if there is none that can be read."""
     try:
         with open(os.open(f"{output}/{RECORDS}/{stem}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            found = json.loads(file.read(_RECORD_LIMIT_BYTES))
+            record = json.loads(file.read(_RECORD_LIMIT_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
@@ -186,7 +186,7 @@ def summarise(
 
     `again`: all models were to be analysed again, so a record of success says nothing about a job without success.
     """
-    results = [_listed(output, row, wanted, outcomes.get(row, ""), again) for row, wanted in expected.items()]
+    results = [_listed(output, row, expected[row], outcomes.get(row, ""), again) for row in expected]
     listed = {row.stem for row in expected if not row.fault}
     return EsdSummary((*results, *_others(output, listed)))
 

@@ -46,7 +46,7 @@ class EarlierRun:
         has_moved = before.input("cwd") not in (None, os.getcwd())
         if not (done or running) or (before.split == plan.split and not has_moved):
             return
-        left = [shard for shard in before.shards if shard not in done and shard not in running]
+        missing = [shard for shard in before.shards if shard not in done and shard not in running]
         if before.split == plan.split:
             problem = f"the shards of this queue run in {before.input('cwd')}"
             hint = "start the command there to continue"
@@ -61,18 +61,18 @@ class EarlierRun:
             for word, shards in (("done", done), ("running", running))
             if shards
         ]
-        lines.append(f"missing: items {_spans(before, left)}" if left else "no items are missing")
+        lines.append(f"missing: items {_spans(before, missing)}" if missing else "no items are missing")
         new = "use --log-dir NEW to start over in another queue"
         raise GpuschedError(
-            "\n  ".join([problem, *lines]), where=queue_dir.path, hint=f"{hint}; {new}" if left else new
+            "\n  ".join([problem, *lines]), where=queue_dir.path, hint=f"{hint}; {new}" if missing else new
         )
 
     def _refuse_unknown(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
         """Raise the same error if the plan's file is gone, by the split that the database names."""
-        begun = [name for name, state in self.states.items() if state in ("succeeded", "running")]
-        if begun and self.split_id != plan.split_id:
+        names = [name for name, state in self.states.items() if state in ("succeeded", "running")]
+        if names and self.split_id != plan.split_id:
             problem = (
-                f"its plan is gone, {len(begun)} of its shards are done or running, and this start has another split"
+                f"its plan is gone, {len(names)} of its shards are done or running, and this start has another split"
             )
             hint = "use exactly the previous options to continue; use --log-dir NEW to start over in another queue"
             raise GpuschedError(problem, where=queue_dir.path, hint=hint)

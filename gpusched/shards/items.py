@@ -107,10 +107,10 @@ class FileItems(_Light):
 
     def __init__(self, pattern: str) -> None:
         self.path: str | None = pattern
-        found = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
-        if not found:
+        files = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
+        if not files:
             raise _error(pattern, "no file matches this", "put the pattern in quotes; ** matches folders")
-        self._files = sorted(found, key=natural_key)
+        self._files = sorted(files, key=natural_key)
         strange = next((path for path in self._files if "\n" in path), None)
         if strange is not None:
             raise _error(strange, "there is a newline in this name, and an items file has one name on each line")
@@ -207,21 +207,21 @@ class TextItems(_Light):
         if column not in names:
             raise _error(str(self.path), f"there is no column {column!r}", f"its columns: {', '.join(names)[:300]}")
         at = names.index(column)
-        found = []
+        weights = []
         for n, (start, end) in enumerate(positions):
             cells = self._cells(self._text(start, end))
-            found.append(self._number(n, cells[at] if at < len(cells) else None, column))
-        return found
+            weights.append(self._number(n, cells[at] if at < len(cells) else None, column))
+        return weights
 
     def _cells(self, record: str) -> list[str]:
         return next(csv.reader([record], delimiter=self._delimiter), [])
 
     def _of_object(self, n: int, start: int, end: int, column: str) -> object:
         try:
-            found = json.loads(self._data[start:end])
+            item = json.loads(self._data[start:end])
         except (ValueError, RecursionError):
             raise _error(str(self.path), f"item {n} is not JSON: {self._text(start, end)[:60].strip()}") from None
-        return found.get(column) if isinstance(found, dict) else None
+        return item.get(column) if isinstance(item, dict) else None
 
     def _number(self, n: int, value: object, column: str) -> float:
         return weight(value, f"{column} of item {n}", str(self.path))
@@ -291,15 +291,15 @@ class ParquetItems:
         self._table = None
 
 
-def weight(value: object, what: str, where: str) -> float:
+def weight(value: object, name: str, where: str) -> float:
     """Return a cell as a weight. Raises GpuschedError for anything but a number that is at least 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        shown = "missing" if value is None else repr(value)[:60]
+        text = "missing" if value is None else repr(value)[:60]
         raise _error(
-            where, f"{what} is {shown}, and a weight must be a number, at least 0", "--weights names the column"
+            where, f"{name} is {text}, and a weight must be a number, at least 0", "--weights names the column"
         )
     return number

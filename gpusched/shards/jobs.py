@@ -39,21 +39,21 @@ def make_jobs(
     rows = tuple(tuple(of_shard[name] for name in NAMES) for of_shard in values)
     spot = Spot(1)
     maker.add(ListEntry(command, spot, [StatedAttributes("tag", TAG, spot)], [Axis(NAMES, rows)], block=True))
-    made = maker.finish()
-    if made.errors:
-        return made
-    if len(made.specs) != len(plan.shards):
+    jobs = maker.finish()
+    if jobs.errors:
+        return jobs
+    if len(jobs.specs) != len(plan.shards):
         raise GpuschedError("it only sets something up, and runs nothing", where=WHERE)
-    if any(spec.occurrence > 1 for spec in made.specs):
+    if any(spec.occurrence > 1 for spec in jobs.specs):
         problem = "it is the same for several shards, which would do the same work"
         raise GpuschedError(problem, where=WHERE, hint="--seed {seed}, --out {suffix}")
     specs = []
-    for shard, spec in zip(plan.shards, made.specs, strict=True):
+    for shard, spec in zip(plan.shards, jobs.specs, strict=True):
         attributes = replace(spec.attributes, name=job_name(shard), items=shard.count)
         specs.append(replace(spec, line=shard.shard + 1, attributes=attributes))
     if merge_command is not None and plan.merge is not None:
         specs.append(_merge_job(plan, plan.merge, merge_command))
-    return JobFile(tuple(specs), made.findings, True)
+    return JobFile(tuple(specs), jobs.findings, True)
 
 
 def _merge_job(plan: ShardPlan, merge: MergeOptions, command: str) -> JobSpec:

@@ -26,20 +26,20 @@ def merge_libraries(patterns: Sequence[str], output: str | None) -> set[str]:
 
     Raises GpuschedError for a suffix that cannot be merged, before the shards have done all their work.
     """
-    known = " ".join(f".{name}" for name in FORMATS)
-    wanted = "" if output is None else _suffix(output)
-    if output is not None and wanted not in FORMATS:
-        hint = f"use an existing directory, or a file that ends in one of {known}"
+    formats = " ".join(f".{name}" for name in FORMATS)
+    expected = "" if output is None else _suffix(output)
+    if output is not None and expected not in FORMATS:
+        hint = f"use an existing directory, or a file that ends in one of {formats}"
         raise GpuschedError("its suffix is no format that can be merged", where=f"--merge-output {output}", hint=hint)
-    suffixes = {wanted} if wanted else set()
+    suffixes = {expected} if expected else set()
     for pattern in patterns:
         suffix = _suffix(pattern)
         if not suffix or re.search(r"[][*?{}]", suffix):
             continue
         if suffix not in FORMATS:
-            raise GpuschedError(f".{suffix} cannot be merged", where=f"--merge {pattern}", hint=f"use one of: {known}")
-        if wanted and suffix != wanted:
-            raise GpuschedError(f"is .{suffix}, and --merge-output .{wanted}", where=f"--merge {pattern}")
+            raise GpuschedError(f".{suffix} cannot be merged", where=f"--merge {pattern}", hint=f"use {formats}")
+        if expected and suffix != expected:
+            raise GpuschedError(f"is .{suffix}, and --merge-output .{expected}", where=f"--merge {pattern}")
         suffixes.add(suffix)
     return {FORMATS[suffix] for suffix in suffixes} - {""}
 

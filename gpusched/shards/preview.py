@@ -7,16 +7,16 @@ from typing import Any
 from gpusched.core.documents import shown_command
 from gpusched.shards.jobs import job_name
 from gpusched.shards.plan import MERGE, to_document
-from gpusched.shards.start import PlannedShards
+from gpusched.shards.prepare import PlannedShards
 from gpusched.views.shard_plan import PlannedJob
 
 
 def document(planned: PlannedShards) -> dict[str, Any]:
     """Return the plan as a JSON document, with the command and the state of each shard."""
-    found = to_document(planned.plan)
-    for entry, spec, shard in zip(found["shards"], planned.jobs.specs, planned.plan.shards, strict=False):
+    plan = to_document(planned.plan)
+    for entry, spec, shard in zip(plan["shards"], planned.jobs.specs, planned.plan.shards, strict=False):
         entry |= {"command": shown_command(spec.command), "state": planned.states.get(job_name(shard))}
-    return {"queue": planned.queue_dir.path, **found}
+    return {"queue": planned.queue_dir.path, **plan}
 
 
 def planned_jobs(planned: PlannedShards) -> list[PlannedJob]:

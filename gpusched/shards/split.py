@@ -88,7 +88,7 @@ def strided_positions(total: int, n: int, i: int) -> range:
 
 def seeds(base: int, n: int) -> list[int]:
     """Return a seed for each shard: distinct, below 2**31. The first seeds of a base do not depend on `n`."""
-    source, found = random.Random(base), dict[int, None]()
-    while len(found) < n:
-        found[source.randrange(2**31)] = None
-    return list(found)
+    source, drawn = random.Random(base), dict[int, None]()
+    while len(drawn) < n:
+        drawn[source.randrange(2**31)] = None
+    return list(drawn)

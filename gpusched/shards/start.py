@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.run_settings import with_defaults
 from gpusched.config.settings import LoadedSettings, load
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.reconcile import identity
-from gpusched.core.model import Device, JobState
-from gpusched.host import locks
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.core.model import Device
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import refused
-from gpusched.operations import queues
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
-from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, ignore, run_jobs
+from gpusched.operations.run import QUIET_SESSION, RunSession, ignore, run_jobs
 from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
 from gpusched.shards import files
 from gpusched.shards.command import check_command
-from gpusched.shards.earlier_run import SPLIT, EarlierRun, read_earlier_run
+from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
 from gpusched.shards.outputs import merge_libraries, refuse_equal_names, with_outputs
-from gpusched.shards.plan import TAG, ShardPlan
+from gpusched.shards.plan import ShardPlan
+from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.sizing import count_shards, make_plan
 from gpusched.shards.split import shuffled
-
-LOCK = "shard.lock"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedShards:
-    """A plan with its jobs, and the states that the queue has for the jobs of its shards."""
-
-    queue_dir: QueueDir
-    plan: ShardPlan
-    jobs: JobFile
-    states: Mapping[str, str]
 
 
 def run_shards(
@@ -106,7 +90,7 @@ class ShardStart:
             planned.jobs,
             self._options,
             devices,
-            prepare=lambda queue: self._prepare(queue, planned.plan),
+            prepare=lambda queue: prepare_queue(queue, planned, self._request, self._items, self._options),
             session=session,
         )
 
@@ -141,16 +125,12 @@ class ShardStart:
         problem = "the dispatcher of this queue has not looked at the GPUs yet"
         raise GpuschedError(problem, hint="use --num-shards N, or try again in a moment")
 
-    def _order(self) -> list[int] | None:
-        """Return the items in the shuffled order; None if they are not shuffled."""
-        seed = self._request.split.shuffle
-        return None if seed is None else shuffled(self._items.count, seed)
-
     def _weights(self) -> list[float] | None:
+        """Return the weights of the items, in the shuffled order if there is one; None if all weigh the same."""
         if self._request.weights is None:
             return None
-        weights, order = self._items.weights(self._request.weights), self._order()
-        return weights if order is None else [weights[item] for item in order]
+        weights, seed = self._items.weights(self._request.weights), self._request.split.shuffle
+        return weights if seed is None else [weights[item] for item in shuffled(len(weights), seed)]
 
     def _with_files(self, plan: ShardPlan) -> ShardPlan:
         """Return the plan with the files that its shards read and write."""
@@ -208,71 +188,6 @@ class ShardStart:
         occurrence = self._earlier.merge_occurrence(plan, identity(last), retry_failed=retry_failed)
         return replace(jobs, specs=(*shards, replace(last, occurrence=occurrence)))
 
-    # ---- the files ----
-
-    @contextmanager
-    def _prepare(self, queue: Queue, plan: ShardPlan) -> Iterator[None]:
-        """Write the files that the shards and the merge read; it may be interrupted at any point.
-
-        No other start of this queue makes its plan between the last look at the queue and the submission of the jobs.
-        """
-        queue_dir = queue.queue_dir
-        is_same = queue_dir.path == self._queue_dir.path
-        lock = locks.take_file(f"{queue_dir.state}/{LOCK}", 0o600) if is_same else None
-        if lock is None:
-            problem = "another start is making its plan for this queue"
-            raise GpuschedError(problem, where=queue_dir.path, hint="try again in a moment")
-        try:
-            earlier = self._settle(queue, plan)
-            files.write_plan(queue.queue_dir.path, self._write_inputs(queue, plan, earlier))
-            if self._options.retry_failed:
-                self._release_held(queue)
-            yield
-        finally:
-            os.close(lock)
-
-    def _settle(self, queue: Queue, plan: ShardPlan) -> EarlierRun:
-        """Return the earlier runs, after cancelling shards of another split that a live dispatcher could start."""
-        with queue.store.transaction():
-            earlier = read_earlier_run(queue.queue_dir, self._request.owner)
-            earlier.refuse_other_split(plan, queue.queue_dir)
-            if earlier.split_id != plan.split_id:
-                queue.store.submit([], self._options.needs, queues.now())
-                queue.store.set_meta(SPLIT, plan.split_id)
-        return earlier
-
-    def _write_inputs(self, queue: Queue, plan: ShardPlan, earlier: EarlierRun) -> ShardPlan:
-        """Write the items files and make the directories; return the plan with the time since which outputs count."""
-        path = queue.queue_dir.path
-        is_same = earlier.plan is not None and earlier.plan.split == plan.split
-        if not is_same:
-            files.remove_plan(path)
-        if plan.shards[0].items_file is not None:
-            order = self._order()
-            of_shards = (
-                (str(s.items_file), plan.positions(s) if order is None else [order[at] for at in plan.positions(s)])
-                for s in plan.shards
-            )
-            files.write_items(self._items, f"{path}/{files.DIRECTORY}", of_shards, only_missing=is_same)
-        _make_directory(self._request.output_dir, "--output-dir")
-        if plan.merge is not None:
-            _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
-        return replace(plan, created_at=earlier.created_at(plan, queues.now()))
-
-    def _release_held(self, queue: Queue) -> None:
-        """Release the shards that were held because others had failed."""
-        for job in queue.store.jobs([JobState.HELD]):
-            if job.cause == CAUSE_FAILURES and TAG in job.tags:
-                queue.store.release(job.id)
-
 
 def _open_items(request: ShardRequest) -> Items:
     return NumberItems(request.total or 0) if request.items is None else open_items(request.items)
-
-
-def _make_directory(path: str | None, name: str) -> None:
-    try:
-        if path:
-            os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise GpuschedError(f"cannot be made: {error.strerror}", where=f"{name} {path}") from None

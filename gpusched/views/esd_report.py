@@ -57,8 +57,8 @@ def _row(model: ModelLine) -> Row:
     return [clean(model.name), *numbers, model.words[0]]
 
 
-def _rest(models: Sequence[ModelLine], shown: int) -> list[Line]:
-    return [tables.line(f"  … and {len(models) - shown} more")] if len(models) > shown else []
+def _rest(models: Sequence[ModelLine], limit: int) -> list[Line]:
+    return [tables.line(f"  … and {len(models) - limit} more")] if len(models) > limit else []
 
 
 def _files(results: EsdResults, cwd: str) -> list[Row]:

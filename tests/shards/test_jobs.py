@@ -322,3 +322,24 @@ def test_the_merge_job_of_a_queue_of_version_0_1_is_kept() -> None:
     merge = make_jobs(plan, RANGE, "", "m", options=OPTIONS).specs[-1]
     assert dict(merge.attributes.env)[b"GPUSCHED_MERGE"] == b"8c321d5137abb9d0"
     assert plan.split_id == "b9226b0d9ece696a7308d4c31df3ed8d"
+
+
+# ---- from Python -----------------------------------------------------------------------------------
+
+
+def test_a_plan_of_version_0_1_is_read() -> None:
+    document = {
+        "version": 1, "created_at": 7.5, "total": 5, "order": "given", "shuffle_seed": None, "strategy": "contiguous",
+        "num_shards": 1, "items": "/w/in.txt", "command": "cp {items_file} {suffix}",
+        "merge": {"output": "/w/all.txt", "sum": ["n"], "key": None, "on_duplicate": "error", "by": "given",
+                  "allow_partial": False},
+        "shards": [{"shard": 0, "suffix": "gpu_0", "start": 0, "end": 5, "count": 5, "seed": 3,
+                    "items_file": "/q/items/gpu_0.txt", "outputs": ["/w/gpu_0"]}],
+        "asked": {"num_shards": 1, "shard_size": None, "shards_per_gpu": 4, "min_items": 4, "strided": False,
+                  "shuffle": None, "suffix": "", "seed_base": 0, "total": None, "weights": None, "digest": "d",
+                  "cwd": "/w"},
+    }  # fmt: skip
+    plan = from_document(document)
+    assert to_document(plan) == document
+    request = ShardRequest(("cp",), items="in.txt", split=SplitOptions(num_shards=1))
+    assert {**request.split_inputs("d"), "cwd": "/w"} == plan.inputs, "another start keeps the split"

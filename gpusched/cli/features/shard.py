@@ -17,8 +17,8 @@ from gpusched.common.errors import EXIT_OK
 from gpusched.config.run_settings import with_defaults
 
 if TYPE_CHECKING:
+    from gpusched.shards.prepare import PlannedShards
     from gpusched.shards.request import ShardRequest
-    from gpusched.shards.start import PlannedShards
 
 F = TypeVar("F", bound=Callable[..., Any])
 AT_LEAST_ONE = click.IntRange(min=1)
