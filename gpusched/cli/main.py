@@ -1,4 +1,4 @@
-"""The entry of the command line: finds the verb, and turns every known "no" into one line and a code.
+"""The entry of the command line: it finds the verb, and turns every known error into one message and an exit code.
 
 Imports only click: a verb's module is imported when the verb is used, and the help is made from the table.
 """
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Let 0, 1 and 2 be what they should be, so that no file of ours is taken for one of them."""
+    """Open the descriptors 0, 1 and 2 if they are closed, so that no file of ours becomes one of them."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -122,7 +122,7 @@ def _open_standard_streams() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """One command line -> its exit code. A command returns its code, or None for 0."""
+    """Run one command line, and return its exit code. A command returns its code, or None for 0."""
     try:
         with cli.make_context("gpusched", list(argv)) as ctx:
             result = cli.invoke(ctx)
@@ -161,7 +161,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def drop(stream: TextIO) -> None:
-    """What is still buffered goes nowhere, so that leaving Python does not fail over it again."""
+    """Discard what is still buffered, so that Python does not fail again when it exits."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,6 +1,6 @@
-"""Options made from the settings table, and the layering of the flags that were given.
+"""The options that stand for settings, and the layers that fill them.
 
-A command names the settings that it takes as flags; the table says the rest. Reads no file itself.
+A command names the settings that it takes as flags; the settings table describes them. Reads no file itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def settings_options(*names: str) -> Callable[[F], F]:
 
 
 def load(flags: Mapping[str, object] | None = None) -> config.LoadedSettings:
-    """All layers of settings; their warnings go to stderr."""
+    """Load all layers of settings, and print their warnings on stderr."""
     loaded = config.load(flags)
     for warning in loaded.warnings:
         click.echo(f"gpusched: warning: {warning}", err=True)
@@ -46,7 +46,7 @@ def load(flags: Mapping[str, object] | None = None) -> config.LoadedSettings:
 
 
 def option(setting: config.Setting) -> Callable[[F], F]:
-    """One setting -> its click option. Its value stays text: config parses what every layer gives."""
+    """Return the click option of a setting. Its value stays text, since config parses the values of all layers."""
     help = f"{setting.help}.  [default: {setting.default_text()}]"
     if setting.is_switch:
         help = f"{setting.help}."
@@ -71,7 +71,7 @@ class SettingsCommand(click.Command):
 
 
 def join_gpu_words(args: Sequence[str]) -> list[str]:
-    """`--gpus 0 1, 2 FILE` -> `--gpus 0,1,2 FILE`: words go on while they look like GPUs."""
+    """Return `--gpus 0,1,2 FILE` for `--gpus 0 1, 2 FILE`: the words that look like GPUs belong to the option."""
     joined: list[str] = []
     rest = list(args)
     while rest:

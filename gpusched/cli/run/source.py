@@ -32,7 +32,7 @@ def source_arguments(callback: F) -> F:
                 "-c",
                 "--command",
                 metavar="COMMAND",
-                help="Take this command in the place of FILE, once for each combination of its parameters.",
+                help="Take this command in place of FILE, once for each combination of its parameters.",
             ),
             click.option(
                 "-p",
@@ -40,7 +40,7 @@ def source_arguments(callback: F) -> F:
                 "parameters",
                 metavar="NAME=VALUES",
                 multiple=True,
-                help="Put each of these values in the place of {NAME}: lr=1e-3,1e-4 or seed=0..4. Several: all "
+                help="Put each of these values in place of {NAME}: lr=1e-3,1e-4 or seed=0..4. Several: all "
                 "combinations.",
             ),
             click.option(
