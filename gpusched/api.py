@@ -12,7 +12,7 @@ import importlib
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from gpusched.config.settings import load
+from gpusched.config.layers import load
 from gpusched.core.plan.preview import DryRun
 from gpusched.dispatcher import Observer
 from gpusched.host.queue.queue_dir import QueueDir

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
+from gpusched.common.safetensors_header import HeaderError, read_header
+
 CONFIG_LIMIT_BYTES = 64 << 20
 MOST_FILES = 2000
 
@@ -23,7 +23,6 @@ WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
 _REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
-_POINTER = b"version https://git-lfs"
 
 
 class TensorShape(NamedTuple):
@@ -135,23 +134,13 @@ def _tensors(path: str, names: list[str]) -> dict[str, TensorShape]:
 
 
 def _file(path: str) -> Iterator[tuple[str, TensorShape]]:
-    """The tensors that one file says it has."""
-    name = os.path.basename(path)
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{name} is no regular file")
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if (start + file.read(len(_POINTER) - 8)) == _POINTER:
-            raise ValueError(f"{name} is a Git LFS pointer, not the file that it stands for")
-        if len(start) < 8 or length > status.st_size - 8 or length > HEADER_LIMIT_BYTES:
-            raise ValueError(f"{name} is cut short, or is no safetensors file")
-        file.seek(8)
-        header = parse(file.read(length), name)
-    for key, entry in header.items():
-        if key != "__metadata__":
-            yield key, tensor(key, entry, name)
+    """The tensors of one file."""
+    try:
+        tensors = read_header(path).tensors
+    except HeaderError as error:
+        raise ValueError(f"{os.path.basename(path)} {error}") from None
+    for name, entry in tensors.items():
+        yield name, TensorShape(name, entry.shape, entry.dtype)
 
 
 def parse(data: bytes, name: str) -> dict[str, Any]:

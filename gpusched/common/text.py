@@ -177,6 +177,14 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def one_line(text: object, limit: int = 500) -> str:
+    """Return text from others (a name, an error of a library) as one line: secrets masked, cleaned, cut at `limit`."""
+    line = clean(mask_secrets(" ".join(str(text).split())))
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
 _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
 )

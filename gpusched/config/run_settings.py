@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpusched.config.settings import LoadedSettings
+from gpusched.config.layers import LoadedSettings
 
 RUN_SETTINGS = (
     "max_gpus",

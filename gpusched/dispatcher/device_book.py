@@ -43,7 +43,6 @@ class DeviceBook:
         self.claims = claims
         self.queue = queue
         self.criteria = Criteria()
-        self.settle_timeout_s = 30.0
         self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self.box)
         self.error = ""  # why the source as a whole does not answer
@@ -110,7 +109,6 @@ class DeviceBook:
                 occupied=sample.uuid in occupied,
                 polled=reading.complete,
                 criteria=self.criteria,
-                settle_timeout_s=self.settle_timeout_s,
             )
             since = entry.availability.settling_since
             entry.look_at = None

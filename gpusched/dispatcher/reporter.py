@@ -18,7 +18,15 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.gpus import board
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import (
+    DiskFull,
+    Store,
+    attempt_table,
+    dependency_table,
+    dispatch_table,
+    job_table,
+    queue_totals,
+)
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -67,7 +75,7 @@ class Reporter:
         self.succeeded = 0  # attempts, since this dispatcher began
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
         self._started_at = clock()
-        self._dispatch = store.begin_dispatch(self._started_at)
+        self._dispatch = dispatch_table.begin(store, self._started_at)
         self._outage = ""  # the outage of the source that was told
         self._states: dict[str, DeviceState] = {}  # of the devices, as told
 
@@ -81,7 +89,7 @@ class Reporter:
         if cause == CAUSE_NOT_NEEDED:
             self.tell("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
             return
-        bad = self._store.culprit(job_id)
+        bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
         why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)
@@ -139,12 +147,12 @@ class Reporter:
             queue=self._queue.path,
             started_at=self._started_at,
             board=found,
-            counts=self._store.counts(),
-            removed=self._store.count_removed(),
+            counts=job_table.counts(self._store),
+            removed=job_table.count_removed(self._store),
             running=views,
             reason=reason,
             finished_now=self.succeeded,
-            groups=tuple(groups(self._store.item_counts(), views)),
+            groups=tuple(groups(queue_totals.item_counts(self._store), views)),
             closing=closing,
         )
 
@@ -152,8 +160,8 @@ class Reporter:
         """Replace gpu_metrics.json, and keep what the open attempts have used so far for whoever comes after."""
         for live in running:
             text = live.progress.decode("utf-8", "replace")
-            self._store.save_usage(live.job.id, live.row.number, live.usage, text)
-        self._store.touch_dispatch(self._dispatch, now)
+            attempt_table.save_usage(self._store, live.job.id, live.row.number, live.usage, text)
+        dispatch_table.touch(self._store, self._dispatch, now)
         devices: list[dict[str, object]] = [
             {
                 "uuid": view.uuid,
@@ -170,7 +178,7 @@ class Reporter:
     def leave(self, now: float) -> None:
         """The dispatcher goes: nothing is published any more."""
         try:
-            self._store.touch_dispatch(self._dispatch, now)
+            dispatch_table.touch(self._store, self._dispatch, now)
         except DiskFull:
             log.warning("the disk is full: when this dispatcher was last here is not noted")
         board.remove(self._queue.board)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
 
 from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
-from gpusched.config.settings import LoadedSettings
+from gpusched.config.layers import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
 from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
 from gpusched.host.attempts.reaper import log_tail
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import to_give
 from gpusched.operations.devices import check_devices, open_devices
@@ -64,8 +63,8 @@ class EsdBackend:
         """Return the jobs that the queue holds already."""
         if not self.queue_dir.exists():
             return []
-        with closing(Store(self.queue_dir.database, read_only=True)) as store:
-            return store.held()
+        with Store(self.queue_dir.database, read_only=True) as store:
+            return submission.stored_jobs(store)
 
     def run_jobs(self, jobs: JobFile, *, complete: bool) -> int:
         """Run the jobs to their end and return the exit code. If `complete`, other waiting jobs are cancelled."""
@@ -75,8 +74,8 @@ class EsdBackend:
         """Return how each job that did not succeed has ended or where it stands, in words, by the name of the job."""
         if not self.queue_dir.exists():
             return {}
-        with closing(Store(self.queue_dir.database, read_only=True)) as store:
-            newest = {job.name: job for job in store.jobs()}
+        with Store(self.queue_dir.database, read_only=True) as store:
+            newest = {job.name: job for job in job_table.jobs(store)}
             return {
                 name: self._outcome(store, job) for name, job in newest.items() if job.state is not JobState.SUCCEEDED
             }
@@ -86,7 +85,7 @@ class EsdBackend:
             return "waits for its turn"
         if job.state is not JobState.FAILED:
             return str(job.state.value)
-        attempts = store.attempts(job.id)
+        attempts = attempt_table.attempts(store, job.id)
         if not attempts:
             return f"failed: {job.cause}"
         last = attempts[-1]

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
-from gpusched.config.settings import load
+from gpusched.config.layers import load
 from gpusched.core.model import JobSpec
 from gpusched.dispatcher import Observer
 from gpusched.esd import model_list, records

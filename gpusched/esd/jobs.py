@@ -75,7 +75,9 @@ def model_jobs(
 def plot_jobs(todo: EsdTodo, newest: NewestJobs, output: str) -> Iterator[JobSpec]:
     """Make the CPU jobs that draw models which are analysed already."""
     for row in todo.plots:
-        command = shlex.join([sys.executable, "-m", "gpusched.commands.esd.plots", "--output-dir", output, row.stem])
+        command = shlex.join(
+            [sys.executable, "-m", "gpusched.commands.esd.write.plots", "--output-dir", output, row.stem]
+        )
         occurrence, state = newest.find(command)
         text = _encode(command)
         attributes = Attributes(gpus=0, name=f"plots:{job_name(row)}"[:_LONGEST_NAME])

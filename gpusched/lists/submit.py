@@ -15,7 +15,7 @@ from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirement
 from gpusched.core.plan.planner import round_budget
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.store import Store
+from gpusched.host.store import Store, submission
 from gpusched.lists import jobfile
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.jobfile import JobFile
@@ -282,4 +282,6 @@ def submit(
     append: bool = False,
 ) -> QueueChange:
     """Make the queue hold these jobs; jobs that wait there already get the new options, order and line numbers."""
-    return store.submit(specs, options.needs, now, complete=complete, retry_failed=options.retry_failed, append=append)
+    return submission.submit(
+        store, specs, options.needs, now, complete=complete, retry_failed=options.retry_failed, append=append
+    )

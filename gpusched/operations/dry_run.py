@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
@@ -15,11 +14,13 @@ from gpusched.core.plan.preview import DryRun
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.attempts.reaper import shepherds_of
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations import queues, status
+from gpusched.operations import queues
 from gpusched.operations.devices import check_devices, check_jobs, open_devices
+from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.status import read_attempt
 
 Running = Sequence[tuple[JobRow, AttemptRow]]
 
@@ -30,10 +31,14 @@ def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions) -> DryRu
     running: Running = ()
     held, counts, removed = [], None, 0
     if queue_dir.exists():
-        with closing(Store(queue_dir.database, read_only=True)) as store:
-            rows = {row.id: row for row in store.jobs()}
-            running = list(store.running())
-            held, counts, removed = store.held(), store.counts(), store.count_removed()
+        with Store(queue_dir.database, read_only=True) as store:
+            rows = {row.id: row for row in job_table.jobs(store)}
+            running = list(attempt_table.running(store))
+            held, counts, removed = (
+                submission.stored_jobs(store),
+                job_table.counts(store),
+                job_table.count_removed(store),
+            )
     change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=options.retry_failed)
     planned = preview.dry_run_jobs(change, rows, {spec: options.needs(spec) for spec in jobs.specs})
     board, error = _first_board(queue_dir, jobs, options, running)
@@ -82,7 +87,7 @@ def _tenancies(
     queue_dir: QueueDir, reading: Reading, settings: Settings, running: Running
 ) -> dict[str, observe.Tenancy]:
     """Return the use of each device: the jobs of this queue that are on it, and the claims of others."""
-    published = status.dispatching(queue_dir).board if queue_dir.exists() else None
+    published = read_dispatcher(queue_dir).board if queue_dir.exists() else None
     views = {item.device.uuid: item.view for item in published.devices} if published is not None else {}
     pids = _pids(queue_dir, reading, running)
     claims = queues.claims(settings)
@@ -107,7 +112,7 @@ def _pids(queue_dir: QueueDir, reading: Reading, running: Running) -> dict[str, 
     """Return the processes on each device that belong to an attempt that has it, by UUID."""
     devices, shepherds = {}, {}
     for job, row in running:
-        pid = status.look(queue_dir, job.id, row.number).fields.get("pid", "")
+        pid = read_attempt(queue_dir, job.id, row.number).fields.get("pid", "")
         if pid.isdigit():
             name = f"{job.id}.{row.number}"
             shepherds[int(pid)] = name

@@ -20,7 +20,7 @@ from gpusched.dispatcher import Dispatcher, Observer
 from gpusched.dispatcher.feed import Feed
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import Source, SubmitOptions, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
@@ -70,9 +70,9 @@ class Queue:
         assert options.dirs is not None
         options.look_around(jobs.specs)
         with self.store.transaction():
-            self.store.set_meta("dirs", options.dirs.to_json())
-            self.store.set_meta("settings", options.settings.to_json())
-            self.store.set_meta("on_dep_fail", options.settings.on_dep_fail)
+            meta_table.write(self.store, "dirs", options.dirs.to_json())
+            meta_table.write(self.store, "settings", options.settings.to_json())
+            meta_table.write(self.store, "on_dep_fail", options.settings.on_dep_fail)
             change = submit(self.store, jobs.specs, options, time.time(), complete=complete)
         self._jobs = jobs
         return change
@@ -115,7 +115,7 @@ class Queue:
             code = dispatcher.run()
             os.close(lock)
             step("left")
-            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not self.store.has_work():
+            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 return code
             again = self.queue_dir.take()  # for what was submitted after the last look
             if again is None:
@@ -124,12 +124,12 @@ class Queue:
 
     def _take_lock(self, notify: Callable[[str], None], step: Callable[[str], None]) -> int | None:
         """Become the dispatcher of this queue; return the lock, or None if another dispatcher took the submission."""
-        request = self.store.request("submitted", time.time())
+        request = request_table.add(self.store, "submitted", time.time())
         step("requested")
         self.queue_dir.ring()
         slow_at = time.monotonic() + SLOW_ACK_S
         while (lock := self.queue_dir.take()) is None:
-            if self.store.is_acknowledged(request):
+            if request_table.is_acknowledged(self.store, request):
                 return None
             if time.monotonic() > slow_at:
                 slow_at = float("inf")

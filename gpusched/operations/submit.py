@@ -6,16 +6,16 @@ import functools
 import json
 import os
 import time
-from contextlib import closing
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import mask_secrets
-from gpusched.config.settings import LoadedSettings, Settings
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, refusal
@@ -30,8 +30,8 @@ def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
     found = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
     if found.exists():
-        with closing(Store(found.database)) as store:
-            owner = store.source()
+        with Store(found.database) as store:
+            owner = meta_table.source(store)
         if owner not in (None, _owner(source)):
             hashed = queue_dirs.default_path(stem, os.fsdecode(_owner(source)))
             return queue_dirs.locate(hashed, settings.state_dir)
@@ -63,14 +63,14 @@ def _make(queue_dir: QueueDir, source: Source) -> bytes | None:
     """Make the queue of this list, or find it made. Return its owner if that is another list."""
     queue_dirs.prepare(queue_dir)
     owner = _owner(source)
-    with closing(Store(queue_dir.database, create=True)) as store, store.transaction():
-        found = store.source()
+    with Store(queue_dir.database, create=True) as store, store.transaction():
+        found = meta_table.source(store)
         if found not in (None, owner):
             return found
         if found is None:
-            store.set_meta("source", owner)
+            meta_table.write(store, "source", owner)
         if not isinstance(source, str):
-            store.set_meta("typed", json.dumps([source.stem, source.words]))
+            meta_table.write(store, "typed", json.dumps([source.stem, source.words]))
     return None
 
 
@@ -124,8 +124,8 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
     """
     if not queue_dir.exists() or queue_dir.dispatcher() is None:
         return loaded.settings
-    with closing(Store(queue_dir.database)) as store:
-        text = store.meta("settings")
+    with Store(queue_dir.database) as store:
+        text = meta_table.read(store, "settings")
     if text is None:
         return loaded.settings
     stated = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
@@ -149,8 +149,8 @@ def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> 
     """
     known: set[str] = set()
     if queue_dir.exists():
-        with closing(Store(queue_dir.database)) as store:
-            known = store.names()
+        with Store(queue_dir.database) as store:
+            known = job_table.names(store)
     wrong = dependencies.check(jobs.specs, data, known=known)
     if wrong:
         raise refusal(wrong, name)
@@ -162,5 +162,5 @@ def has_work(queue_dir: QueueDir) -> bool:
         return False
     if queue_dir.dispatcher() is not None:
         return True
-    with closing(Store(queue_dir.database)) as store:
-        return store.has_work()
+    with Store(queue_dir.database) as store:
+        return job_table.has_work(store)

@@ -1,138 +1,74 @@
-"""What a run says at its end: counts, the failed jobs and where to look, and how to go on. Decides no exit code."""
+"""The values of a run's summary: counts, the failed jobs, the groups of jobs with items. Decides no exit code."""
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING
+import shlex
+from itertools import islice
 
-from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
-from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, GroupSummary, group_document, summarize_group
+from gpusched.core.documents import job_document, metrics_head
+from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, group_document, summarize_group
 from gpusched.core.jobs.progress import groups
+from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
 from gpusched.core.model import JobState
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-
-if TYPE_CHECKING:
-    from gpusched.core.model import JobRow
-    from gpusched.operations.run import Queue
-    from gpusched.views import tables
-    from gpusched.views.report import JobCounts
-    from gpusched.views.tables import Line
+from gpusched.views.values import RunSummary
 
 SHOWN_FAILED = 20
 
-
-def print_summary(queue: Queue, code: int, *, as_json: bool, details: GroupDetails = NO_DETAILS) -> None:
-    """Print the end of a run to stdout: one block for people, or one JSON document."""
-    if as_json:
-        print(json.dumps(document(queue, code, details), indent=2))
-        return
-    from gpusched.views.tables import write
-
-    write(sys.stdout, page(queue, code, details))
+UNFINISHED = [state for state in JobState if state is not JobState.SUCCEEDED]
 
 
-def document(queue: Queue, code: int, details: GroupDetails = NO_DETAILS) -> dict[str, object]:
-    """The head of gpu_metrics.json, and the failed jobs."""
-    from gpusched.core.documents import job_document, metrics_head
+def summarize_run(
+    queue_dir: QueueDir,
+    store: Store,
+    code: int,
+    *,
+    every_failure: bool = False,
+    details: GroupDetails = NO_DETAILS,
+) -> RunSummary:
+    """Return the state of a queue at the end of a run with this exit code.
 
-    store, place = queue.store, queue.queue_dir
-    head = metrics_head(store.counts(), store.count_removed(), store.totals(), queues.now())
-    failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
-    found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
-    groups = [group_document(group) for group in read_groups(queue, details)]
-    return {**found, "groups": groups} if groups else found
-
-
-def read_groups(queue: Queue, details: GroupDetails = NO_DETAILS) -> list[GroupSummary]:
-    """Summarize the jobs with items, by their tags."""
-    store = queue.store
-    unfinished = [state for state in JobState if state is not JobState.SUCCEEDED]
-    return [
-        summarize_group(group, store.item_spans(group.tags), store.jobs(unfinished), details)
-        for group in groups(store.item_counts(), ())
-    ]
-
-
-def page(queue: Queue, code: int, details: GroupDetails = NO_DETAILS) -> list[Line]:
-    """Lay out the end of a run for people."""
-    from gpusched.views import tables
-    from gpusched.views.group_summary import group_rows
-    from gpusched.views.report import tally
-    from gpusched.views.words import clock, count, short_path
-
-    store, place = queue.store, queue.queue_dir
-    counts = tally(store.counts(), store.count_removed())
-    parts: list[tables.Cell] = []
-    for word, number in counts.parts(ended_first=True):
-        if number or word in ("succeeded", "failed"):
-            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
-    spent = clock(store.totals()["total_runtime"])
-    lines = [tables.line(*parts, f" of {count(counts.total, 'job')} in {spent}")]
-    unlisted = store.count_failed_unlisted()
-    for n, job in enumerate(job for job in store.jobs([JobState.FAILED]) if job.listed):
-        if n == SHOWN_FAILED:
-            more = counts.failed - unlisted - n
-            lines.append(tables.line(f"  … and {more} more: gpusched status -q {_name(queue)} -v"))
-            break
-        lines += failed_lines(queue, job)
-    if unlisted:
-        lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
-    cwd = queues.here()
-    rows: list[tables.Row] = [row for group in read_groups(queue, details) for row in group_rows(group)]
-    rows += [
-        ["metrics", short_path(place.metrics, cwd)],
-        ["logs", f"{short_path(place.logs, cwd)}/"],
-    ]
-    rows += [[word, text] for word, text in next_steps(queue, code, counts)]
-    return lines + tables.grid(["", ""], rows)
+    The first failed jobs of the list are in it; `every_failure`: all failed jobs of the queue.
+    """
+    failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
+    shown = failed if every_failure else islice(failed, SHOWN_FAILED)
+    return RunSummary(
+        code=code,
+        at=queues.now(),
+        queue=queue_dir.path,
+        metrics=queue_dir.metrics,
+        logs=queue_dir.logs,
+        cwd=queues.current_directory(),
+        option=shlex.quote(queues.queue_name(queue_dir)),
+        states=job_table.counts(store),
+        removed=job_table.count_removed(store),
+        totals=queue_totals.times(store),
+        failed=[(job, attempt_table.attempts(store, job.id)) for job in shown],
+        unlisted=job_table.count_failed_unlisted(store),
+        can_start=startable_jobs.has_any(store),
+        has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
+        has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
+        full_disk=queue_dir.full_disk(),
+        groups=[
+            summarize_group(
+                group, queue_totals.item_spans(store, group.tags), job_table.jobs(store, UNFINISHED), details
+            )
+            for group in groups(queue_totals.item_counts(store), ())
+        ],
+    )
 
 
-def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
-    """One failed job: id, line, how; the command; the log."""
-    from gpusched.common.text import clean
-    from gpusched.core.jobs.outcome import describe
-    from gpusched.views import tables
-    from gpusched.views.words import command_text, short_path
-
-    attempts = queue.store.attempts(job.id)
-    last = attempts[-1] if attempts else None
-    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
-    lines = [
-        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
-        tables.Line((("      " + command_text(job.command), ""),), table=True),
-    ]
-    if last:
-        path = f"{queue.queue_dir.path}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
-    return lines
-
-
-def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, str]]:
-    """What one may want to type next."""
-    from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
-    from gpusched.views.words import short_path
-
-    steps: list[str] = []
-    if code == EXIT_QUIT and counts.running:
-        steps.append("the running jobs go on; the same command takes them over and runs the rest")
-    elif counts.running:  # they have ended, and that could not be booked
-        disk = queue.queue_dir.full_disk()
-        room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
-        steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
-    elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
-        steps.append("the same command goes on with what is queued")
-    if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
-        steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
-    if any(not job.cause for job in queue.store.jobs([JobState.CANCELLED])):
-        steps.append(f"gpusched requeue JOB -q {_name(queue)}   (queues a cancelled job again)")
-    if counts.failed > queue.store.count_failed_unlisted():
-        steps.append("the same command with --retry-failed tries the failed ones again")
-        steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
-    return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]
-
-
-def _name(queue: Queue) -> str:
-    import shlex
-
-    return shlex.quote(queues.queue_name(queue.queue_dir))
+def summary_document(summary: RunSummary) -> dict[str, object]:
+    """Return the head of gpu_metrics.json, the failed jobs, and the groups."""
+    document = metrics_head(summary.states, summary.removed, summary.totals, summary.at)
+    document |= {
+        "exit_code": summary.code,
+        "queue": summary.queue,
+        "metrics": summary.metrics,
+        "failed": [job_document(job, list(attempts), summary.queue) for job, attempts in summary.failed],
+    }
+    if summary.groups:
+        document["groups"] = [group_document(group) for group in summary.groups]
+    return document

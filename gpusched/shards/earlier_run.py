@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, StoredJob
+from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
 from gpusched.shards.jobs import job_name
@@ -107,28 +108,26 @@ def read_earlier_run(queue_dir: QueueDir, owner: bytes) -> EarlierRun:
     """Read the earlier runs of the script with this owner; empty for a queue that is new, or that is not its own."""
     if not queue_dir.exists():
         return EarlierRun()
-    store = queues.open_store(queue_dir)
-    try:
-        return _read(queue_dir, store) if store.source() in (None, owner) else EarlierRun()
-    finally:
-        store.close()
+    with queues.open_store(queue_dir) as store:
+        return _read(queue_dir, store) if meta_table.source(store) in (None, owner) else EarlierRun()
 
 
 def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
     plan = read_plan(queue_dir.path)
-    jobs = list(store.jobs())
+    jobs = list(job_table.jobs(store))
     shards = [job for job in jobs if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED]
     merges = [job for job in jobs if TAG not in job.tags and job.name == MERGE]
     return EarlierRun(
         plan=plan,
-        split_id=store.meta(SPLIT) or (plan.split_id if plan is not None else None),
+        split_id=meta_table.read(store, SPLIT) or (plan.split_id if plan is not None else None),
         states={job.name: job.state.value for job in shards},
         started_at=[job.first_started_at for job in shards if job.first_started_at is not None],
         ended_at=[job.ended_at or 0.0 for job in shards],
         merge_started_at={
-            job.id: max((attempt.started_at for attempt in store.attempts(job.id)), default=0.0) for job in merges
+            job.id: max((attempt.started_at for attempt in attempt_table.attempts(store, job.id)), default=0.0)
+            for job in merges
         },
-        stored_jobs=store.held(),
+        stored_jobs=submission.stored_jobs(store),
     )
 
 

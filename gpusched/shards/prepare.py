@@ -12,6 +12,7 @@ from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.model import JobState
 from gpusched.host import locks
 from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import job_table, meta_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations import queues
@@ -70,8 +71,8 @@ def _settle(queue: Queue, plan: ShardPlan, owner: bytes, options: SubmitOptions)
         earlier = read_earlier_run(queue.queue_dir, owner)
         earlier.refuse_other_split(plan, queue.queue_dir)
         if earlier.split_id != plan.split_id:
-            queue.store.submit([], options.needs, queues.now())
-            queue.store.set_meta(SPLIT, plan.split_id)
+            submission.submit(queue.store, [], options.needs, queues.now())
+            meta_table.write(queue.store, SPLIT, plan.split_id)
     return earlier
 
 
@@ -92,9 +93,9 @@ def _write_items(queue_dir: QueueDir, plan: ShardPlan, earlier: EarlierRun, item
 
 def _release_held(queue: Queue) -> None:
     """Release the shards that were held because others had failed."""
-    for job in queue.store.jobs([JobState.HELD]):
+    for job in job_table.jobs(queue.store, [JobState.HELD]):
         if job.cause == CAUSE_FAILURES and TAG in job.tags:
-            queue.store.release(job.id)
+            job_table.release(queue.store, job.id)
 
 
 def _make_directory(path: str | None, name: str) -> None:

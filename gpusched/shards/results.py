@@ -10,6 +10,7 @@ from gpusched.common.text import last_line
 from gpusched.core.jobs.group_summary import GroupDetails
 from gpusched.core.model import JobState
 from gpusched.host.attempts.reaper import log_tail
+from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
 from gpusched.shards.jobs import job_name
@@ -38,8 +39,8 @@ def _read_spans(queue: Queue) -> dict[str, str]:
 
 def _read_merge(queue: Queue) -> tuple[list[str], list[str]]:
     """Return the lines of the newest merge about the files that it has made, and its errors."""
-    attempt = queue.store.last_attempt(MERGE)
-    state = None if attempt is None else queue.store.job(attempt.job_id).state
+    attempt = attempt_table.last_of_name(queue.store, MERGE)
+    state = None if attempt is None else job_table.get(queue.store, attempt.job_id).state
     if attempt is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
         return [], []
     # With one log for both streams, warnings and errors are among the lines about outputs.
@@ -57,4 +58,4 @@ def _read_lines(queue: Queue, log: str) -> list[bytes]:
 
 
 def _shown(lines: Iterable[bytes]) -> list[str]:
-    return [last_line(line).replace(f"{queues.here()}/", "", 1) for line in lines]
+    return [last_line(line).replace(f"{queues.current_directory()}/", "", 1) for line in lines]

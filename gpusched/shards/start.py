@@ -9,8 +9,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from gpusched.common.errors import GpuschedError
+from gpusched.config.layers import LoadedSettings, load
 from gpusched.config.run_settings import with_defaults
-from gpusched.config.settings import LoadedSettings, load
 from gpusched.core.jobs.reconcile import identity
 from gpusched.core.model import Device
 from gpusched.lists.joblist import JobFile

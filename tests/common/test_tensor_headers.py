@@ -39,7 +39,7 @@ def test_an_adapter_names_its_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("empty", "cut short"), ("lfs", "Git LFS pointer"), ("no-such", "no such directory")],
+    [("empty", "is empty"), ("lfs", "Git LFS pointer"), ("no-such", "no such directory")],
 )
 def test_case_51_what_has_no_header_says_why(name: str, said: str) -> None:
     found = tensor_headers.read(f"{CASES}/esd-51/51-repos/{name}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.host.store import meta_table
 from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -544,7 +545,7 @@ def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> No
     """As a killed writer leaves it, without the index that a reader cannot make: only half of it is in queue.db."""
     box.run("echo one")
     with box.store() as store:
-        store.set_meta("later", "than queue.db")
+        meta_table.write(store, "later", "than queue.db")
         for name in ("queue.db", "queue.db-wal"):
             shutil.copy(box.queue() / name, box.root / name)
     for name in ("queue.db", "queue.db-wal"):

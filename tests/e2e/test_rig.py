@@ -94,7 +94,7 @@ def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:
 COMING = """
 import os, subprocess, sys
 from gpusched import api
-from gpusched.config.settings import load
+from gpusched.config.layers import load
 from gpusched.lists.submit import SubmitOptions, read
 settings = load().settings
 options = SubmitOptions(settings, os.fsencode(os.getcwd()))

@@ -12,10 +12,12 @@ import pytest
 from gpusched import api
 from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.config.settings import LoadedSettings, Settings, load
+from gpusched.config.layers import LoadedSettings, load
+from gpusched.config.settings import Settings
 from gpusched.core.model import JobState
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import job_table, request_table
 from gpusched.lists.submit import STREAM, JobSource, Sweep, read
 from gpusched.operations import submit
 from gpusched.operations.check import check_list
@@ -136,9 +138,9 @@ def test_a_run_submits_within_prepare_and_ends_with_the_summary() -> None:
     states: list[JobState] = []
 
     def prepare(queue: Queue) -> object:
-        return noted(notes, f"{len(list(queue.store.jobs()))} jobs")
+        return noted(notes, f"{len(list(job_table.jobs(queue.store)))} jobs")
 
-    session = RunSession(summarize=lambda queue, code: states.extend(job.state for job in queue.store.jobs()))
+    session = RunSession(summarize=lambda queue, code: states.extend(job.state for job in job_table.jobs(queue.store)))
     with open_devices(options.settings) as devices:
         assert run_jobs("list.txt", jobs, options, devices, prepare=prepare, session=session) == 1  # type: ignore[arg-type]
     assert notes == ["before 0 jobs", "after 0 jobs"]
@@ -155,10 +157,10 @@ def test_jobs_that_another_dispatcher_takes_end_with_75(monkeypatch: pytest.Monk
 
     def acknowledge() -> None:
         with Queue(queue_dir) as queue:
-            while not (requests := queue.store.open_requests()):
+            while not (requests := request_table.open_requests(queue.store)):
                 threading.Event().wait(0.01)
             with queue.store.transaction():
-                queue.store.acknowledge(requests[0][0], 0.0)
+                request_table.acknowledge(queue.store, requests[0][0], 0.0)
 
     other = threading.Thread(target=acknowledge)
     other.start()

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from gpusched import api
-from gpusched.config import settings as config
+from gpusched.config import layers
 from gpusched.lists.submit import SubmitOptions, read
 
 
@@ -21,7 +21,7 @@ def main(path: str, step: str, count: int) -> int:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    settings = config.load().settings
+    settings = layers.load().settings
     options = SubmitOptions(settings, os.fsencode(os.getcwd()))
     with open(path, "rb") as file:
         jobs = read(file.read(), options, path)

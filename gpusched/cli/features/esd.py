@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
-from gpusched.cli.run.session import print_dry_run, say, session
+from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
@@ -153,14 +152,14 @@ def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) ->
     """Print the results. A reader that is gone changes nothing about them."""
     from gpusched.cli.main import drop
     from gpusched.esd.report import document, read_results
-    from gpusched.operations.queues import here
-    from gpusched.views import esd_report, tables
+    from gpusched.operations.queues import current_directory
+    from gpusched.views.esd_report import page
 
     try:
         if options.as_json:
-            print(json.dumps(document(experiment, code), indent=2))
+            print_json(document(experiment, code))
         else:
-            tables.write(sys.stdout, esd_report.page(read_results(experiment), here()))
+            print_page(page(read_results(experiment), current_directory()))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

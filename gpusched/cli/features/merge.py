@@ -59,7 +59,7 @@ def merge(
     Formats, by suffix: .jsonl .json .csv .tsv .txt .parquet .npz .npy .safetensors .pt. What is wrong in a part is
     named and left out, and the exit code is then 1; parts that do not go together are refused. Parts are kept.
     """
-    from gpusched.config.settings import working_directory
+    from gpusched.config.layers import working_directory
 
     working_directory()
     values = {

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
-from gpusched.cli.run.session import accept, say, session
+from gpusched.cli.run.session import accept, session
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.run_settings import with_defaults
 
@@ -178,12 +176,12 @@ def _request(values: dict[str, Any]) -> ShardRequest:
 
 def _print_plan(planned: PlannedShards, *, as_json: bool) -> int:
     """Print what each shard would do."""
-    from gpusched.operations.queues import here
+    from gpusched.operations.queues import current_directory
     from gpusched.shards.preview import document, planned_jobs
-    from gpusched.views import shard_plan, tables
+    from gpusched.views.shard_plan import page
 
     if as_json:
-        click.echo(json.dumps(document(planned), indent=2))
+        print_json(document(planned))
     else:
-        tables.write(sys.stdout, shard_plan.page(planned_jobs(planned), planned.queue_dir.path, here()))
+        print_page(page(planned_jobs(planned), planned.queue_dir.path, current_directory()))
     return EXIT_OK

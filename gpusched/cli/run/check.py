@@ -11,7 +11,7 @@ import click
 from gpusched.cli.options import SettingsCommand, settings_options
 from gpusched.cli.run.source import read_all, read_job_source, source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
-from gpusched.config.settings import LoadedSettings
+from gpusched.config.layers import LoadedSettings
 
 
 @click.command(

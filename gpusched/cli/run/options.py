@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from gpusched.cli.options import settings_options
+from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import RUN_SETTINGS
-from gpusched.config.settings import LoadedSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ def run_options(callback: F) -> F:
     """Give a command these options; the callback gets them as the argument `options`."""
 
     @settings_options(*RUN_SETTINGS)
-    @click.option("--retry-failed", is_flag=True, help="Queue the jobs of this list that have failed again.")
+    @click.option("--retry-failed", is_flag=True, help="Queue the failed jobs of this list again.")
     @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
     @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
     @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")

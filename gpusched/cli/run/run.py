@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=SettingsCommand,
-    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.yaml --max-gpus 2 --gpu-list 4 5 6 7\n"
-    "  gpusched run -c 'python train.py --lr {lr} --seed {seed}' -p lr=1e-3,1e-4 -p seed=0..4\n"
-    "  make-commands | gpusched run -",
+    epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
 @run_options
-@click.option("--force", is_flag=True, help="Go on although lines look wrong; set-up lines are left out.")
-@click.option("--follow", is_flag=True, help="Stay when all has ended, for lines added later.")
+@click.option("--force", is_flag=True, help="Go on although lines look wrong.")
+@click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(
     file: str | None,
     command: str | None,
@@ -38,8 +36,8 @@ def run(
 ) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE holds one shell command a line, or is a YAML job file; - reads standard input and starts jobs as lines
-    arrive. The same command again resumes: what succeeded is skipped, what is new or was interrupted runs.
+    FILE has one shell command a line, or is a YAML job file; - reads lines from
+    stdin. The same command again goes on: jobs that have succeeded are skipped.
     """
     from gpusched.operations import submit
     from gpusched.operations.devices import open_devices

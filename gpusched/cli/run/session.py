@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.main import drop
+from gpusched.cli.options import print_json, print_page, say
 from gpusched.cli.run.options import RunOptions
 from gpusched.common.errors import EXIT_OK
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from gpusched.operations.run import Queue, RunSession
     from gpusched.views.lines import EventLines
     from gpusched.views.live import LiveView
-
-
-def say(text: str) -> None:
-    """Print one line for people, on stderr."""
-    click.echo(f"gpusched: {text}", err=True)
 
 
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
@@ -79,8 +74,8 @@ def _summarize(
     queue: Queue, code: int, options: RunOptions, read_details: Callable[[Queue], GroupDetails] | None
 ) -> None:
     """Print the summary. A terminal or a reader that is gone does not change the exit code."""
+    from gpusched.cli.run.summary import print_summary
     from gpusched.core.jobs.group_summary import NO_DETAILS
-    from gpusched.operations.summary import print_summary
 
     try:
         details = NO_DETAILS if read_details is None else read_details(queue)
@@ -95,13 +90,12 @@ def print_dry_run(dry_run: DryRun, options: RunOptions) -> int:
     if options.as_json:
         from gpusched.core.plan.preview import document
 
-        click.echo(json.dumps(document(dry_run), indent=2))
+        print_json(document(dry_run))
     else:
-        from gpusched.operations.queues import here
+        from gpusched.operations.queues import current_directory
         from gpusched.views.dry_run import page
-        from gpusched.views.tables import write
 
-        write(sys.stdout, page(dry_run, here()))
+        print_page(page(dry_run, current_directory()))
     if dry_run.error is not None:
         raise dry_run.error
     return EXIT_OK

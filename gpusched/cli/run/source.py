@@ -32,7 +32,7 @@ def source_arguments(callback: F) -> F:
                 "-c",
                 "--command",
                 metavar="COMMAND",
-                help="Take this command in place of FILE, once for each combination of its parameters.",
+                help="Run this command instead of a FILE.",
             ),
             click.option(
                 "-p",
@@ -40,12 +40,9 @@ def source_arguments(callback: F) -> F:
                 "parameters",
                 metavar="NAME=VALUES",
                 multiple=True,
-                help="Put each of these values in place of {NAME}: lr=1e-3,1e-4 or seed=0..4. Several: all "
-                "combinations.",
+                help="Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4.",
             ),
-            click.option(
-                "--each", metavar="CSV", help="Make a job of each row of this table; its columns are parameters."
-            ),
+            click.option("--each", metavar="CSV", help="Run the command for each row of this table."),
         )
     ):
         decorate(callback)

@@ -27,6 +27,8 @@ class FreeSettings(Protocol):
     def free_when(self) -> str: ...  # memory | idle
     @property
     def allow_unreadable_memory(self) -> bool: ...
+    @property
+    def settle_timeout(self) -> float: ...
 
 
 def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criteria:
@@ -36,6 +38,7 @@ def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criter
         max_checks=settings.max_checks if max_checks is None else max_checks,
         idle_only=settings.free_when == "idle",
         allow_unreadable_memory=settings.allow_unreadable_memory,
+        settle_timeout_s=settings.settle_timeout,
     )
 
 

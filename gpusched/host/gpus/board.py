@@ -45,7 +45,8 @@ def _device(item: dict[str, Any]) -> BoardDevice:
     if sample is not None:
         processes = sample["processes"]
         sample["processes"] = None if processes is None else tuple(DeviceProcess(**p) for p in processes)
-        fields["sample"] = Sample(**sample)
+        # the board of an older version may hold more of a sample
+        fields["sample"] = Sample(**{key: value for key, value in sample.items() if key in Sample.__slots__})
     fields["state"] = DeviceState(fields["state"])
     fields["ours"] = tuple(fields["ours"])
     return BoardDevice(
