@@ -169,7 +169,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def drop(stream: TextIO) -> None:
-    """Discard the text that is still buffered, so that leaving Python does not fail over it again."""
+    """Discard the text that is still buffered, so that Python does not fail again when it exits."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,4 +1,4 @@
-"""What the verbs share: options made from the settings table, -q, and printing."""
+"""The common parts of the verbs: options made from the settings table, -q, and printing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpusched.cli.help import GroupedCommand
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting
-from gpusched.core.plan.selection import GPU_ENTRY
+from gpusched.config.values import GPU_ENTRY
 
 if TYPE_CHECKING:
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.operations.queues import QueueDir
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,10 +88,10 @@ def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     from gpusched.operations import queues
 
     state_dir = load().settings.state_dir
-    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=notify)
+    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
 
 
-def notify(text: str) -> None:
+def say(text: str) -> None:
     """Print one line for people to stderr, beside the results on stdout."""
     from gpusched.common.text import clean
 

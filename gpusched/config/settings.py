@@ -235,6 +235,7 @@ class Settings:
         None,
         values.some_text,
         "Keep the locks that all users of this box share in this directory",
+        group=GPUS,
         metavar="DIR",
         is_path=True,
         shown_default="first of /run/lock, /dev/shm, /tmp that fits",

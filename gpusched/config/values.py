@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from gpusched.common.quantities import DURATION_IS, parse_duration
+from gpusched.core.plan.selection import GPU_ENTRY as GPU_ENTRY
 from gpusched.core.plan.selection import parse_gpu_list
 
 

@@ -454,8 +454,7 @@ class Dispatcher:
             self._tell_wait_at = now + WAIT_IS_LONG_S
         elif now >= self._tell_wait_at:
             self._tell_wait_at = now + WAITS_AGAIN_S
-            text = reason.text if reason.text.startswith("waits") else f"waits: {reason.text}"
-            self.reporter.tell("waiting", f"the next job {text}")
+            self.reporter.tell("waiting", f"the next job {reason.sentence}")
         if now >= self._next_metrics:
             self._next_metrics = now + METRICS_EVERY_S
             self._write_metrics(now, every_job=False)

@@ -12,7 +12,7 @@ from gpusched.config.settings import Settings
 from gpusched.host.gpus import claims as claim_files
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue import queue_dir as queue_dirs
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dir import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.views.words import short_path
 

@@ -1,4 +1,4 @@
-"""Why each waiting job waits: by the dispatcher's own plan, made again from what it published and from the store."""
+"""The reasons why jobs wait: by the dispatcher's own plan, made again from what it published and from the store."""
 
 from __future__ import annotations
 

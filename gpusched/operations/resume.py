@@ -8,6 +8,7 @@ import shlex
 
 from gpusched.common.text import clean, mask_secrets
 from gpusched.config import layers
+from gpusched.config.run_settings import RUN_SETTINGS, with_defaults
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.host.queue import queue_dir as queue_dirs
 from gpusched.host.queue.queue_dir import QueueDir
@@ -35,9 +36,6 @@ def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:
 
 def _changed_flags(store: Store, verb: str) -> list[str]:
     """Return the flags that turn the settings of this directory into those that the queue had."""
-    from gpusched.operations.run import SETTINGS as RUN_SETTINGS
-    from gpusched.operations.run import with_defaults
-
     text = meta_table.read(store, "settings")
     if text is None:
         return []

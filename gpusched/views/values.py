@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.core.model import AttemptRow, JobRow
+from gpusched.core.jobs.group_summary import GroupSummary
+from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine
+from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
 from gpusched.views.words import short_path
 
 Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
@@ -90,3 +91,33 @@ class DeviceReport:
     board: Board | None
     queue: str
     claim: ClaimLabel | None
+
+
+# ---- the end of a run ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The end of a run."""
+
+    code: int
+    at: float
+    queue: str  # its path
+    metrics: str
+    logs: str
+    cwd: str
+    option: str  # the name of the queue after -q
+    states: Mapping[JobState, int]
+    removed: int
+    totals: Mapping[str, float]
+    failed: Sequence[tuple[JobRow, Sequence[AttemptRow]]]  # the first ones, unless all are wanted
+    unlisted: int  # failed jobs that are no longer in the list
+    can_start: bool  # a queued job waits for no other job
+    has_held: bool  # by a person
+    has_cancelled: bool  # by a person
+    full_disk: str
+    groups: Sequence[GroupSummary]
+
+    @property
+    def counts(self) -> JobCounts:
+        return tally(self.states, self.removed)

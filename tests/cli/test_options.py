@@ -106,6 +106,13 @@ def test_rare_options_are_accepted_and_not_in_the_help(
     assert {setting.flag for setting in rare} <= accepted
 
 
+@pytest.mark.parametrize("verb", ["run", "check", "esd", "shard", "devices"])
+def test_every_option_has_a_group(verb: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert front.run([verb, "--help"]) == 0
+    assert "\nOptions:\n" not in capsys.readouterr().out
+
+
 def test_the_help_of_run_fits_on_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert front.run(["run", "--help"]) == 0

@@ -31,11 +31,11 @@ from gpusched.core.plan import observe
 from gpusched.core.plan.availability import Criteria
 from gpusched.core.plan.observe import Tenancy
 from gpusched.core.plan.planner import make_plan
+from gpusched.core.plan.preview import DryRunJob, first_reasons
 from gpusched.core.plan.snapshot import Claim, Limits, Resident, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.host.gpus.claims import Claims, Holder
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.dry_run import DryRunJob, first_jobs
 from tests.support.sample import stand_still
 
 NOW = 1000.0
@@ -233,9 +233,9 @@ def dry_run_says(box: Box, options: SubmitOptions, needs: list[Requirements]) ->
         criteria=observe.criteria(options.settings, max_checks=1),
         limits=options.limits,
     )
-    entries = [DryRunJob(n, n, "add", "queued", b"true", each) for n, each in enumerate(needs, 1)]
-    found = first_jobs(entries, {}, attempts_on(box), board, NOW)
-    return {entry.job_id: text.removeprefix("waits: ") for entry, text in found}
+    jobs = [DryRunJob(n, n, "add", JobState.QUEUED, b"true", each) for n, each in enumerate(needs, 1)]
+    reasons = first_reasons(jobs, {}, attempts_on(box), board, NOW)
+    return {job_id: text.removeprefix("waits: ") for job_id, text in reasons.items()}
 
 
 @settings(max_examples=400, deadline=None)
@@ -268,17 +268,12 @@ def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue() -> 
     )
     row = replace(ROW, mem_bytes=12 * GIB, stated_mem_bytes=10 * GIB, not_before=NOW + 20)
     needs = Requirements(mem_bytes=10 * GIB, stated_mem_bytes=10 * GIB)
-    kept = DryRunJob(1, 1, "keep", "queued", b"true", needs)
-    assert says(first_jobs([kept], {1: row}, [], board, NOW)) == ["waits: tried again in 20 s"]
+    kept = DryRunJob(1, 1, "keep", JobState.QUEUED, b"true", needs)
+    assert first_reasons([kept], {1: row}, [], board, NOW) == {1: "waits: tried again in 20 s"}
     grown = replace(row, not_before=0.0, mem_bytes=24 * GIB)
-    (text,) = says(first_jobs([kept], {1: grown}, [], board, NOW))
-    assert text.startswith("waits for a GPU with 24576 MiB")
-    again = replace(kept, what="requeue")
-    assert says(first_jobs([again], {1: row}, [], board, NOW)) == ["starts on GPU 0"]
-
-
-def says(found: list[tuple[DryRunJob, str]]) -> list[str]:
-    return [text for _, text in found]
+    assert first_reasons([kept], {1: grown}, [], board, NOW)[1].startswith("waits for a GPU with 24576 MiB")
+    again = replace(kept, change="requeue")
+    assert first_reasons([again], {1: row}, [], board, NOW) == {1: "starts on GPU 0"}
 
 
 ROW = JobRow(1, b"true", 1, b"/", JobState.QUEUED, "", 1, None, 0, 1, 0, 1, NOW, NOW, None, None, None)

@@ -108,9 +108,8 @@ def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     old, new = projects.add("a"), projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = f"{new.place.path}, the newest of 2 with the name commands; to choose another, name its path with -q: "
-    says += f"{old.place.path}\n"
-    assert capsys.readouterr().err == f"gpusched: queue {says}"
+    says = "the newest of 2 with the name commands; to choose another, name its path with -q"
+    assert capsys.readouterr().err == f"gpusched: queue {new.place.path}, {says}: {old.place.path}\n"
 
 
 def test_the_only_one_of_a_name_is_taken_from_afar_and_said(

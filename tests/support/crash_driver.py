@@ -22,15 +22,15 @@ def main(path: str, step: str, count: int) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     settings = layers.load().settings
-    rules = SubmitOptions(settings, os.fsencode(os.getcwd()))
+    options = SubmitOptions(settings, os.fsencode(os.getcwd()))
     with open(path, "rb") as file:
-        jobs = read(file.read(), rules, path)
+        jobs = read(file.read(), options, path)
     at("read")
-    queue = api.Queue.for_file(path, settings)
-    at("made")
-    queue.submit(jobs, rules)
-    at("submitted")
-    return queue.dispatch(rules, lambda: api.open_devices(settings), step=at)
+    with api.open_devices(settings) as devices, api.Queue.for_file(path, settings) as queue:
+        at("made")
+        queue.submit(jobs, options)
+        at("submitted")
+        return queue.dispatch(options, devices, step=at)
 
 
 if __name__ == "__main__":

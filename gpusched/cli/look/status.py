@@ -6,9 +6,9 @@ import click
 
 from gpusched.cli.options import find_queue, print_json, print_page, queue_option
 from gpusched.config.layers import working_directory
-from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.operations import queues
 from gpusched.operations import status as operation
+from gpusched.operations.queues import QueueDir
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched status\n  gpusched status -q commands -v\n  gpusched status --json")

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.cli.run.source import STREAM, JobSource, await_command, read_given, source_arguments
-from gpusched.common.errors import GpuschedError
-from gpusched.operations.run import (
-    RunOptions,
-    accept,
-    check_devices,
-    find_place,
-    refuse_unmet,
-    rules_for,
-    work,
-    work_options,
-)
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import accept, print_dry_run, session
+from gpusched.cli.run.source import await_command, read_job_source, source_arguments
 
 if TYPE_CHECKING:
-    from gpusched.api import Devices
     from gpusched.dispatcher.feed import Feed
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.lists.submit import SubmitOptions
+    from gpusched.lists.submit import JobSource, SubmitOptions
 
 
 @click.command(
@@ -34,7 +22,7 @@ if TYPE_CHECKING:
     epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
-@work_options
+@run_options
 @click.option("--force", is_flag=True, help="Go on although lines look wrong.")
 @click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(
@@ -42,7 +30,7 @@ def run(
     command: str | None,
     parameters: tuple[str, ...],
     each: str | None,
-    asked: RunOptions,
+    options: RunOptions,
     force: bool,
     follow: bool,
 ) -> int:
@@ -51,58 +39,36 @@ def run(
     FILE has one shell command a line, or is a YAML job file; - reads lines from
     stdin. The same command again goes on: jobs that have succeeded are skipped.
     """
-    from gpusched import api
+    from gpusched.operations import submit
+    from gpusched.operations.devices import open_devices
+    from gpusched.operations.dry_run import dry_run
+    from gpusched.operations.run import run_jobs
 
-    rules = rules_for(asked, force=force)
-    given = read_given(file, command, parameters, each)
-    jobs = accept(given.parse(rules), given.name, asked)
-    if not jobs.specs and given.source != STREAM:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=given.name, hint=hint)
-    place, rules = find_place(given.source, asked, rules)
-    refuse_unmet(jobs, place, given.data, given.name)
-    if asked.dry_run:
-        from gpusched.operations.dry_run import dry_run as show
-
-        return show(place, jobs, rules, as_json=asked.as_json)
-    rules = replace(rules, dirs=api.job_dirs(place, rules))
-    looked = api.look(place, rules.settings, rules.gpus_wanted(jobs.specs))
-    check_devices(jobs, rules, looked)
-    begun = b"" if follow else _begin_stream(given, place, looked[0])
-    # a stream has more to come, and a sweep with other values than before takes none of those back
-    complete = isinstance(given.source, str) and given.source != STREAM
-    feed = _feed(given, rules, begun)
-    return work(given.source, jobs, rules, asked, looked[0], complete=complete, feed=feed, follow=follow)
+    source = read_job_source(file, command, parameters, each)
+    queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
+    submission = submit.submit_options(queue_dir, options.loaded, force=force, retry_failed=options.retry_failed)
+    jobs = accept(source.parse(submission), source.name, options)
+    submit.refuse_empty(jobs, source)
+    submit.refuse_unmet(jobs, queue_dir, source.data, source.name)
+    if options.dry_run:
+        return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+    submission = submit.with_dirs(submission, queue_dir)
+    with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
+        devices.check(jobs, submission, queue_dir)
+        begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
+        how = session(options, feed=_feed(source, submission, begun), follow=follow)
+        return run_jobs(source.source, jobs, submission, devices, complete=source.is_complete, session=how)
 
 
-def _begin_stream(given: JobSource, place: QueueDir, devices: Devices | None) -> bytes:
-    """The beginning of a stream, up to its first command; nothing where its queue has work without it.
-
-    Raises GpuschedError for a stream without a command, and closes the devices; then no queue was made.
-    """
-    from gpusched import api
-
-    if given.source != STREAM or api.has_work(place):
-        return b""
-    try:
-        return await_command()
-    except BaseException:
-        if devices is not None:
-            devices.close()
-        raise
-
-
-def _feed(given: JobSource, rules: SubmitOptions, begun: bytes) -> Feed | None:
-    """Where later jobs come from: the file as it is edited, or the stream."""
+def _feed(source: JobSource, submission: SubmitOptions, begun: bytes) -> Feed | None:
+    """Return where later jobs come from: the file as it is edited, or the stream, of which `begun` was read."""
     from gpusched.dispatcher.feed import FileFeed, StreamFeed
     from gpusched.lists.jobfile import LineFeed
     from gpusched.lists.submit import read
 
-    settings = rules.settings
-    if given.source == STREAM:
-        lines = LineFeed(force=rules.force, strip_gpu_env=settings.strip_gpu_env, gpus=settings.gpus_per_job)
-        return StreamFeed(0, lines, begun)
-    if not isinstance(given.source, str) or given.found is None:
+    if source.is_stream:
+        return StreamFeed(0, LineFeed(**submission.reading), begun)
+    if not isinstance(source.source, str) or source.stat is None:
         return None
-    path = os.path.abspath(given.source)
-    return FileFeed(path, lambda text: read(text, rules, path), given.data, given.found)
+    path = os.path.abspath(source.source)
+    return FileFeed(path, lambda text: read(text, submission, path), source.data, source.stat)

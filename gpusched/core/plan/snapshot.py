@@ -130,6 +130,11 @@ class Reason:
     kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | look | behind
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """The reason behind the name of a job: "waits …"."""
+        return self.text if self.text.startswith("waits") else f"waits: {self.text}"
+
 
 Action = Close | Stop | Claim | Look | Start | Release
 

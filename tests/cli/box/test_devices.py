@@ -131,7 +131,7 @@ def test_a_claim_makes_a_free_gpu_claimed(home: Path, capsys: Capture, monkeypat
 
 
 def test_a_board_lies_over_what_is_read(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two queues of mine on one simulation: each GPU is told by the queue that has a job on it."""
+    """Two queues of mine on one simulation: each GPU is shown by the queue that has a job on it."""
     dispatched_by(monkeypatch, PID)
     where = home / "simulation"
     monkeypatch.setenv("GPUSCHED_SIMULATION", str(where))

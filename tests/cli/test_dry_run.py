@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 from gpusched.cli import main as front
+from gpusched.cli.run.options import RunOptions
+from gpusched.cli.run.session import print_dry_run
 from gpusched.common.errors import GpuschedError
+from gpusched.config.layers import load
 from gpusched.config.settings import Settings
 from gpusched.lists.submit import SubmitOptions, read
+from gpusched.operations import dry_run as operation
 from tests.support.command_line import Capture
 from tests.support.golden import golden
 from tests.support.sample import Sample9, stand_still
 
 
 def dry_run(sample: Sample9, text: str, *, as_json: bool = False, retry_failed: bool = False) -> int:
-    from gpusched.operations.dry_run import dry_run as show
-
-    settings = Settings(simulate="4")
-    rules = SubmitOptions(settings, b"/", retry_failed=retry_failed)
-    return show(sample.place, read(text.encode(), rules, "commands.txt"), rules, as_json=as_json)
+    submission = SubmitOptions(Settings(simulate="4"), b"/", retry_failed=retry_failed)
+    jobs = read(text.encode(), submission, "commands.txt")
+    return print_dry_run(operation.dry_run(sample.place, jobs, submission), RunOptions(load({}), as_json=as_json))
 
 
 LIST = "python prepare.py\npython train.py --lr 0.1\npython new.py --token abc123\npython eval.py --all\n"
@@ -63,7 +65,7 @@ def test_a_dry_run_knows_who_waits_for_whom_and_what_each_gpu_is(
     monkeypatch.setenv("GPUSCHED_SIMULATION", str(sample.home / "simulation"))
     lines = "[name=a gpus=0] true a\n[after=a] true b\n[after-ended=b] true c\n[name=b gpu-model=A100] true d\n"
     assert dry_run(sample, lines) == 0
-    told = capsys.readouterr().out.partition("first:\n")[2]
-    assert [line.split(": ", 1)[1] for line in told.splitlines()] == ["starts on the CPU", "starts on GPU 0"]
+    first = capsys.readouterr().out.partition("first:\n")[2]
+    assert [line.split(": ", 1)[1] for line in first.splitlines()] == ["starts on the CPU", "starts on GPU 0"]
     with pytest.raises(GpuschedError, match="some jobs can never run here"):
         dry_run(sample, "[gpu-model=H100] true\n")
