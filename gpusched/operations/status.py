@@ -121,7 +121,14 @@ def summarize_queue(
     runs_on = sum(read_attempt(queue_dir, job.id, row.number).alive for job, row in alone)
     started_at = queue_totals.times(store)["start_time"]
     return QueueSummary(
-        name, dispatcher.pid, runs_on, counts, started_at, waits_for, can_start, full_disk=dispatcher.full_disk
+        name,
+        dispatcher.pid,
+        runs_on,
+        counts,
+        started_at,
+        waits_for=waits_for,
+        can_start=can_start,
+        full_disk=dispatcher.full_disk,
     )
 
 

@@ -114,9 +114,10 @@ def list_files(
     listing = listing or TreeListing()
     files = os.path.join(root, prefix)
     without = ("--", *_without(os.path.realpath(files), leave_out))
-    words = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
-    status = _git(files, LIST_TIME_LIMIT_S, *words, *without)
-    index = _git(files, LIST_TIME_LIMIT_S, "ls-files", "-s", "-v", "-z", *without)
+    changes = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
+    entries = ("ls-files", "-s", "-v", "-z")
+    status = _git(files, LIST_TIME_LIMIT_S, *changes, *without)
+    index = _git(files, LIST_TIME_LIMIT_S, *entries, *without)
     if status is None or index is None:
         raise GpuschedError("git cannot list the files of this work tree", where=files, hint="`git status` may say why")
     nested = set()

@@ -95,6 +95,10 @@ class Reader:
         self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
         self._fixed: dict[str, Fields] = {}  # what never changes of a GPU
         self._memory_v1 = False
+        self._versions = ""  # of the library and the driver
+        self._groups = Groups(pynvml)
+        self._suffix = ""  # of the newest call for processes that this library has
+        self._record: Any = _ListedV1
         self._start()
 
     def _start(self) -> None:
@@ -107,7 +111,7 @@ class Reader:
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
         suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
         self._suffix = next(s for s in suffixes if not s or _has(f"nvmlDeviceGetComputeRunningProcesses{s}"))
-        self._record: Any = _Listed if self._suffix else _ListedV1
+        self._record = _Listed if self._suffix else _ListedV1
 
     def answer(self, uuids: list[str] | None) -> Fields:
         """Return the answer to a question, after a fresh start of NVML if need be. Raises if NVML does not work."""
