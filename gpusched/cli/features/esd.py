@@ -73,7 +73,7 @@ OPTIONS = (
     _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact."),
     _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
     _switch("--no-parallel-gpu", "Analyse one layer after the other."),
-    _text("--layers", "REGEX", "Analyse only tensors whose name matches.  [default: all]"),
+    _text("--layers", "REGEX", "Analyse only tensors whose name contains a match.  [default: all]"),
     _switch("--embeddings", "Analyse embeddings too."),
     _number("min_evals", int, "Fit no tail to fewer than N eigenvalues."),
     _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
