@@ -17,12 +17,12 @@ from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, 
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Observer
-from gpusched.dispatcher.feed import Feed
+from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.queue.queue_dir import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
-from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import Source, SubmitOptions, submit
+from gpusched.lists.jobfile import JobFile, LineFeed
+from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
@@ -163,6 +163,16 @@ class RunSession:
 
 
 QUIET_SESSION = RunSession()
+
+
+def feed_of(source: JobSource, options: SubmitOptions, begun: bytes = b"") -> Feed | None:
+    """Return where later jobs come from: the file as it is edited, or the stream, of which `begun` was read already."""
+    if source.is_stream:
+        return StreamFeed(0, LineFeed(**options.reading), begun)
+    if not isinstance(source.source, str) or source.stat is None:
+        return None
+    path = os.path.abspath(source.source)
+    return FileFeed(path, lambda text: read(text, options, path), source.data, source.stat)
 
 
 def run_jobs(

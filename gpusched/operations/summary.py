@@ -26,7 +26,7 @@ def summarize_run(
     code: int,
     *,
     every_failure: bool = False,
-    details: GroupDetails = NO_DETAILS,
+    details: GroupDetails | None = None,
 ) -> RunSummary:
     """Return the state of a queue at the end of a run with this exit code.
 
@@ -53,7 +53,10 @@ def summarize_run(
         full_disk=queue_dir.full_disk(),
         groups=[
             summarize_group(
-                group, queue_totals.item_spans(store, group.tags), job_table.jobs(store, UNFINISHED), details
+                group,
+                queue_totals.item_spans(store, group.tags),
+                job_table.jobs(store, UNFINISHED),
+                details or NO_DETAILS,
             )
             for group in groups(queue_totals.item_counts(store), ())
         ],

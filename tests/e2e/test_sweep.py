@@ -97,4 +97,4 @@ def test_a_stream_has_attributes_too(box: Box) -> None:
     with open(source, "rb") as stream:
         ended = box.spawn("run", "-", "--log-dir", "q", stdin=stream.fileno()).wait()
     assert ended.code == 1  # a line was refused
-    assert "the name a is line 2 has the name" in ended.text
+    assert "line 2 has the name a already" in ended.text

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
 import click
 
 from gpusched.cli.options import SettingsCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
 from gpusched.cli.run.source import await_command, read_job_source, source_arguments
-
-if TYPE_CHECKING:
-    from gpusched.dispatcher.feed import Feed
-    from gpusched.lists.submit import JobSource, SubmitOptions
 
 
 @click.command(
@@ -42,7 +35,7 @@ def run(
     from gpusched.operations import submit
     from gpusched.operations.devices import open_devices
     from gpusched.operations.dry_run import dry_run
-    from gpusched.operations.run import run_jobs
+    from gpusched.operations.run import feed_of, run_jobs
 
     source = read_job_source(file, command, parameters, each)
     queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
@@ -56,19 +49,5 @@ def run(
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
         begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
-        how = session(options, feed=_feed(source, submission, begun), follow=follow)
+        how = session(options, feed=feed_of(source, submission, begun), follow=follow)
         return run_jobs(source.source, jobs, submission, devices, complete=source.is_complete, session=how)
-
-
-def _feed(source: JobSource, submission: SubmitOptions, begun: bytes) -> Feed | None:
-    """Return where later jobs come from: the file as it is edited, or the stream, of which `begun` was read."""
-    from gpusched.dispatcher.feed import FileFeed, StreamFeed
-    from gpusched.lists.jobfile import LineFeed
-    from gpusched.lists.submit import read
-
-    if source.is_stream:
-        return StreamFeed(0, LineFeed(**submission.reading), begun)
-    if not isinstance(source.source, str) or source.stat is None:
-        return None
-    path = os.path.abspath(source.source)
-    return FileFeed(path, lambda text: read(text, submission, path), source.data, source.stat)

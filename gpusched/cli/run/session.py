@@ -75,10 +75,9 @@ def _summarize(
 ) -> None:
     """Print the summary. A terminal or a reader that is gone does not change the exit code."""
     from gpusched.cli.run.summary import print_summary
-    from gpusched.core.jobs.group_summary import NO_DETAILS
 
     try:
-        details = NO_DETAILS if read_details is None else read_details(queue)
+        details = None if read_details is None else read_details(queue)
         print_summary(queue, code, as_json=options.as_json, details=details)
         sys.stdout.flush()
     except OSError:
