@@ -1,9 +1,9 @@
-"""What ten adapters on one base cost, beside the analysis of one of them alone: CPU seconds, one BLAS thread.
+"""Measure the cost of ten adapters on one base against the analysis of one adapter: CPU seconds, one BLAS thread.
 
 The base is one block of a model of eight billion parameters with grouped keys and values, and each adapter changes
-queries and values, as most do. So the work that no sharing can save is there too: their own spectra. The first adapter
-finds nothing computed yet, so that it is the analysis of one alone. The starts of the processes are taken out of the
-ratio: a whole model has some thirty such blocks, and starts once.
+queries and values, as most do, so that each has spectra of its own to compute. The first adapter finds an empty cache
+and so measures one analysis alone. The ratio leaves out the start of each process, since a whole model has some thirty
+such blocks and starts once.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ HIDDEN, KEYS, INNER, BLOCKS, RANK = 4096, 1024, 14336, 1, 16
 _ONE = "layers.0.self_attn.k_proj"
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     try:
         import torch
     except ImportError:
         raise Unusable("torch is not installed") from None
     torch.manual_seed(0)
     scale = 16 if quick else 1
-    place.mkdir(parents=True, exist_ok=True)
-    tell("making a base and its adapters")
-    _base(place / "base", scale)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    report("making a base and its adapters")
+    _base(work_dir / "base", scale)
     count = 2 if quick else ADAPTERS
     names = [f"lora-{n}" for n in range(count)]
     for name in names:
-        _adapter(place / name, scale)
-    start = [
-        _stage(place, "--model", "base", "--output-dir", "start", "--layers", _ONE) for _ in range(1 if quick else 2)
-    ][-1]
-    spent: list[float] = []  # the second one above was done already: that is what a start costs
+        _adapter(work_dir / name, scale)
+    words = ["--model", "base", "--output-dir", "start", "--layers", _ONE]
+    start = [_stage(work_dir, *words) for _ in range(1 if quick else 2)][-1]
+    spent: list[float] = []  # the second run above had nothing to compute: it is the cost of a start
     for n, name in enumerate(names, 1):
-        tell(f"adapter {n} of {count}")
+        report(f"adapter {n} of {count}")
         words = ["--model", name, "--output-dir", "list", "--source-model", "base", "--relation", "lora"]
-        spent.append(_stage(place, *words))
+        spent.append(_stage(work_dir, *words))
     net = sum(seconds - start for seconds in spent) / max(1e-3, spent[0] - start)
     return [
         Row(
@@ -61,12 +60,12 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
     ]
 
 
-def _stage(place: Path, *words: str) -> float:
-    """CPU seconds of one analysis."""
+def _stage(work_dir: Path, *words: str) -> float:
+    """Run one analysis. Return its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         [sys.executable, "-m", "gpusched.commands.esd", *words],
-        cwd=place,
+        cwd=work_dir,
         env=clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
         capture_output=True,
         text=True,
@@ -94,9 +93,9 @@ def _adapter(directory: Path, scale: int) -> None:
     tensors = {}
     for n in range(BLOCKS):
         for name, rows in (("q_proj", hidden), ("v_proj", keys)):
-            place = f"base_model.model.model.layers.{n}.self_attn.{name}"
-            tensors[f"{place}.lora_A.weight"] = _random(RANK, hidden)
-            tensors[f"{place}.lora_B.weight"] = _random(rows, RANK)
+            prefix = f"base_model.model.model.layers.{n}.self_attn.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = _random(RANK, hidden)
+            tensors[f"{prefix}.lora_B.weight"] = _random(rows, RANK)
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"]}
     _write(directory, "adapter_model.safetensors", tensors, "adapter_config.json", config)
 

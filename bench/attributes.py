@@ -1,7 +1,7 @@
-"""What jobs say of themselves: how long a long list of it takes to its first job, and what an event costs then.
+"""Measure a long list of jobs with attributes: the time to its first job, and the cost of an event.
 
 An event is the end of a job that another one waits for, up to the booking of that one: the store, the head of the
-queue and the plan, as the dispatcher puts them together, without processes.
+queue and the plan, as the dispatcher combines them, without processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUCCEEDED = Outcome(OutcomeKind.EXITED, 0)
 
 
 def list_of(jobs: int) -> list[str]:
-    """Jobs with attributes, of which every fifth waits for one, by its name; the same ones at every call."""
+    """Return jobs with attributes; every fifth waits for another by name. Every call returns the same jobs."""
     draw = random.Random(1)
     lines = []
     for n in range(jobs):
@@ -42,7 +42,7 @@ def list_of(jobs: int) -> list[str]:
 
 
 def to_first_job(directory: Path, lines: Sequence[str]) -> float:
-    """Seconds from the start of `gpusched run` to that of its first job."""
+    """Return the seconds from the start of `gpusched run` to the start of its first job."""
     box = Box(directory, DEVICES)
     began = time.time()
     with box.running(lines) as process:
@@ -65,7 +65,7 @@ def to_first_job(directory: Path, lines: Sequence[str]) -> float:
 
 
 def bare(directory: Path, lines: Sequence[str]) -> float:
-    """Seconds to put the same lines, and who waits for whom, into tables of SQLite in one synced transaction."""
+    """Return the seconds to write these lines and their dependencies into SQLite in one synced transaction."""
     began = time.perf_counter()
     db = sqlite3.connect(directory / "bare.db", isolation_level=None)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
@@ -87,7 +87,7 @@ def bare(directory: Path, lines: Sequence[str]) -> float:
 
 
 def chains(length: int) -> list[str]:
-    """For each device jobs that wait one for the other, before all others."""
+    """Return a chain of dependent jobs for each device, before all other jobs."""
     first = [f"[name=c{n}-0 prio=9] true" for n in range(DEVICES)]
     return first + [
         f"[name=c{n}-{i} after=c{n}-{i - 1} prio=9] true {i}" for n in range(DEVICES) for i in range(1, length)
@@ -95,16 +95,16 @@ def chains(length: int) -> list[str]:
 
 
 def views(busy: Sequence[str]) -> tuple[DeviceView, ...]:
-    found = []
+    results = []
     for n in range(DEVICES):
         state = DeviceState.RUNNING if f"GPU-{n}" in busy else DeviceState.FREE
-        known = Availability(f"GPU-{n}", 9, state, state.value, sample=Sample(f"GPU-{n}", 0.0), foreign_bytes=0)
-        found.append(DeviceView(known, 80 << 30, f"GPU {n}", held=True, looked=True))
-    return tuple(found)
+        availability = Availability(f"GPU-{n}", 9, state, state.value, sample=Sample(f"GPU-{n}", 0.0), foreign_bytes=0)
+        results.append(DeviceView(availability, 80 << 30, f"GPU {n}", held=True, looked=True))
+    return tuple(results)
 
 
 def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
-    """Milliseconds of CPU for each of so many events, with so many jobs that wait besides."""
+    """Return the milliseconds of CPU of each of `events` events, with `waiting` other jobs in the queue."""
     rules = SubmitOptions(Settings(max_jobs_per_gpu=1, max_gpus=DEVICES), os.fsencode(directory))
     lines = chains(events // DEVICES + 2) + list_of(waiting)
     jobs = read("".join(f"{line}\n" for line in lines).encode(), rules, "list.txt")
@@ -126,7 +126,7 @@ def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
         return [action.job_id for action in starts]
 
     start()
-    found = []
+    results = []
     for n in range(events):
         uuid = f"GPU-{n % DEVICES}"
         began = time.process_time()
@@ -134,36 +134,36 @@ def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
         with store.transaction():
             attempt_table.close(store, ended, 1, AttemptEnd(SUCCEEDED, 1.0), Verdict(JobEvent.SUCCEEDED, 1, 0), now=1.0)
         started = start()
-        found.append((time.process_time() - began) * 1000)
+        results.append((time.process_time() - began) * 1000)
         chain, number = names[ended].split("-")
         if [names[job] for job in started] != [f"{chain}-{int(number) + 1}"]:
             raise Unusable(f"after {names[ended]} came {[names[job] for job in started]}")
     store.close()
-    return found
+    return results
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     few, many, events, rounds = (20, 300, 16, 1) if quick else (100, 100_000, 200, 3)
     lines = list_of(many)
     plain = [line.partition("] ")[2] for line in lines]
     lists = interleaved(
-        place,
+        work_dir,
         rounds,
         {
             "bare tables": lambda directory: bare(directory, lines),
             "attributes": lambda directory: to_first_job(directory, lines),
             "plain lines": lambda directory: to_first_job(directory, plain),
         },
-        tell,
+        report,
     )
     costs = interleaved(
-        place,
+        work_dir,
         rounds,
         {
             f"event, {few}": lambda directory: median(event_ms(directory, few, events)),
             f"event, {many}": lambda directory: median(event_ms(directory, many, events)),
         },
-        tell,
+        report,
     )
     small, large = costs[f"event, {few}"], costs[f"event, {many}"]
     waits = sum("after=" in line for line in lines)

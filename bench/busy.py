@@ -1,10 +1,8 @@
-"""A script that takes a range of items, each of which costs the same CPU time, by the clock that counts only that.
+"""A script for a range of items, each of which costs the same CPU time: `busy.py FIRST COUNT SECONDS`.
 
-busy.py FIRST COUNT SECONDS
-
-An item is worth a time and not a number of steps: on a shared host the speed of one core depends on who uses the
-others; two processes of a fixed number of steps each, without gpusched, were 1.5 to 2.2 times as fast as one. What is
-asked here is how much of the time of the cores gets to the items. The steps are counted and printed for that reason.
+An item costs a time and not a number of steps, since on a shared host the speed of a core depends on the use of the
+others: two processes with a fixed number of steps, without gpusched, were 1.5 to 2.2 times as fast as one. The steps
+are counted and printed, too.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import time
 
 
 def spend(seconds: float) -> int:
-    """Arithmetic until this process has had so much more CPU time; how many thousand steps that were."""
+    """Compute until this process has used so much more CPU time. Return the thousands of steps."""
     state, steps, until = 1, 0, time.process_time() + seconds
     while time.process_time() < until:
         for _ in range(1000):

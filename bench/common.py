@@ -1,6 +1,6 @@
-"""What the measurements share: fresh places, interleaved rounds, a gpusched as a user starts it, rows of the table.
+"""Common parts of the measurements: fresh directories, interleaved rounds, gpusched as a user starts it, table rows.
 
-Deletes nothing: deleting a big tree just before a measurement slows the file system by several times.
+Deletes nothing, since deleting a big tree slows the file system for the next measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median as median
 from typing import TypeVar
 
 from gpusched.common import simulation
@@ -29,22 +29,22 @@ MIB = 1 << 20
 
 
 class Unusable(Exception):
-    """A measurement that did not measure what it should: jobs failed, a program did not end."""
+    """A measurement without a valid result: jobs failed, or a program did not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `reference` is what was measured beside it; `limit` bounds ratio or value."""
+    """One line of the table. `reference` is the value that it is compared with."""
 
     name: str
     value: float | None  # None: could not be measured
     unit: str
-    against: str = ""  # what the reference is
+    against: str = ""  # name of the reference
     reference: float | None = None
     at_least: float | None = None
     at_most: float | None = None
     of_ratio: bool = False  # the limits are of the ratio to the reference, not of the value
-    paired: float | None = None  # the ratio, where it comes of rounds that stood side by side
+    paired: float | None = None  # the ratio, if it is the median of paired rounds
     note: str = ""
 
     @property
@@ -61,37 +61,37 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing to compare with."""
-        found = self.ratio if self.of_ratio else self.value
-        if found is None or (self.at_least is None and self.at_most is None):
+        """Return True if the target is met; None without a target or a value."""
+        value = self.ratio if self.of_ratio else self.value
+        if value is None or (self.at_least is None and self.at_most is None):
             return None
-        low = self.at_least is None or found >= self.at_least
-        return low and (self.at_most is None or found <= self.at_most)
+        low = self.at_least is None or value >= self.at_least
+        return low and (self.at_most is None or value <= self.at_most)
 
 
 def interleaved(
-    place: Path, rounds: int, contestants: Mapping[str, Callable[[Path], T]], tell: Callable[[str], None]
+    work_dir: Path, rounds: int, contestants: Mapping[str, Callable[[Path], T]], report: Callable[[str], None]
 ) -> dict[str, list[T]]:
-    """Run each contestant once a round, each time in a directory of its own; every second round backwards."""
-    found: dict[str, list[T]] = {name: [] for name in contestants}
+    """Run each contestant once per round, each time in a new directory; every second round in reverse order."""
+    results: dict[str, list[T]] = {name: [] for name in contestants}
     for number in range(rounds):
         names = list(contestants)
         for name in reversed(names) if number % 2 else names:
-            tell(f"round {number + 1} of {rounds}: {name}")
-            directory = place / f"{name.replace(' ', '-')}.{number}"
+            report(f"round {number + 1} of {rounds}: {name}")
+            directory = work_dir / f"{name.replace(' ', '-')}.{number}"
             directory.mkdir(parents=True)
-            os.sync()  # nobody pays for what another one left in memory
-            found[name].append(contestants[name](directory))
-    return found
+            os.sync()  # so that nobody pays for the dirty pages of another
+            results[name].append(contestants[name](directory))
+    return results
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' own ratios: what disturbs a round disturbs both of its sides."""
+    """Return the median of the ratios of the rounds: a disturbance of a round affects both of its sides."""
     return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def spread(values: Sequence[float]) -> str:
-    """How far apart the rounds were: a noisy machine shows here."""
+    """Return the range of the rounds, which shows how noisy the machine is."""
     return f"rounds {min(values):.3g} to {max(values):.3g}" if len(values) > 1 else ""
 
 
@@ -99,14 +99,14 @@ def spread(values: Sequence[float]) -> str:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's environment without what would change gpusched or choose GPUs."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUSCHED_", "CUDA_", "FAKE_NVML"))}
-    return {**kept, "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "", **more}
+    """Return the environment without variables that change gpusched or choose GPUs."""
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("GPUSCHED_", "CUDA_", "FAKE_NVML"))}
+    return {**others, "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "", **more}
 
 
 @dataclass
 class Box:
-    """A directory with a home, claims and, if `gpus`, a simulation of its own."""
+    """A directory with its own home, claims and, if `gpus`, simulation."""
 
     directory: Path
     gpus: int = 8
@@ -144,40 +144,40 @@ class Box:
         return self.queue / "queue.db"
 
     def start(self, lines: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
-        """`gpusched run` of these lines; what it says goes to a file."""
+        """Start `gpusched run` with these lines; its output goes to a file."""
         (self.directory / "list.txt").write_text("".join(f"{line}\n" for line in lines))
         return self._start("run", "list.txt", *options)
 
     def _start(self, verb: str, *words: str) -> subprocess.Popen[bytes]:
-        with open(self.directory / "said", "wb") as said:
+        with open(self.directory / "output", "wb") as output:
             return subprocess.Popen(
                 [*GPUSCHED, verb, "--log-dir", str(self.queue), "-q", *words],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
     def run(self, lines: Sequence[str], *options: str) -> float:
-        """Run the lines to their end, all successfully; the seconds that it took."""
-        return self._to_its_end(lambda: self.start(lines, *options))
+        """Run the lines to their end. Return the seconds; all must succeed."""
+        return self._run_to_end(lambda: self.start(lines, *options))
 
     def shard(self, words: Sequence[str]) -> float:
-        """`gpusched shard` to its end, all successfully; the seconds that it took."""
-        return self._to_its_end(lambda: self._start("shard", *words))
+        """Run `gpusched shard` to its end. Return the seconds; all must succeed."""
+        return self._run_to_end(lambda: self._start("shard", *words))
 
-    def _to_its_end(self, start: Callable[[], subprocess.Popen[bytes]]) -> float:
+    def _run_to_end(self, start: Callable[[], subprocess.Popen[bytes]]) -> float:
         began = time.perf_counter()
         code = start().wait()
         took = time.perf_counter() - began
         if code:
-            raise Unusable(f"gpusched ended with {code}: {self.said()}")
+            raise Unusable(f"gpusched ended with {code}: {self.output()}")
         return took
 
-    def said(self) -> str:
-        return (self.directory / "said").read_text(errors="replace").strip()
+    def output(self) -> str:
+        return (self.directory / "output").read_text(errors="replace").strip()
 
     @contextmanager
     def store(self) -> Iterator[Store]:
@@ -188,19 +188,19 @@ class Box:
             store.close()
 
     def attempts(self) -> list[tuple[float, float | None]]:
-        """(started, ended) of every attempt; Unusable if one that ended has failed."""
-        found: list[tuple[float, float | None]] = []
+        """Return (started, ended) of every attempt. Raises Unusable if one has failed."""
+        results: list[tuple[float, float | None]] = []
         with self.store() as store:
             for job in job_table.jobs(store):
                 for attempt in attempt_table.attempts(store, job.id) if job.attempts else ():
                     if attempt.outcome is not None and not attempt.outcome.ok:
                         raise Unusable(f"job {job.id} ended with {attempt.outcome}")
-                    found.append((attempt.started_at, attempt.ended_at))
-        return sorted(found, key=lambda attempt: attempt[0])
+                    results.append((attempt.started_at, attempt.ended_at))
+        return sorted(results, key=lambda attempt: attempt[0])
 
     @contextmanager
     def running(self, lines: Sequence[str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A dispatcher, for as long as the block; it and its jobs are ended after it."""
+        """Run a dispatcher during the block; end it and its jobs after it."""
         process = self.start(lines, *options)
         try:
             yield process
@@ -210,43 +210,43 @@ class Box:
             process.wait()
 
     def wait_for(self, condition: Callable[[], T], process: subprocess.Popen[bytes], timeout_s: float = 120) -> T:
-        """What `condition` returns, once that is true."""
+        """Wait until `condition` is true, and return its result."""
         deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (result := condition()):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise Unusable(f"gpusched did not get there: {self.said()}")
+                raise Unusable(f"gpusched did not get there: {self.output()}")
             time.sleep(0.02)
-        return found
+        return result
 
 
 def script(name: str, *words: object, **environment: str) -> dict[str, float]:
-    """Run a helper of this folder in a process of its own; the JSON object that it prints."""
+    """Run a helper of this folder in its own process. Return the JSON object that it prints."""
     command = [sys.executable, "-S", str(ROOT / "bench" / name), *(str(word) for word in words)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, env=clean_environment(**environment), check=True)
-    found: dict[str, float] = json.loads(ended.stdout)
-    return found
+    results: dict[str, float] = json.loads(ended.stdout)
+    return results
 
 
 # ---- processes ---------------------------------------------------------------------------------------
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
+    """Return the user and system time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """Fields of smaps_rollup in bytes: Pss, Private_Clean, Private_Dirty, Rss …"""
-    found = {}
+    """Return the fields of smaps_rollup in bytes: Pss, Private_Clean, Private_Dirty, Rss …"""
+    results = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")
-        found[name] = int(value.split()[0]) * 1024
-    return found
+        results[name] = int(value.split()[0]) * 1024
+    return results
 
 
 def peak_bytes(pid: int) -> int:
-    """The largest resident set that a process has had; 0 once it has ended."""
+    """Return the largest resident set that a process has had; 0 once it has ended."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -254,26 +254,11 @@ def peak_bytes(pid: int) -> int:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Child processes and their command lines."""
-    found = {}
+    """Return the child processes and their command lines."""
+    results = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:
-            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            results[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return found
-
-
-__all__ = [
-    "MIB",
-    "ROOT",
-    "SHELL",
-    "Box",
-    "Row",
-    "Unusable",
-    "interleaved",
-    "median",
-    "paired_ratio",
-    "script",
-    "spread",
-]
+    return results

@@ -1,4 +1,4 @@
-"""One contestant of bench.esd, in a process of its own: does one thing and prints what it took, as JSON.
+"""Run one contestant of bench.esd in its own process: do one thing and print its cost as JSON.
 
 Loads PyTorch, and for the peer WeightWatcher; bench.esd itself loads neither.
 """
@@ -25,22 +25,22 @@ BYTES = 2  # of a stored number
 
 
 def seconds(what: Callable[[], object], times: int = 1) -> float:
-    """CPU seconds of all threads that it takes, the middle of `times`: other work on the machine does not count."""
-    found = []
+    """Return the CPU seconds of all threads of a call, the median of `times`; other programs do not count."""
+    results = []
     for _ in range(times):
         began = time.process_time()
         what()
-        found.append(time.process_time() - began)
-    return sorted(found)[len(found) // 2]
+        results.append(time.process_time() - began)
+    return sorted(results)[len(results) // 2]
 
 
 def peak_bytes() -> int:
-    """The largest resident set that this process has had."""
+    """Return the largest resident set that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def matrix(rows: int, columns: int) -> torch.Tensor:
-    """Like a trained layer: noise, and a strong part of low rank."""
+    """Return a matrix like a trained layer: noise, and a strong part of low rank."""
     random = torch.Generator().manual_seed(rows + columns)
     low = min(32, rows, columns)
     strong = torch.randn(rows, low, generator=random) @ torch.randn(low, columns, generator=random)
@@ -48,7 +48,7 @@ def matrix(rows: int, columns: int) -> torch.Tensor:
 
 
 def eigenvalues(count: int) -> Any:
-    """Like a trained layer's: a bulk, and a heavy tail."""
+    """Return eigenvalues like those of a trained layer: a bulk, and a heavy tail."""
     random = np.random.default_rng(count)
     bulk, tail = random.gamma(3.0, 0.2, count - count // 8), random.pareto(1.8, count // 8) + 0.5
     return np.sort(np.concatenate([bulk, tail]))
@@ -71,35 +71,37 @@ def theirs_model(path: str) -> dict[str, float]:
 def ours_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.fit.power_law import fit
-    from gpusched.commands.esd.options import Options
 
-    found = {}
+    from gpusched.esd.options import AnalysisOptions
+
+    results = {}
     for rows, columns in shapes:
-        given = {"w": matrix(rows, columns)}
-        found[f"{rows}x{columns}"] = seconds(partial(analyze, given, parallel=False))
+        weights = {"w": matrix(rows, columns)}
+        results[f"{rows}x{columns}"] = seconds(partial(analyze, weights, parallel_gpu=False))
     evals = eigenvalues(count)
-    fitted = fit(evals, Options(fix_fingers="DKS"))
-    return {**found, "alpha": fitted.alpha, "fit": seconds(lambda: fit(evals, Options(fix_fingers="DKS")), 15)}
+    options = AnalysisOptions(fix_fingers="DKS")
+    alpha = fit(evals, options).alpha
+    return {**results, "alpha": alpha, "fit": seconds(lambda: fit(evals, options), 15)}
 
 
 def theirs_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
     from weightwatcher.RMT_Util import svd_vals
     from weightwatcher.WW_powerlaw import WWFit
 
-    found = {}
+    results = {}
     for rows, columns in shapes:
-        given = matrix(rows, columns).double().numpy()
-        found[f"{rows}x{columns}"] = seconds(partial(svd_vals, given))
+        weights = matrix(rows, columns).double().numpy()
+        results[f"{rows}x{columns}"] = seconds(partial(svd_vals, weights))
     evals = eigenvalues(count)
-    return {**found, "alpha": float(WWFit(evals).alpha), "fit": seconds(lambda: WWFit(evals), 3)}
+    return {**results, "alpha": float(WWFit(evals).alpha), "fit": seconds(lambda: WWFit(evals), 3)}
 
 
 def make_checkpoint(directory: str, size: int, large: tuple[int, int], shards: int) -> dict[str, float]:
-    """A sharded checkpoint in bfloat16: in each shard one large layer, and many of LAYERS, but no larger than that."""
+    """Write a sharded checkpoint in bfloat16: each shard has one large layer and many of the size LAYERS."""
     from safetensors.torch import save_file
 
-    place, small = Path(directory), tuple(min(a, b) for a, b in zip(LAYERS, large, strict=True))
-    place.mkdir(parents=True)
+    folder, small = Path(directory), tuple(min(a, b) for a, b in zip(LAYERS, large, strict=True))
+    folder.mkdir(parents=True)
     index = {}
     each = max(1, int(size / shards / BYTES - large[0] * large[1]) // (small[0] * small[1]))
     for shard in range(shards):
@@ -109,33 +111,30 @@ def make_checkpoint(directory: str, size: int, large: tuple[int, int], shards: i
             f"layers.{shard}.{n}.weight": torch.randn(*shape, generator=random).to(torch.bfloat16)
             for n, shape in enumerate([large, *[small] * each])
         }
-        save_file(tensors, place / file)
+        save_file(tensors, folder / file)
         index.update(dict.fromkeys(tensors, file))
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return {"layers": len(index)}
 
 
 def ours_checkpoint(directory: str) -> dict[str, float]:
-    """The stage on it: peak memory beyond what the process has with its libraries, and the greatest layer's need."""
+    """Run the stage on a checkpoint. Return its peak memory beyond the libraries, and the need of the largest layer."""
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.__main__ import main
-    from gpusched.commands.esd.options import Options
-    from gpusched.commands.esd.read.layers import Layer
     from gpusched.commands.esd.read.sources import open_local
-    from gpusched.commands.esd.solve.pipeline import need
 
-    analyze({"w": torch.randn(64, 64)})  # loads whatever is loaded at first use
+    analyze({"w": torch.randn(64, 64)})  # loads the libraries
     before = peak_bytes()
     with redirect_stdout(sys.stderr):
         took = seconds(lambda: main(["--model", directory, "--output-dir", f"{directory}-results"]))
     source = open_local(directory)
-    largest = max(sum(need(Layer(info.name, info), Options())) for info in source.infos())
+    largest = max(BYTES * info.elements + 8 * min(info.shape) ** 2 for info in source.infos())
     source.close()
     return {"seconds": took, "extra": peak_bytes() - before, "need": largest}
 
 
 def ours_finetunes(directory: str, size: int, layers: int, models: int) -> dict[str, float]:
-    """Models that differ from their base in one layer each: one alone, and all of them with one cache of spectra."""
+    """Analyse models that differ from their base in one layer each: one alone, and all with one cache of spectra."""
     from gpusched.commands.esd import analyze
 
     base = {f"layers.{n}.weight": matrix(size, size + n) for n in range(layers)}
@@ -155,5 +154,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    found = CONTESTANTS[sys.argv[1]](*json.loads(sys.argv[2]))
-    print("\n" + json.dumps(found))
+    results = CONTESTANTS[sys.argv[1]](*json.loads(sys.argv[2]))
+    print("\n" + json.dumps(results))

@@ -1,7 +1,7 @@
-"""What a dispatcher that has nothing to start costs: its share of a core and its memory, and that of its helpers.
+"""Measure a dispatcher that has nothing to start: its CPU time and memory, and those of its child processes.
 
-All GPUs run a job of the queue and more jobs wait, at polls of 2 s: once on simulated GPUs, once with NVML's own
-adapter on the simulated driver of tests/nvml_rig, where there is a C compiler.
+All GPUs run a job of the queue and more jobs wait, with polls every 2 s: once on simulated GPUs, and once through NVML
+on the simulated driver of tests/nvml_rig, if there is a C compiler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Footprint:
     cpu: float  # dispatcher and NVML child together
     dispatcher_pss: float
     shepherd_pss: float
-    shepherd_own: float  # what no other process shares
+    shepherd_own: float  # memory that no other process shares
     shepherds_cpu: float
     child_pss: float = 0.0
 
@@ -60,7 +60,7 @@ def watch(box: Box, seconds: float) -> Footprint:
         cpu = (sum(map(cpu_seconds, watched)) - before) / took
         shepherds_cpu = (sum(map(cpu_seconds, shepherds)) - flock) / took
         memory = [memory_bytes(pid) for pid in shepherds]
-        found = Footprint(
+        results = Footprint(
             cpu,
             memory_bytes(process.pid)["Pss"] / MIB,
             median(m["Pss"] for m in memory) / MIB,
@@ -69,12 +69,12 @@ def watch(box: Box, seconds: float) -> Footprint:
             sum(memory_bytes(pid)["Pss"] for pid in nvml) / MIB,
         )
         if process.poll() is not None:
-            raise Unusable(f"gpusched ended: {box.said()}")
-    return found
+            raise Unusable(f"gpusched ended: {box.output()}")
+    return results
 
 
 def rig_environment(directory: Path) -> dict[str, str] | None:
-    """A machine of 8 GPUs behind a simulated driver; None where it cannot be built."""
+    """Make a machine of 8 GPUs behind a simulated driver. Return its variables; None if it cannot be built."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or shutil.which("make") is None:
         return None
@@ -95,27 +95,27 @@ def rig_environment(directory: Path) -> dict[str, str] | None:
     }
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     seconds = 2.0 if quick else 30.0
     rows: list[Row] = []
     for name in ("simulated", "NVML"):
-        directory = place / name
+        directory = work_dir / name
         directory.mkdir(parents=True)
         extra = rig_environment(directory) if name == "NVML" else {}
         if extra is None:
             rows.append(Row("idle with NVML", None, "", note="needs make and a C compiler"))
             continue
-        tell(f"{name}, {seconds:g} s")
+        report(f"{name}, {seconds:g} s")
         os.sync()
         box = Box(directory, 0 if name == "NVML" else DEVICES, extra=extra)
-        found = watch(box, seconds)
-        with_child = " and NVML child" if found.child_pss else ""
-        rows.append(Row(f"idle, {name}: dispatcher{with_child}", found.cpu * 100, "% of a core", at_most=1))
-        rows.append(Row(f"idle, {name}: dispatcher's memory (PSS)", found.dispatcher_pss, "MiB", at_most=60))
-        if found.child_pss:
-            rows.append(Row("NVML child's memory (PSS)", found.child_pss, "MiB"))
+        results = watch(box, seconds)
+        with_child = " and NVML child" if results.child_pss else ""
+        rows.append(Row(f"idle, {name}: dispatcher{with_child}", results.cpu * 100, "% of a core", at_most=1))
+        rows.append(Row(f"idle, {name}: dispatcher's memory (PSS)", results.dispatcher_pss, "MiB", at_most=60))
+        if results.child_pss:
+            rows.append(Row("NVML child's memory (PSS)", results.child_pss, "MiB"))
         else:
-            note = f"{found.shepherds_cpu * 100:.2f} % of a core for {DEVICES}"
-            rows.append(Row("a shepherd's memory (PSS)", found.shepherd_pss, "MiB", at_most=8, note=note))
-            rows.append(Row("a shepherd's own part of it", found.shepherd_own, "MiB", at_most=8))
+            note = f"{results.shepherds_cpu * 100:.2f} % of a core for {DEVICES}"
+            rows.append(Row("a shepherd's memory (PSS)", results.shepherd_pss, "MiB", at_most=8, note=note))
+            rows.append(Row("a shepherd's own part of it", results.shepherd_own, "MiB", at_most=8))
     return rows

@@ -1,8 +1,8 @@
-"""From "the memory is back" after a job to the start of the next one on its device, beside a loop that waits for none.
+"""Measure the gap between two jobs on a device, from the return of the memory to the next start.
 
-The jobs hold memory on simulated GPUs: a few lines of bash that write the simulation's own record, since a Python
-start would be longer than what is measured. A record counts for as long as its process lives, so the memory is back
-when the job's last moment is over; with a driver that gives it back later, at the moment that the simulation logs.
+The jobs hold memory on simulated GPUs: a few lines of bash write the simulation's own record, since the start of Python
+would take longer than the gap. A record counts as long as its process lives, so the memory is back when the job ends;
+with a driver that frees it later, at the time that the simulation logs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.common import Box, Row, Unusable, clean_environment, interleaved, med
 from gpusched.common import simulation
 
 DEVICES = 4
-TOLERANCE_S = 0.02  # the simulation goes by a file's time, whose clock is coarse, and logs a moment later
+TOLERANCE_S = 0.02  # the simulation reads a file's time, whose clock is coarse, and logs a moment later
 LATE_MS = 100  # of a driver that is slow to give memory back
-# Takes memory, stays 30 to 60 ms, notes its first and its last moment. No process but the shell's own.
+# Takes memory, stays 30 to 60 ms, notes its start and its end. It starts no further process.
 HOLD = r"""
 began=$EPOCHREALTIME
 slot=${CUDA_VISIBLE_DEVICES:-${SLOT:-$PARALLEL_JOBSLOT}}
@@ -36,78 +36,80 @@ printf '%s %s %s %s\n' "$slot" "${record##*/}" "$began" "$EPOCHREALTIME" >> "$PL
 """
 
 
-def prepare(directory: Path, place: Path) -> str:
-    """The place that the jobs share, and the command that is one."""
+def prepare(directory: Path, shared_dir: Path) -> str:
+    """Write the files that the jobs share. Return the command of a job."""
     (directory / "hold.sh").write_text(HOLD)
-    os.mkfifo(place / "never")
+    os.mkfifo(shared_dir / "never")
     return f". {directory / 'hold.sh'} && echo done"
 
 
-def gaps_ms(place: Path, jobs: int, back: dict[str, float]) -> list[float]:
-    """Milliseconds from the memory's return to the next start, on every device."""
+def gaps_ms(shared_dir: Path, jobs: int, back: dict[str, float]) -> list[float]:
+    """Return the milliseconds from the return of the memory to the next start, on every device."""
     by_slot: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
-    for line in (place / "times").read_text().splitlines():
+    for line in (shared_dir / "times").read_text().splitlines():
         slot, name, first, last = line.split()
         by_slot[slot].append((float(first), float(last), name))
     if sum(map(len, by_slot.values())) != jobs:
         raise Unusable(f"{sum(map(len, by_slot.values()))} of {jobs} jobs have left their times")
-    found = []
+    gaps = []
     for runs in by_slot.values():
         runs.sort()
         for (_, ended, name), (began, _, _) in pairwise(runs):
             returned = back.get(name, ended)
             if began < returned - TOLERANCE_S:
                 raise Unusable(f"a job began {(returned - began) * 1000:.1f} ms before the memory was back")
-            found.append(max(0.0, began - returned) * 1000)
-    return found
+            gaps.append(max(0.0, began - returned) * 1000)
+    return gaps
 
 
 def gpusched(directory: Path, jobs: int, release_ms: int) -> list[float]:
     box = Box(directory, DEVICES)
-    place = Path(box.simulation)
+    shared_dir = Path(box.simulation)
     if release_ms:
-        simulation.change_keys(str(place / "box"), release_ms=release_ms)
-    command = prepare(directory, place)
-    box.environment["PLACE"] = str(place)
+        simulation.change_keys(str(shared_dir / "box"), release_ms=release_ms)
+    command = prepare(directory, shared_dir)
+    box.environment["PLACE"] = str(shared_dir)
     box.run([command] * jobs)
     back = {}
-    for line in (place / "events.log").read_text().splitlines():
+    for line in (shared_dir / "events.log").read_text().splitlines():
         event = json.loads(line)
         if event["event"] == "dead" and release_ms:
             back[event["name"]] = event["t"] + release_ms / 1000
     if release_ms and len(back) != jobs:
         raise Unusable(f"the memory of {len(back)} of {jobs} jobs came back")
-    return gaps_ms(place, jobs, back)
+    return gaps_ms(shared_dir, jobs, back)
 
 
-def other_place(directory: Path) -> tuple[Path, str]:
-    place = directory / "place"
+def make_shared_dir(directory: Path) -> tuple[Path, str]:
+    shared_dir = directory / "shared"
     for slot in range(DEVICES + 1):
-        (place / f"gpu{slot}" / "p").mkdir(parents=True)
-    return place, prepare(directory, place)
+        (shared_dir / f"gpu{slot}" / "p").mkdir(parents=True)
+    return shared_dir, prepare(directory, shared_dir)
 
 
 def floor(directory: Path, jobs: int) -> list[float]:
-    place, command = other_place(directory)
-    if script("floor.py", jobs, DEVICES, directory, command, PLACE=str(place))["failed"]:
+    shared_dir, command = make_shared_dir(directory)
+    if script("floor.py", jobs, DEVICES, directory, command, PLACE=str(shared_dir))["failed"]:
         raise Unusable("jobs of the bare loop failed")
-    return gaps_ms(place, jobs, {})
+    return gaps_ms(shared_dir, jobs, {})
 
 
 def parallel(directory: Path, jobs: int) -> list[float]:
-    place, command = other_place(directory)
+    shared_dir, command = make_shared_dir(directory)
     subprocess.run(
         ["parallel", "--will-cite", f"-j{DEVICES}", "--joblog", "joblog"],
         cwd=directory,
-        env=clean_environment(PARALLEL_SHELL=shutil.which("bash") or "bash", HOME=str(directory), PLACE=str(place)),
+        env=clean_environment(
+            PARALLEL_SHELL=shutil.which("bash") or "bash", HOME=str(directory), PLACE=str(shared_dir)
+        ),
         input=f"{command}\n".encode() * jobs,
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    return gaps_ms(place, jobs, {})
+    return gaps_ms(shared_dir, jobs, {})
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     jobs, rounds = (16, 1) if quick else (200, 3)
     contestants: dict[str, Callable[[Path], list[float]]] = {
         "bare loop": lambda directory: floor(directory, jobs),
@@ -116,8 +118,8 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
     }
     if shutil.which("parallel"):
         contestants["parallel"] = lambda directory: parallel(directory, jobs)
-    found = interleaved(place, rounds, contestants, tell)
-    gaps = {name: sorted(gap for gaps in rounds for gap in gaps) for name, rounds in found.items()}
+    results = interleaved(work_dir, rounds, contestants, report)
+    gaps = {name: sorted(gap for gaps in rounds for gap in gaps) for name, rounds in results.items()}
     middle = {name: median(values) for name, values in gaps.items()}
     tail = {name: f"95 % within {values[int(len(values) * 0.95)]:.1f}" for name, values in gaps.items()}
     rows = [

@@ -1,4 +1,4 @@
-"""A list of 100,000 lines: how long until it is submitted, with how much memory, and whether its head runs as fast.
+"""Measure a list of 100,000 lines: the time to submit it, the memory, and the rate of its first jobs.
 
 The dispatcher is killed once the first thousand jobs have ended: leaving, it would write the metrics of all lines.
 """
@@ -45,20 +45,20 @@ def head(directory: Path, lines: int, jobs: int) -> Head:
             with box.store() as store:
                 return job_table.counts(store)[JobState.SUCCEEDED] >= jobs
 
-        box.wait_for(lambda: _asked(ended), process)
+        box.wait_for(lambda: _ask(ended), process)
     finally:
         process.kill()
         process.wait()
     starts = [started for started, _ in box.attempts()][:jobs]
     with box.store() as store:
-        held = sum(job_table.counts(store).values())
-    if held != lines or len(starts) < jobs:
-        raise Unusable(f"the queue holds {held} of {lines} jobs and started {len(starts)} of {jobs}")
+        stored = sum(job_table.counts(store).values())
+    if stored != lines or len(starts) < jobs:
+        raise Unusable(f"the queue holds {stored} of {lines} jobs and started {len(starts)} of {jobs}")
     return Head(starts[0] - began, peak / MIB, (jobs - 1) / (starts[-1] - starts[0]))
 
 
-def _asked(question: Callable[[], bool]) -> bool:
-    """The answer of a database that may be being made; asked seldom, so that asking does not count."""
+def _ask(question: Callable[[], bool]) -> bool:
+    """Query a database that may not be complete yet; rarely, so that the queries cost little."""
     time.sleep(0.2)
     try:
         return question()
@@ -66,18 +66,18 @@ def _asked(question: Callable[[], bool]) -> bool:
         return False
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     few, many, jobs, rounds = (1000, 3000, 40, 1) if quick else (2000, 100_000, 1000, 3)
-    found = interleaved(
-        place,
+    results = interleaved(
+        work_dir,
         rounds,
         {
             f"{few} lines": lambda directory: head(directory, few, jobs),
             f"{many} lines": lambda directory: head(directory, many, jobs),
         },
-        tell,
+        report,
     )
-    small, large = found[f"{few} lines"], found[f"{many} lines"]
+    small, large = results[f"{few} lines"], results[f"{many} lines"]
     rates, references = [h.rate for h in large], [h.rate for h in small]
     first = f"{few} lines"
     return [

@@ -1,4 +1,4 @@
-"""How fast JSON Lines are merged with every record checked, beside `cat` and fsync, and in how much memory."""
+"""Measure the merge of JSON Lines with every record checked against `cat` and fsync, and its memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PARTS = 4
 WORDS = ("the", "model", "answers", "a", "question", "about", "its", "“own”", "weights", "and", "then", "stops\n")
 
 
-def write_parts(place: Path, size: int) -> list[Path]:
-    """Parts of records of 200 B to 2 kB, as a script writes what a model said: text, numbers, lists, a few escapes.
+def write_parts(work_dir: Path, size: int) -> list[Path]:
+    """Write parts with records of 200 B to 2 kB like the answers of a model: text, numbers, lists, a few escapes.
 
-    As json.dumps writes them; the last part with characters beyond ASCII, as it does with ensure_ascii=False.
+    They are written by json.dumps; the last part has characters beyond ASCII, by ensure_ascii=False.
     """
-    place.mkdir(parents=True)
+    work_dir.mkdir(parents=True)
     source = random.Random(1)
     records: dict[bool, list[bytes]] = {True: [], False: []}
     for number in range(2000):
@@ -32,7 +32,7 @@ def write_parts(place: Path, size: int) -> list[Path]:
         record["tokens"] = [source.randrange(50_000) for _ in range(source.randint(2, 12))]
         for ascii_ in records:
             records[ascii_].append(json.dumps(record, ensure_ascii=ascii_).encode() + b"\n")
-    paths = [place / f"part_{number}.jsonl" for number in range(PARTS)]
+    paths = [work_dir / f"part_{number}.jsonl" for number in range(PARTS)]
     for path in paths:
         with open(path, "wb") as file:
             while file.tell() < size // PARTS:
@@ -40,18 +40,18 @@ def write_parts(place: Path, size: int) -> list[Path]:
     return paths
 
 
-def cat(paths: list[Path], place: Path) -> tuple[float, int]:
-    """Seconds of cat and fsync."""
+def cat(paths: list[Path], work_dir: Path) -> tuple[float, int]:
+    """Return the seconds of cat and fsync."""
     began = time.perf_counter()
-    with open(place / "all.jsonl", "wb") as out:
+    with open(work_dir / "all.jsonl", "wb") as out:
         subprocess.run(["cat", *paths], stdout=out, check=True)
         os.fsync(out.fileno())
     return time.perf_counter() - began, 0
 
 
-def merge(paths: list[Path], place: Path) -> tuple[float, int]:
-    """Seconds of a merge, and the most memory that it was seen to have."""
-    words = [sys.executable, "-m", "gpusched.commands.merge", "-o", str(place / "all.jsonl"), *map(str, paths)]
+def merge(paths: list[Path], work_dir: Path) -> tuple[float, int]:
+    """Return the seconds of a merge, and its peak memory."""
+    words = [sys.executable, "-m", "gpusched.commands.merge", "-o", str(work_dir / "all.jsonl"), *map(str, paths)]
     began, peak = time.perf_counter(), 0
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=clean_environment())
     while process.poll() is None:
@@ -66,18 +66,18 @@ def merge(paths: list[Path], place: Path) -> tuple[float, int]:
     return took, peak
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     size, rounds = (4_000_000, 1) if quick else (1_000_000_000, 5)
-    tell("writing the parts")
-    paths = write_parts(place / "parts", size)
+    report("writing the parts")
+    paths = write_parts(work_dir / "parts", size)
     contestants = {"merge": lambda into: merge(paths, into), "cat": lambda into: cat(paths, into)}
-    found = interleaved(place, rounds, contestants, tell)
-    merged, copied = [took for took, _ in found["merge"]], [took for took, _ in found["cat"]]
+    results = interleaved(work_dir, rounds, contestants, report)
+    merged, copied = [took for took, _ in results["merge"]], [took for took, _ in results["cat"]]
     total = sum(path.stat().st_size for path in paths)
-    if (place / "merge.0" / "all.jsonl").stat().st_size != total:
+    if (work_dir / "merge.0" / "all.jsonl").stat().st_size != total:
         raise Unusable("the output is not as long as its parts")
-    for name in os.listdir(place):  # gigabytes, and this is the last measurement
-        shutil.rmtree(place / name)
+    for name in os.listdir(work_dir):  # gigabytes, and this is the last measurement
+        shutil.rmtree(work_dir / name)
     what = f"merge of {total / 1e9:.2g} GB of jsonl"
     note = spread([took / other for took, other in zip(merged, copied, strict=True)])
     return [
@@ -92,5 +92,5 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
             paired=paired_ratio(merged, copied),
             note=note,
         ),
-        Row(f"{what}: peak memory", max(peak for _, peak in found["merge"]) / MIB, "MiB", at_most=300),
+        Row(f"{what}: peak memory", max(peak for _, peak in results["merge"]) / MIB, "MiB", at_most=300),
     ]

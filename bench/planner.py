@@ -1,4 +1,4 @@
-"""What it costs to decide: the plan of the queue's head, the plan of all that waits, a whole tick of a dispatcher."""
+"""Measure the cost of decisions: the plan of the queue's head, of all waiting jobs, and a tick of a dispatcher."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gpusched.core.plan.snapshot import DeviceView, Limits, Snapshot, Start
 from gpusched.host.store import job_table
 
 DEVICES = 64
-HEAD = DEVICES + 10  # what a dispatcher looks at
+HEAD = DEVICES + 10  # jobs that a dispatcher plans with
 TICK_POLL_S = 0.1
 
 
 def snapshot(waiting: int) -> Snapshot:
-    """Half of the devices run a job, a quarter is busy with others, a quarter is free and held."""
+    """Return a snapshot: half of the devices run a job, a quarter is busy, a quarter is free and claimed."""
     devices, attempts = [], []
     for n in range(DEVICES):
         uuid = f"GPU-{n:08x}"
         kind = n % 4
         state = DeviceState.RUNNING if kind < 2 else DeviceState.BUSY if kind == 2 else DeviceState.FREE
         why = "8000 MiB in use by bo's python (pid 51), threshold 500 MiB" if kind == 2 else ""
-        known = Availability(uuid, 10, state, why, foreign_bytes=8000 * MIB if kind == 2 else 0)
+        availability = Availability(uuid, 10, state, why, foreign_bytes=8000 * MIB if kind == 2 else 0)
         free = kind == 3
-        devices.append(DeviceView(known, 81920 * MIB, f"GPU {n}", held=kind < 2 or free, looked=free))
+        devices.append(DeviceView(availability, 81920 * MIB, f"GPU {n}", held=kind < 2 or free, looked=free))
         if kind < 2:
             attempts.append(Attempt(n + 1, 1, (uuid,)))
     jobs = tuple(Job(1000 + n, 1, avoid=frozenset({"GPU-0"}) if n % 50 == 0 else frozenset()) for n in range(waiting))
@@ -37,21 +37,21 @@ def snapshot(waiting: int) -> Snapshot:
 
 
 def plan_ms(waiting: int, times: int) -> float:
-    """Milliseconds of one plan; the median of `times`."""
-    given = snapshot(waiting)
-    found = []
+    """Return the milliseconds of one plan, the median of `times`."""
+    view = snapshot(waiting)
+    results = []
     for _ in range(times):
         began = time.perf_counter()
-        plan = make_plan(given)
-        found.append((time.perf_counter() - began) * 1000)
+        plan = make_plan(view)
+        results.append((time.perf_counter() - began) * 1000)
         starts = sum(isinstance(action, Start) for action in plan.actions)
         if starts != DEVICES // 4 or starts + len(plan.reasons) != waiting:
             raise Unusable(f"{starts} starts and {len(plan.reasons)} reasons for {waiting} jobs")
-    return median(found)
+    return median(results)
 
 
 def tick_ms(directory: Path, waiting: int, seconds: float) -> float:
-    """CPU time of a dispatcher between two polls, all of whose devices are with others."""
+    """Return the CPU time of a dispatcher between two polls, while others use all of its devices."""
     directory.mkdir(parents=True)
     box = Box(directory, DEVICES, poll_s=TICK_POLL_S)
     for n in range(DEVICES):
@@ -69,12 +69,12 @@ def tick_ms(directory: Path, waiting: int, seconds: float) -> float:
     return used / (took / TICK_POLL_S) * 1000
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     few, many, times, seconds = (100, 1000, 3, 1.0) if quick else (1000, 10_000, 21, 10.0)
-    tell("plans")
+    report("plans")
     head, small, large = plan_ms(HEAD, times * 5), plan_ms(few, times), plan_ms(many, times)
-    tell(f"a dispatcher's ticks, {seconds:g} s")
-    tick = tick_ms(place / "tick", many, seconds)
+    report(f"a dispatcher's ticks, {seconds:g} s")
+    tick = tick_ms(work_dir / "tick", many, seconds)
     return [
         Row(f"plan of the head, {DEVICES} devices", head, "ms", at_most=20),
         Row(f"tick of a dispatcher, {many:,} waiting, {DEVICES} devices", tick, "ms of CPU", at_most=20),

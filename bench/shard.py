@@ -1,4 +1,4 @@
-"""What shards bring: a CPU-bound script on 2 simulated GPUs beside itself in one process, and the cost of a shard."""
+"""Measure the speed-up by shards of a CPU-bound script on 2 simulated GPUs, and the cost of a shard."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ ITEM_S = 1.0
 SCRIPT = str(ROOT / "bench" / "busy.py")
 
 
-class Went(NamedTuple):
+class ScriptRun(NamedTuple):
     took_s: float
-    steps: int  # that the items got done in their CPU time, in thousands
+    steps: int  # of all items in their CPU time, in thousands
 
 
 def steps_of(lines: Iterable[str], items: int) -> int:
-    """The sum of what busy.py printed, an item a line; Unusable unless each item is there once."""
-    found = [line.split() for line in lines]
-    if sorted(int(item) for item, _ in found) != list(range(items)):
-        raise Unusable(f"{len(found)} items were worked on instead of {items}")
-    return sum(int(steps) for _, steps in found)
+    """Return the sum of the steps that busy.py printed; Unusable unless each item has one line."""
+    results = [line.split() for line in lines]
+    if sorted(int(item) for item, _ in results) != list(range(items)):
+        raise Unusable(f"{len(results)} items were worked on instead of {items}")
+    return sum(int(steps) for _, steps in results)
 
 
-def alone(directory: Path, items: int, seconds: float) -> Went:
-    """The script as it is, in one process."""
+def alone(directory: Path, items: int, seconds: float) -> ScriptRun:
+    """Run the script in one process."""
     command = [sys.executable, SCRIPT, "0", str(items), str(seconds)]
     began = time.perf_counter()
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Went(time.perf_counter() - began, steps_of(ended.stdout.splitlines(), items))
+    return ScriptRun(time.perf_counter() - began, steps_of(ended.stdout.splitlines(), items))
 
 
-def sharded(directory: Path, items: int, seconds: float) -> Went:
-    """The same with gpusched shard, from its start to its end."""
+def sharded(directory: Path, items: int, seconds: float) -> ScriptRun:
+    """Run the script by gpusched shard."""
     box = Box(directory, GPUS)
     command = [sys.executable, SCRIPT, "{start}", "{count}", str(seconds)]
     options = ["--total", str(items), "--shards-per-gpu", str(PER_GPU), "--min-items-per-shard", "1"]
@@ -49,11 +49,11 @@ def sharded(directory: Path, items: int, seconds: float) -> Went:
     if n != min(items, GPUS * PER_GPU):
         raise Unusable(f"{n} shards instead of {GPUS * PER_GPU}")
     logs = (box.queue / "logs").glob("*.out.log")
-    return Went(took, steps_of((line for log in logs for line in log.read_text().splitlines()), items))
+    return ScriptRun(took, steps_of((line for log in logs for line in log.read_text().splitlines()), items))
 
 
 def per_shard_ms(directory: Path, shards: int) -> float:
-    """What a shard costs that does nothing: the time from the first start to the last end, of the shards of one GPU."""
+    """Return the cost of a shard that does nothing: the time from the first start to the last end, per GPU."""
     box = Box(directory, GPUS)
     box.shard(["--total", str(shards), "--shard-size", "1", "--", "true", "{start}"])
     attempts = box.attempts()
@@ -63,29 +63,29 @@ def per_shard_ms(directory: Path, shards: int) -> float:
     return (max(ends) - attempts[0][0]) * 1000 * GPUS / shards
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     items, times, shards = (8, 1, 16) if quick else (32, 3, 400)
     seconds = 0.05 if quick else ITEM_S
     items_worked = interleaved(
-        place,
+        work_dir,
         times,
         {
             "one process": lambda directory: alone(directory, items, seconds),
             "shards": lambda directory: sharded(directory, items, seconds),
         },
-        tell,
+        report,
     )
-    empty = interleaved(place, times, {"empty shards": lambda directory: per_shard_ms(directory, shards)}, tell)
+    empty = interleaved(work_dir, times, {"empty shards": lambda directory: per_shard_ms(directory, shards)}, report)
     one, many = items_worked["one process"], items_worked["shards"]
     speed_ups = [a.took_s / b.took_s for a, b in zip(one, many, strict=True)]
     host = [b.steps / a.steps for a, b in zip(one, many, strict=True)]
     return [
         Row(
             f"shard, {items} items of {seconds:g} s of CPU on {GPUS} GPUs",
-            median(went.took_s for went in one),
+            median(run.took_s for run in one),
             "s",
             "sharded",
-            median(went.took_s for went in many),
+            median(run.took_s for run in many),
             at_least=1.9 if (os.cpu_count() or 1) >= GPUS else None,
             of_ratio=True,
             paired=median(speed_ups),
@@ -93,12 +93,12 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
         ),
         Row(
             "steps that the items got done in that CPU time",
-            median(went.steps / 1000 for went in many),
+            median(run.steps / 1000 for run in many),
             "million",
             "one process",
-            median(went.steps / 1000 for went in one),
+            median(run.steps / 1000 for run in one),
             paired=median(host),
-            note=f"what two cores of this host take from each other; {spread(host)}",
+            note=f"the slow-down of two cores of this host by each other; {spread(host)}",
         ),
         Row(
             "dispatch of a shard that does nothing",

@@ -1,4 +1,4 @@
-"""How long `gpusched --help` takes, beside an interpreter that imports click."""
+"""Measure `gpusched --help` against an interpreter that imports click."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def seconds(argv: list[str], directory: Path) -> float:
     return took
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     times = 3 if quick else 40
-    tell(f"{times} starts of each")
+    report(f"{times} starts of each")
     installed = shutil.which("gpusched", path=os.path.dirname(sys.executable))
     ours = [installed, "--help"] if installed else [*GPUSCHED, "--help"]
     commands = {"help": ours, "click": [sys.executable, "-c", "import click"], "bare": [sys.executable, "-c", ""]}
-    found: dict[str, list[float]] = {name: [] for name in commands}
-    place.mkdir(parents=True, exist_ok=True)
-    for argv in commands.values():  # what has to be compiled is compiled
-        seconds(argv, place)
+    results: dict[str, list[float]] = {name: [] for name in commands}
+    work_dir.mkdir(parents=True, exist_ok=True)
+    for argv in commands.values():  # compile all modules first
+        seconds(argv, work_dir)
     for _ in range(times):
         for name, argv in commands.items():
-            found[name].append(seconds(argv, place) * 1000)
-    middle = {name: median(values) for name, values in found.items()}
+            results[name].append(seconds(argv, work_dir) * 1000)
+    middle = {name: median(values) for name, values in results.items()}
     note = f"an empty interpreter {middle['bare']:.0f} ms"
     return [
         Row(

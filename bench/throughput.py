@@ -1,4 +1,4 @@
-"""How many short jobs a second: 2,000 times `true`, 8 at a time, beside a bare loop and other tools that run lists."""
+"""Measure short jobs per second: 2,000 times `true`, 8 at a time, against a bare loop and other tools."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SLOW_PEER_SHARE = 4  # peers that are far slower get so many times fewer jobs
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Jobs a second: between the first start and the last end, and over the whole life of the program.
+    """Jobs per second: between the first start and the last end, and over the whole life of the program.
 
-    `cpu_ms` is the CPU time of a job with all that was done for it. On a machine that is busy with other things it
-    tells more than the rates do: there, who has more processes gets more of the CPUs.
+    `cpu_ms` is the CPU time of a job and of the work around it. On a busy machine it says more than the rates, since
+    there a program with more processes gets more CPU time.
     """
 
     working: float
@@ -46,7 +46,7 @@ class Rates:
 
 
 def with_cpu(contestant: Callable[[Path, int], Rates], directory: Path, jobs: int) -> Rates:
-    """Also the CPU time of the child processes that it has started and waited for, and of theirs."""
+    """Run a contestant, and add the CPU time of its child processes."""
     before = os.times()
     rates = contestant(directory, jobs)
     after = os.times()
@@ -67,15 +67,15 @@ def gpusched(directory: Path, jobs: int) -> Rates:
 
 def floor(directory: Path, jobs: int) -> Rates:
     began = time.perf_counter()
-    found = script("floor.py", jobs, AT_ONCE, directory, COMMAND)
+    results = script("floor.py", jobs, AT_ONCE, directory, COMMAND)
     whole = time.perf_counter() - began
-    if found["failed"]:
-        raise Unusable(f"{found['failed']} jobs of the bare loop failed")
-    return Rates(jobs / found["seconds"], jobs / whole)
+    if results["failed"]:
+        raise Unusable(f"{results['failed']} jobs of the bare loop failed")
+    return Rates(jobs / results["seconds"], jobs / whole)
 
 
 def parallel(directory: Path, jobs: int) -> Rates:
-    """GNU parallel with its --joblog, which it needs to resume."""
+    """Run GNU parallel with its --joblog, which it needs to resume."""
     (directory / "list").write_text(f"{COMMAND}\n" * jobs)
     began = time.perf_counter()
     with open(directory / "list") as lines:
@@ -104,14 +104,14 @@ def hyperqueue(directory: Path, jobs: int, python: str) -> Rates:
         stderr=subprocess.DEVNULL,
         check=True,
     )
-    found = json.loads(ended.stdout)
-    if found["failed"]:
+    results = json.loads(ended.stdout)
+    if results["failed"]:
         raise Unusable("HyperQueue did not run all jobs to success")
-    return Rates(jobs / found["seconds"], jobs / found["seconds"])
+    return Rates(jobs / results["seconds"], jobs / results["seconds"])
 
 
 def spooler(directory: Path, jobs: int) -> Rates:
-    """task-spooler: one call of its client a job, then wait until its list holds no waiting or running one."""
+    """Run task-spooler: one call of its client per job, then wait until its list has no waiting or running job."""
     environment = clean_environment(
         TS_SOCKET=str(directory / "socket"), TS_SLOTS=str(AT_ONCE), TMPDIR=str(directory), TS_MAXFINISHED=str(jobs)
     )
@@ -132,14 +132,14 @@ def spooler(directory: Path, jobs: int) -> Rates:
 
 
 def find_hyperqueue() -> str | None:
-    """An interpreter that has the package hyperqueue."""
+    """Return an interpreter that has the package hyperqueue."""
     for python in (os.environ.get(PYTHON_OF_HYPERQUEUE), sys.executable):
         if python and not subprocess.run([python, "-c", "import hyperqueue"], stderr=subprocess.DEVNULL).returncode:
             return python
     return None
 
 
-def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def measure(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list[Row]:
     jobs, rounds = (60, 1) if quick else (2000, 5)
     contestants: dict[str, Callable[[Path], Rates]] = {
         "bare loop": lambda directory: with_cpu(floor, directory, jobs),
@@ -152,23 +152,23 @@ def measure(place: Path, quick: bool, tell: Callable[[str], None]) -> list[Row]:
         contestants["HyperQueue"] = lambda directory: hyperqueue(directory, jobs, python)
     if shutil.which("tsp"):
         contestants["task-spooler"] = lambda directory: spooler(directory, jobs // SLOW_PEER_SHARE)
-    found = interleaved(place, rounds, contestants, tell)
-    working = {name: [r.working for r in rates] for name, rates in found.items()}
-    whole = {name: [r.whole for r in rates] for name, rates in found.items()}
+    results = interleaved(work_dir, rounds, contestants, report)
+    working = {name: [r.working for r in rates] for name, rates in results.items()}
+    whole = {name: [r.whole for r in rates] for name, rates in results.items()}
     note = " ".join(f"{name}: {spread(working[name])};" for name in ("gpusched", "bare loop")) if rounds > 1 else ""
     rows = [
         _row(f"{jobs} × true, first start to last end", working, "bare loop", 0.5, note),
         _row("the same, whole life of the program", whole, "bare loop", 0.5),
         Row(
             "CPU time of a job and all around it",
-            median(r.cpu_ms for r in found["gpusched"]),
+            median(r.cpu_ms for r in results["gpusched"]),
             "ms of CPU",
             "bare loop",
-            median(r.cpu_ms for r in found["bare loop"]),
+            median(r.cpu_ms for r in results["bare loop"]),
         ),
     ]
     for name, must_beat in (("parallel --joblog", True), ("HyperQueue", True), ("task-spooler", False)):
-        if name in found:
+        if name in results:
             rows.append(_row(f"against {name}", working, name, 1.0 if must_beat else None))
         else:
             rows.append(Row(f"against {name}", median(working["gpusched"]), "jobs/s", "not installed"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpusched.config.layers import load
 from gpusched.core.plan.preview import DryRun
 from gpusched.dispatcher import Observer
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, read_source, refused
 from gpusched.operations import dry_run as dry_runs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.host.queue import queue_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from tests.support.sample import PID, Sample9, a_board, dispatched_by, stand_still
 
 
@@ -18,7 +18,7 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample9]
     stand_still(monkeypatch, tmp_path)
     made = Sample9(tmp_path)
     made.fill()
-    queue_dir.remember(made.place)
+    queue_dirs.remember(made.place)
     yield made
     made.close()
 

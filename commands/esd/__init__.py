@@ -1,10 +1,10 @@
-"""Spectral (ESD) analysis of the weights of one model: a program, and `analyze` for those who import it.
+"""Spectral (ESD) analysis of the weights of one model: a program, and the function `analyze`.
 
     from gpusched.commands.esd import analyze
     table = analyze("path/to/model", fix_fingers="DKS")
     table.to_csv("table.csv"); table.as_columns()["alpha"]
 
-Importing this package loads nothing; calling `analyze` loads PyTorch.
+Importing this package loads no library; calling `analyze` loads PyTorch.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ if TYPE_CHECKING:
     from .write.results import Table
 
 
-def analyze(
-    model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> Table:
-    """The spectra and power laws of a model's layers.
+def analyze(model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module, **options: Any) -> Table:
+    """Return the spectra and power laws of a model's layers.
 
-    `model`: a directory or file of weights on this box, a state dict, or a torch module. `options`: the fields of
-    options.Options, by name. Raises tensors.ModelError for a model that cannot be read, ValueError for an option that
-    cannot be meant, analysis.NoDevice.
+    `model`: a directory or file of weights on this machine, a state dict, or a torch module. `options`: the fields of
+    gpusched.esd.options.AnalysisOptions by name; without a `cache_dir` no spectrum is kept. Raises ModelError for a
+    model that cannot be read, GpuschedError for an invalid option, NoDevice.
     """
+    from contextlib import ExitStack, closing
     from pathlib import Path
 
     import torch
 
+    from gpusched.esd.options import AnalysisOptions
+
     from .analysis import analyse, choose_device
-    from .options import Options
     from .read.sources import ModuleSource, StateSource, open_local
     from .read.tensors import TensorSource
     from .solve.cache import SpectraCache
 
-    chosen = Options(**options)
+    chosen = AnalysisOptions(**options)
+    chosen.check()
     source: TensorSource
     if isinstance(model, torch.nn.Module):
         source = ModuleSource(model)
@@ -49,11 +47,7 @@ def analyze(
         source = StateSource(model)
     else:
         source = open_local(model)
-    cache = None
-    try:
-        cache = SpectraCache(Path(cache_dir)) if cache_dir is not None else None
+    with ExitStack() as stack:
+        stack.enter_context(closing(source))
+        cache = stack.enter_context(closing(SpectraCache(Path(chosen.cache_dir)))) if chosen.cache_dir else None
         return analyse(source, chosen, choose_device(chosen.device), cache=cache)
-    finally:
-        source.close()
-        if cache is not None:
-            cache.close()

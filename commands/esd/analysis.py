@@ -1,20 +1,20 @@
-"""One model -> its table: the layers planned, their spectra solved and fitted. Writes nothing."""
+"""Make the table of one model: choose its layers, solve them, fit their spectra. Writes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from gpusched.esd.options import AnalysisOptions
+
 from .fit.metrics import entropy, matrix_rank, norms
 from .fit.power_law import fit, kept
-from .options import Options
-from .read.layers import Layer, Skip, plan
+from .read.layers import Layer, Skip, choose_layers
 from .read.tensors import TensorInfo, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
@@ -22,28 +22,20 @@ from .write.results import Row, Table
 
 
 class NoDevice(Exception):
-    """The device that was asked for is not there."""
+    """The requested device does not exist here."""
 
 
 class NoCuda(NoDevice):
-    """This PyTorch can use no GPU, here or anywhere."""
+    """This PyTorch can use no GPU at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Types:
-    """How many tensors and numbers of a type a model stores."""
-
-    tensors: int
-    elements: int
-
-
-def choose_device(wanted: str) -> torch.device:
-    """The device of this name; for auto, the GPU if there is one. NoCuda, or NoDevice in PyTorch's words."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+def choose_device(name: str) -> torch.device:
+    """Return the device of this name; for auto, the GPU if there is one. Raises NoCuda, or NoDevice."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.backends.cuda.is_built():
-        raise NoCuda("this PyTorch is built without CUDA; install one that has it, or give --device cpu")
-    device = torch.device("cuda" if wanted == "auto" else wanted)
+        raise NoCuda("this PyTorch is built without CUDA; install one that has it, or use --device cpu")
+    device = torch.device("cuda" if name == "auto" else name)
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -53,45 +45,41 @@ def choose_device(wanted: str) -> torch.device:
 
 def analyse(
     source: TensorSource,
-    options: Options,
+    options: AnalysisOptions,
     device: torch.device,
     *,
     cache: SpectraCache | None = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Table:
-    """The table of a model. `on_progress` is told layers done and layers in all.
+    """Return the table of a model. `on_progress` gets the number of layers that are done, and of all.
 
-    Raises ModelError for a file that fails, memory.Poisoned for a card that has to be left.
+    Raises ModelError for a damaged file, Poisoned for a card that this process can no longer use.
     """
-    layers, skips = plan(source.infos(), source.config, options, getattr(source, "embeddings", ()))
-    on_progress(0, len(layers))
+    layers, skips = choose_layers(source.infos(), source.config, options, getattr(source, "embeddings", ()))
+    total = len(layers)
+    on_progress(0, total)
     with _full_precision():
-        found = Pipeline(
-            source,
-            layers,
-            options,
-            device,
-            cache=cache,
-            on_done=lambda done: on_progress(done, len(layers)),
-        ).run()
+        pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
+        results = pipeline.run()
     rows, spectra = [], {}
-    for layer, result in zip(layers, found, strict=True):
+    for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
-            rows.append(row(layer, result, options))
+            rows.append(make_row(layer, result, options))
             spectra[layer.name] = result.spectrum.evals
         else:
-            skips.append(Skip(_named(layer), result))
-    order = {info.name: place for place, info in enumerate(source.infos())}
+            info = TensorInfo(layer.name, layer.shape, layer.tensor.dtype, layer.tensor.file)
+            skips.append(Skip(info, result))
+    order = {info.name: index for index, info in enumerate(source.infos())}
     skips.sort(key=lambda skip: order.get(skip.tensor.name, order.get(skip.tensor.name.rpartition("[")[0], 0)))
     return Table(rows, skips, spectra, source.notes)
 
 
-def row(layer: Layer, solved: Solved, options: Options) -> Row:
-    """What is said of one layer."""
+def make_row(layer: Layer, solved: Solved, options: AnalysisOptions) -> Row:
+    """Return the row of one layer: the fit and the measures of its spectrum."""
     evals = kept(solved.spectrum.evals, options.evals_thresh)
-    found = fit(evals, options)
+    law = fit(evals, options)
     rank = matrix_rank(evals, max(layer.matrix))
-    more: dict[str, Any] = dict(norms(evals, found.alpha))
+    more: dict[str, Any] = dict(norms(evals, law.alpha))
     if solved.chance is not None and solved.bulk is not None:
         more["rand_xmax"] = float(solved.chance.evals[-1])
         more["rand_bulk_min"], more["rand_bulk_max"] = solved.bulk
@@ -100,11 +88,11 @@ def row(layer: Layer, solved: Solved, options: Options) -> Row:
         longname=layer.name,
         shape="x".join(map(str, layer.shape)),
         dtype=layer.tensor.dtype,
-        alpha=found.alpha,
-        D=found.D,
-        fit_xmin=found.xmin,
-        n_tail=found.n_tail,
-        fit_status=found.status,
+        alpha=law.alpha,
+        D=law.D,
+        fit_xmin=law.xmin,
+        n_tail=law.n_tail,
+        fit_status=law.status,
         xmin=float(evals[0]),
         xmax=float(evals[-1]),
         matrix_rank=rank,
@@ -118,24 +106,20 @@ def row(layer: Layer, solved: Solved, options: Options) -> Row:
     )
 
 
-def dtypes(source: TensorSource) -> dict[str, Types]:
-    """The types that a model's tensors of two and more dimensions are stored in, most numbers first."""
+def count_dtypes(source: TensorSource) -> dict[str, dict[str, int]]:
+    """Return the number of tensors and of their elements by type, for two dimensions and more; largest first."""
     tensors: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     for info in source.infos():
         if len(info.shape) > 1:
             tensors[info.dtype] += 1
             elements[info.dtype] += info.elements
-    return {dtype: Types(tensors[dtype], count) for dtype, count in elements.most_common()}
-
-
-def _named(layer: Layer) -> TensorInfo:
-    return TensorInfo(layer.name, layer.shape, layer.tensor.dtype, layer.tensor.file)
+    return {dtype: {"tensors": tensors[dtype], "elements": count} for dtype, count in elements.most_common()}
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """No TF32 in a product of matrices, whatever the process has chosen."""
+    """Use no TF32 in products of matrices, whatever the process has chosen."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

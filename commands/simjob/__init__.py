@@ -1,1 +1,1 @@
-"""Play a CUDA job on simulated GPUs: `python -m gpusched.commands.simjob --help`. Touches no real GPU."""
+"""Simulate a CUDA job on simulated GPUs: `python -m gpusched.commands.simjob --help`. Touches no real GPU."""

@@ -1,6 +1,6 @@
-"""Play a CUDA job on the simulated GPUs that CUDA_VISIBLE_DEVICES names. Touches only the simulation.
+"""Simulate a CUDA job on the simulated GPUs that CUDA_VISIBLE_DEVICES names. Touches only the simulation.
 
-Takes memory as a training would, prints what one would print, and fails in the ways that trainings fail.
+It takes memory, prints and fails as a training does.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from gpusched.common import simulation
 
 from .audit import print_audit
 
-LOOK_S = 0.1  # how often a running job looks whether its GPU is still there
+LOOK_S = 0.1  # interval at which a running job checks that its GPU is still there
 
 
 class CudaError(Exception):
-    """What PyTorch would raise, in its words."""
+    """An error of CUDA with the text that PyTorch prints."""
 
 
 def visible_devices(directory: str, environment: Mapping[str, str]) -> list[int]:
-    """The GPUs that CUDA would show, as numbers of the simulation, in PCI order."""
+    """Return the GPUs that CUDA would show, as numbers of the simulation, in PCI order."""
     states = {n: simulation.read_keys(_state_path(directory, n)) for n in simulation.gpu_numbers(directory)}
     present = [n for n, state in states.items() if state.get("present") != "0"]
     mask = environment.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return present
-    chosen: list[int] = []
+    visible: list[int] = []
     for item in (word.strip() for word in mask.split(",")):
         if item.isdigit():
             hits = present[int(item) : int(item) + 1]
         else:
             hits = [n for n in present if item and states[n].get("uuid", "").startswith(item)]
-        if len(hits) != 1:  # CUDA stops at the first one that it does not know
+        if len(hits) != 1:  # CUDA stops at the first unknown one
             break
-        chosen += hits
-    return chosen if len(set(chosen)) == len(chosen) else []  # one that is named twice empties the list
+        visible += hits
+    return visible if len(set(visible)) == len(visible) else []  # a repeated GPU empties the list
 
 
 class SimulatedJob:
@@ -60,7 +60,7 @@ class SimulatedJob:
         return os.path.join(simulation.gpu_path(self.directory, n), "p", self.name)
 
     def grow(self, mib: int) -> None:
-        """Hold so much on each GPU, or raise what CUDA would."""
+        """Hold `mib` on each GPU. Raises CudaError if that does not fit."""
         for ordinal, n in enumerate(self.gpus):
             with simulation.locked(self.directory):
                 self._grow_on(ordinal, n, mib)
@@ -95,11 +95,11 @@ class SimulatedJob:
         if new:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             early = any(not record.alive for record in rivals)
-            told = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
-            simulation.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **told)
+            more = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
+            simulation.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **more)
 
     def release(self) -> None:
-        """An orderly end: the memory is due back from now on, after the driver's delay or the leak."""
+        """End in order: the memory is freed after the driver's delay or the leak."""
         delay_ms = max(self._release_ms(), int(self.args.leak * 1000))
         for n in self.gpus:
             path = self.record_path(n)
@@ -113,16 +113,16 @@ class SimulatedJob:
                 os.unlink(path)
 
     def stay(self, seconds: float) -> None:
-        """Compute for a while; die as CUDA programs do when a GPU is lost."""
+        """Wait for `seconds`; fail as CUDA programs do if a GPU is lost."""
         end = time.monotonic() + seconds
         while True:
             if self.args.device is None:
                 for n in self.gpus:
                     _check_health(simulation.read_keys(_state_path(self.directory, n)), started=True)
-            left = end - time.monotonic()
-            if left <= 0:
+            rest = end - time.monotonic()
+            if rest <= 0:
                 return
-            time.sleep(min(left, LOOK_S))
+            time.sleep(min(rest, LOOK_S))
 
     def _release_ms(self) -> int:
         if not self.gpus:
@@ -131,7 +131,7 @@ class SimulatedJob:
 
 
 def _identity(colleague: bool) -> str:
-    """One attempt is one holder; without a scheduler, each process with its children is."""
+    """Return the holder of the memory: the attempt, or this process and its children without a scheduler."""
     words = [os.environ.get(f"GPUSCHED_{word}", "") for word in ("QUEUE", "JOB_ID", "ATTEMPT")]
     return "/".join(words) if words[1] and not colleague else simulation.own_name()
 
@@ -158,7 +158,7 @@ def _out_of_memory(ordinal: int, want: int, total: int, free: int, mine: int) ->
 
 
 def play(job: SimulatedJob, args: argparse.Namespace) -> None:
-    """The whole life of the job, in the order of a training."""
+    """Run the job from its start to its end."""
     steps = max(1, int(args.ramp / LOOK_S)) if args.ramp else 1
     share = args.mem // (args.children + 1)
     for step in range(1, steps + 1):
@@ -172,7 +172,7 @@ def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     for step in range(1, args.steps + 1):
         job.stay(args.hold / args.steps)
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
-        _tell_progress(step, args.steps)
+        _write_progress(step, args.steps)
     if args.oom:
         total = max((simulation.number(_total(job, n)) for n in job.gpus), default=0)
         raise CudaError(_out_of_memory(0, 2048, total, 1024, job.mib))
@@ -187,17 +187,17 @@ def _total(job: SimulatedJob, n: int) -> str | None:
     return simulation.read_keys(_state_path(job.directory, n)).get("total")
 
 
-def _tell_progress(done: int, total: int) -> None:
+def _write_progress(step: int, total: int) -> None:
     path = os.environ.get("GPUSCHED_PROGRESS")
     if path:
-        told = {"done": done, "total": total, "unit": "steps", "message": f"step {done} of {total}"}
+        progress = {"done": step, "total": total, "unit": "steps", "message": f"step {step} of {total}"}
         with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(told, file)
+            json.dump(progress, file)
         os.replace(f"{path}.{os.getpid()}", path)
 
 
 def run(directory: str, gpus: Sequence[int], args: argparse.Namespace) -> int:
-    """Be the job, and its children; the exit status."""
+    """Run the job with its children. Return the exit status."""
     holder = _identity(colleague=args.device is not None)
     sys.stdout.flush()
     children: list[int] = []
@@ -237,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.mem == 0:
         return run("", [], args)
     try:
-        given = simulation.ENV_DIRECTORY in os.environ  # a job's; by hand, the setting will do
-        spec = args.simulation or (None if given else os.environ.get("GPUSCHED_SIMULATE"))
+        is_job = simulation.ENV_DIRECTORY in os.environ  # started by hand, it uses the setting
+        spec = args.simulation or (None if is_job else os.environ.get("GPUSCHED_SIMULATE"))
         directory = simulation.locate(spec, os.environ)
     except ValueError as error:
         print(f"simjob: {error}; name a simulation with --simulation", file=sys.stderr)
@@ -258,20 +258,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gpusched.commands.simjob", description=__doc__)
     add = parser.add_argument
     add("--mem", type=int, default=1000, metavar="MIB", help="memory on each GPU (0: a CPU job)")
-    add("--hold", type=float, default=1.0, metavar="S", help="then keep it so long")
-    add("--ramp", type=float, default=0.0, metavar="S", help="reach it over so long")
+    add("--hold", type=float, default=1.0, metavar="S", help="keep it for S seconds")
+    add("--ramp", type=float, default=0.0, metavar="S", help="reach it within S seconds")
     add("--exit", type=int, default=0, metavar="CODE", help="exit status")
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
-    add("--steps", type=int, default=0, metavar="N", help="print N steps and tell progress")
+    add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")
     add("--children", type=int, default=0, metavar="N", help="share the memory with N child processes")
     add("--ignore-term", action="store_true", help="ignore SIGTERM")
-    add("--oom", action="store_true", help="fail for want of memory at the end")
+    add("--oom", action="store_true", help="run out of memory at the end")
     add("--lose", action="store_true", help="lose the GPU at the end")
-    add("--leak", type=float, default=0.0, metavar="S", help="the memory stays so long after the end")
-    add("--device", type=int, metavar="N", help="be a colleague's process on GPU N, whatever the mask says")
-    add("--user", default=_own_user(), metavar="NAME", help="whose process it is")
-    add("--simulation", metavar="DIR|SPEC", help="where (default: GPUSCHED_SIMULATION, as jobs get it)")
-    add("--audit", metavar="DIR", help="only tell whether two jobs met on a GPU; exit 1 if so")
+    add("--leak", type=float, default=0.0, metavar="S", help="free the memory S seconds after the end")
+    add("--device", type=int, metavar="N", help="be another user's process on GPU N, whatever the mask is")
+    add("--user", default=_own_user(), metavar="NAME", help="owner of the process")
+    add("--simulation", metavar="DIR|SPEC", help="the simulation (default: GPUSCHED_SIMULATION, which jobs get)")
+    add("--audit", metavar="DIR", help="only report jobs that met on a GPU; exit 1 if there are any")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Replay a simulation's log: did two jobs ever meet on one GPU? Changes nothing."""
+"""Replay a simulation's log and find jobs that met on one GPU. Changes nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class AuditReport(NamedTuple):
 
 
 def audit(directory: str) -> AuditReport:
-    """What the log tells. A colleague who comes while a job runs is nobody's fault and no clash."""
-    held: dict[int, dict[str, dict[str, Any]]] = {}  # gpu -> process -> its grab
+    """Read the log. Another user who comes while a job runs is no clash."""
+    on_gpu: dict[int, dict[str, dict[str, Any]]] = {}  # gpu -> process -> its grab
     clashes: list[Clash] = []
     jobs: set[str] = set()
     grabs = ooms = too_early = 0
@@ -45,12 +45,12 @@ def audit(directory: str) -> AuditReport:
                 too_early += bool(event["unreleased"])
                 clashes += [
                     Clash(event["t"], gpu, event["job"], other["job"], bool(other["foreign"]))
-                    for other in held.get(gpu, {}).values()
+                    for other in on_gpu.get(gpu, {}).values()
                     if other["job"] != event["job"]
                 ]
-            held.setdefault(gpu, {})[name] = event
+            on_gpu.setdefault(gpu, {})[name] = event
         elif kind in ("exit", "dead"):
-            held.get(gpu, {}).pop(name, None)
+            on_gpu.get(gpu, {}).pop(name, None)
         elif kind == "oom":
             ooms += 1
     return AuditReport(clashes, len(jobs), grabs, ooms, too_early)
@@ -66,7 +66,7 @@ def _events(directory: str) -> Iterator[dict[str, Any]]:
 
 
 def print_audit(directory: str) -> int:
-    """Print the report; the exit status: 1 when jobs met."""
+    """Print the report. Return the exit status: 1 if jobs met."""
     report = audit(directory)
     for clash in report.clashes:
         print(f"CLASH {clash}")

@@ -13,8 +13,9 @@ OWN_OPTIONS = {
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
     "The merge": "patterns shard.output shard.sums shard.key shard.on_duplicate allow_partial",
     "The models": "model_list single_model source_model relation revision overwrite",
-    "The analysis": "fix_fingers evals_thresh bins peak_window solver device no_parallel_gpu layers embeddings "
+    "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",
+    GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
     OUTPUT: "output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
 }

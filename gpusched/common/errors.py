@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to see, and the exit codes. Raises nothing by itself."""
+"""The exception for errors that are shown to users, and the exit codes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EXIT_TERMINATED = 143
 
 
 class GpuschedError(Exception):
-    """A "no" for people: what went wrong, where, and what to do next.
+    """An error for people: the problem, its place, and the remedy.
 
-    `what` is one sentence without a final full stop; `where` names a file, line, device or option
-    (may be empty); `hint` says what to do next (may be empty); `exit_code` is one of the codes above.
+    `what` is one sentence without a final full stop; `where` names a file, line, device or option (may be
+    empty); `hint` is the remedy (may be empty); `exit_code` is one of the codes above.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", exit_code: int = EXIT_USAGE) -> None:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and stay after a power cut."""
+"""Write files whole or not at all, and make changes of directories survive a power cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def sync_directory(path: str) -> None:
-    """Make the renames and removals in a directory outlive a power cut."""
+    """Make the renames and removals in a directory survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -15,7 +15,7 @@ def sync_directory(path: str) -> None:
 
 
 def write_atomically(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> None:
-    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
+    """Replace the file at `path` by a temporary file and a rename. With `sync` its data survive a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:

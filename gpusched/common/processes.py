@@ -1,4 +1,4 @@
-"""Who a process is, and signalling exactly that one. Light enough for a shepherd; decides nothing."""
+"""Identify a process, and signal exactly that one. Light enough for a shepherd; decides nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
+    """Return the start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
     fields = process_stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def process_stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state field on: [0] state, [1] ppid, [2] pgrp, [3] session, [19] start time."""
+    """Read /proc/PID/stat from the state field on: [0] state, [1] ppid, [2] pgrp, [3] session, [19] start time."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             data = file.read()
@@ -31,8 +31,8 @@ def boot_id() -> str:
 
 
 def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
-    """Pids of live processes whose environment holds every `NAME=value` of `marker`, the oldest first."""
-    found: list[tuple[int, int]] = []
+    """Return the pids of live processes whose environment has every `NAME=value` of `marker`, the oldest first."""
+    marked: list[tuple[int, int]] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -42,15 +42,36 @@ def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
         except OSError:
             continue
         if environment.issuperset(marker) and (began := process_start(int(name))) is not None:
-            found.append((began, int(name)))
-    return [pid for _, pid in sorted(found)]
+            marked.append((began, int(name)))
+    return [pid for _, pid in sorted(marked)]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of live processes whose chain of parents leads to `root`, each after its parent."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = process_stat(int(name))
+            if fields is not None and fields[0] not in ("Z", "X"):
+                parents[int(name)] = int(fields[1])
+    found: list[int] = []
+    known = {root}
+    grew = True
+    while grew:
+        grew = False
+        for pid, parent in parents.items():
+            if parent in known and pid not in known:
+                known.add(pid)
+                found.append(pid)
+                grew = True
+    return found
 
 
 def send_signal(pid: int, number: int, start_ticks: int | None = None) -> bool:
-    """Signal the process that is `pid` now (and began at `start_ticks`); True if it was there.
+    """Signal the process `pid`, if it began at `start_ticks`. Return True if it was there.
 
-    By pidfd, so that the pid cannot change hands in between; by pid, right after a look at its start, on kernels
-    before 5.3.
+    It uses a pidfd, so that no other process can get the pid in between; on kernels before 5.3 it signals the pid right
+    after it has read the start time.
     """
     handle = open_handle(pid)
     try:
@@ -70,7 +91,7 @@ def send_signal(pid: int, number: int, start_ticks: int | None = None) -> bool:
 
 
 def open_handle(pid: int) -> int | None:
-    """A pidfd: readable when the process has ended. None where it is gone, or the kernel has none."""
+    """Return a pidfd, which is readable when the process has ended. None if it is gone, or the kernel has no pidfds."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""Durations and sizes as people type them -> numbers, and back. Knows no setting and no attribute by name."""
+"""Parse durations and sizes as people type them, and format them. Knows no setting and no attribute by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_BYTES = 1 << 50
 
 
 def parse_duration(text: str) -> float:
-    """`90`, `90s`, `90m`, `2h`, `1d`, `1h30m` -> seconds. ValueError says what would be right."""
+    """Parse `90`, `90s`, `90m`, `2h`, `1d`, `1h30m` into seconds. The text of a ValueError is the valid form."""
     text = text.strip()
     if _PLAIN_SECONDS.fullmatch(text):
         seconds = float(text)
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds -> the shortest text that `parse_duration` reads back as the same."""
+    """Return the shortest text that `parse_duration` reads as the same number of seconds."""
     if seconds != int(seconds):
         return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
     rest, text = int(seconds), ""
@@ -49,9 +49,9 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """`500`, `500M`, `18G`, `18GiB`, `1.5g` -> bytes, up to whole KiB; units are powers of 1024, MiB without one.
+    """Parse `500`, `500M`, `18G`, `18GiB`, `1.5g` into bytes, rounded up to KiB.
 
-    ValueError says what would be right.
+    Units are powers of 1024; without one it is MiB. The text of a ValueError is the valid form.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -66,7 +66,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Whole KiB -> the shortest text that `parse_size` reads back as the same."""
+    """Return the shortest text that `parse_size` reads as the same size, for whole KiB."""
     for unit in ("t", "g", "m"):
         if size % _UNITS_BYTES[unit] == 0:
             return f"{size // _UNITS_BYTES[unit]}{unit.upper()}"
@@ -74,7 +74,7 @@ def format_size(size: int) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of `words` that was probably meant, or nothing."""
-    import difflib  # of use only where something is wrong
+    """Return the most similar of `words`, or nothing if none is similar."""
+    import difflib  # only needed for mistakes
 
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")

@@ -1,9 +1,9 @@
-"""The files of a simulation: what its GPUs are, and which processes hold their memory. Standard library only.
+"""The files of a simulation: its GPUs, and the processes that hold their memory. Standard library only.
 
 A simulation is a directory that all its processes share. Of gpusched, simjob imports this module alone.
 
-    box               key=value: spec; may be given fail=TEXT (nothing answers) and release_ms
-    lock              held while a program looks at free memory and takes some
+    box               key=value: spec; optional: fail=TEXT (nothing answers), release_ms
+    lock              locked while a program reads the free memory and takes some
     events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit
     gpuN/state        key=value: uuid name total bus, and what anybody may change at any time
     gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign leak_ms
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-ENV_DIRECTORY = "GPUSCHED_SIMULATION"  # given to jobs: the directory
+ENV_DIRECTORY = "GPUSCHED_SIMULATION"  # the directory; jobs get it
 MAX_GPUS = 64
-MODELS = {  # name on the command line -> the name that the board tells, and its memory in MiB
+MODELS = {  # name on the command line -> name of the board, memory in MiB
     "A100": ("NVIDIA A100-SXM4-80GB", 81920),
     "A100-40GB": ("NVIDIA A100-SXM4-40GB", 40960),
     "H100": ("NVIDIA H100 80GB HBM3", 81559),
@@ -52,7 +52,7 @@ class Record(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Who this memory belongs to: processes of one job are one holder."""
+        """The owner of this memory; all processes of a job are one holder."""
         return self.keys.get("job") or self.name
 
 
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 
 def parse_spec(spec: str) -> list[str]:
-    """The models that a spec names: "4", "2xT4", "2xA100+2xT4". Raises ValueError with words for people."""
+    """Return the models of a spec: "4", "2xT4", "2xA100+2xT4". Raises ValueError with a message for people."""
     models: list[str] = []
     for part in spec.replace(",", "+").split("+"):
         match = re.fullmatch(r"(\d+)(?:[xX*]([A-Za-z][\w-]*))?|([A-Za-z][\w-]*)", re.sub(r"\s", "", part))
@@ -76,7 +76,7 @@ def parse_spec(spec: str) -> list[str]:
 
 
 def spec_name(models: list[str]) -> str:
-    """The spec in its one normal form, which also names the directory."""
+    """Return the normal form of a spec, which also names the directory."""
     parts: list[tuple[str, int]] = []
     for model in models:
         if parts and parts[-1][0] == model:
@@ -87,21 +87,21 @@ def spec_name(models: list[str]) -> str:
 
 
 def locate(simulate: str | None, environment: Mapping[str, str]) -> str:
-    """The directory of the simulation that is meant, made if need be. ValueError has words for people.
+    """Return the directory of a simulation, created if there is none. Raises ValueError with a message for people.
 
-    `simulate` is a spec or the path of a simulation; GPUSCHED_SIMULATION, given to jobs, is the directory.
+    `simulate` is a spec or the path of a simulation; without it, GPUSCHED_SIMULATION is the path.
     """
-    given = environment.get(ENV_DIRECTORY, "")
+    inherited = environment.get(ENV_DIRECTORY, "")
     if simulate and (os.sep in simulate or is_simulation(simulate)):
         if not is_simulation(simulate):
-            raise ValueError(f"no simulation in {simulate}; give a number of GPUs such as 4 or 4xA100")
+            raise ValueError(f"no simulation in {simulate}; use a number of GPUs such as 4 or 4xA100")
         return os.path.abspath(simulate)
     if not simulate:
-        if not is_simulation(given):
-            raise ValueError(f"no simulation in {given}" if given else f"{ENV_DIRECTORY} is not set")
-        return os.path.abspath(given)
+        if not is_simulation(inherited):
+            raise ValueError(f"no simulation in {inherited}" if inherited else f"{ENV_DIRECTORY} is not set")
+        return os.path.abspath(inherited)
     models = parse_spec(simulate)
-    directory = os.path.abspath(given) if given else os.path.join(_home(), spec_name(models))
+    directory = os.path.abspath(inherited) if inherited else os.path.join(_home(), spec_name(models))
     create(directory, models)
     spec = read_keys(os.path.join(directory, "box")).get("spec", "")
     if spec != spec_name(models):
@@ -114,18 +114,18 @@ def is_simulation(directory: str) -> bool:
 
 
 def _home() -> str:
-    """Where this user's simulations are, unless a directory is given: private, whatever others put there."""
+    """Return the directory of this user's simulations. Raises ValueError if it belongs to another user."""
     path = os.path.join(tempfile.gettempdir(), f"gpusched-simulations-{os.getuid()}")
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ValueError(f"{path} belongs to somebody else; set {ENV_DIRECTORY} to a directory of yours")
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ValueError(f"{path} belongs to another user; set {ENV_DIRECTORY} to a directory of your own")
     return path
 
 
 def create(directory: str, models: list[str]) -> None:
-    """Make the simulation there if there is none yet. Two programs may do so at once."""
+    """Create the simulation in this directory, unless there is one. Two programs may do so at once."""
     if is_simulation(directory):
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -146,7 +146,7 @@ def gpu_path(directory: str, n: int) -> str:
 
 
 def gpu_numbers(directory: str) -> list[int]:
-    """All GPUs of the simulation in PCI order, present or not."""
+    """Return all GPUs of the simulation in PCI order, present or not."""
     count = 0
     while os.path.exists(os.path.join(gpu_path(directory, count), "state")):
         count += 1
@@ -157,7 +157,7 @@ def gpu_numbers(directory: str) -> list[int]:
 
 
 def read_keys(path: str) -> dict[str, str]:
-    """The keys of a file; empty when there is none."""
+    """Read the keys of a file; empty if there is no file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -172,7 +172,7 @@ def read_keys(path: str) -> dict[str, str]:
 
 
 def write_keys(path: str, keys: Mapping[str, object]) -> None:
-    """Replace a file in one step, so that no reader sees half of it."""
+    """Replace a file in one step, so that no reader sees a part of it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.writelines(f"{key}={' '.join(str(value).split())}\n" for key, value in keys.items())
@@ -180,13 +180,13 @@ def write_keys(path: str, keys: Mapping[str, object]) -> None:
 
 
 def change_keys(path: str, **changes: object) -> None:
-    """Set some keys of a file; None removes one."""
+    """Set keys of a file; None removes a key."""
     keys: dict[str, object] = {**read_keys(path), **changes}
     write_keys(path, {key: value for key, value in keys.items() if value is not None})
 
 
 def number(text: str | None) -> int:
-    """The whole number that a value holds; 0 where there is none."""
+    """Return the whole number in a value; 0 if there is none."""
     try:
         return int(float(text or 0))
     except (ValueError, OverflowError):
@@ -197,7 +197,7 @@ def number(text: str | None) -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """The kernel's start time of a live process; None when it is gone or a zombie."""
+    """Return the kernel's start time of a live process; None if it is gone or a zombie."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -217,9 +217,9 @@ def own_name() -> str:
 
 
 def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
-    """Who holds memory on GPU n. Buries the dead whose memory is due back; the log has it first."""
+    """Return the holders of memory on GPU n. Removes dead processes after their delay; they are logged first."""
     folder = os.path.join(gpu_path(directory, n), "p")
-    found: list[Record] = []
+    records: list[Record] = []
     for name in sorted(os.listdir(folder)):
         pid, _, start = name.partition("-")
         if not (pid.isdigit() and start.isdigit()):
@@ -229,13 +229,16 @@ def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
         if not keys:
             continue
         alive = start_time(int(pid)) == int(start)
-        if alive or not _bury(directory, n, name, max(release_ms, number(keys.get("leak_ms")))):
-            found.append(Record(name, int(pid), alive, keys))
-    return found
+        if alive or not _remove_dead(directory, n, name, max(release_ms, number(keys.get("leak_ms")))):
+            records.append(Record(name, int(pid), alive, keys))
+    return records
 
 
-def _bury(directory: str, n: int, name: str, delay_ms: int) -> bool:
-    """Whether the memory of a dead process is back. Who sees it dead first stamps the time."""
+def _remove_dead(directory: str, n: int, name: str, delay_ms: int) -> bool:
+    """Free the memory of a dead process. Return False if its delay is not over yet.
+
+    The delay begins when a program notices the death first.
+    """
     path = os.path.join(gpu_path(directory, n), "p", name)
     stamp = f"{path}.dead"
     try:
@@ -255,7 +258,7 @@ def _bury(directory: str, n: int, name: str, delay_ms: int) -> bool:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Hold the simulation's lock; it drops with the process."""
+    """Hold the simulation's lock, which ends with the process."""
     fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.lockf(fd, os.F_LOCK, 0)
@@ -265,7 +268,7 @@ def locked(directory: str) -> Iterator[None]:
 
 
 def log(directory: str, event: str, **keys: object) -> None:
-    """Append one event; one write, so that lines never mix."""
+    """Append one event in a single write, so that lines never mix."""
     line = json.dumps({"t": round(time.time(), 6), "event": event, **keys}) + "\n"
     path = os.path.join(directory, "events.log")
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,6 @@
-"""The shapes of a model's tensors, read from the headers of its safetensors files. Reads no weights, imports no torch.
+"""Read the shapes of a model's tensors from the headers of its safetensors files. Reads no weights.
 
-A header is eight bytes with its length and then JSON (the format page in the manual of safetensors). What lies on
-this machine is read here, from a directory or from the hub's cache; `gpusched.common.hub_headers` asks the hub.
+Directories and files of this machine are read here; `gpusched.common.hub_headers` reads the hub and its cache.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ _REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
 
 
 class TensorShape(NamedTuple):
-    """A tensor as a safetensors header tells of it; `dtype` in its words: BF16, F32."""
+    """The name and shape of a tensor. `dtype` is the format's name of its type, such as BF16 or F32."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,136 +34,83 @@ class TensorShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The tensors of a model, or why they are not known. `base`: of an adapter, the model that it says it changes."""
+    """The tensors of a model, or why they are unknown. `base`: the model that an adapter says it changes."""
 
     tensors: tuple[TensorShape, ...] = ()
     why_not: str = ""
     base: str = ""
 
 
-def read(model: str, revision: str = "") -> Shapes | None:
-    """The shapes of what lies on this machine; None for a model that does not, and may be on the hub."""
+def read(model: str) -> Shapes | None:
+    """Return the shapes of a path of this machine; None for a model that may be on the hub."""
     if os.path.isdir(model):
         return read_directory(model)
     if os.path.isfile(model):
-        return _attempt(lambda: dict(_file(model)))
-    if not is_repository(model):
-        return Shapes(why_not="there is no such directory")
-    snapshot = cached(model, revision)
-    return read_directory(snapshot) if snapshot else None
+        return _read_files([model])
+    is_name = _REPOSITORY.fullmatch(model) is not None and ".." not in model
+    return None if is_name else Shapes(why_not="there is no such directory")
 
 
 def read_directory(path: str) -> Shapes:
-    """The shapes of the model in a directory. Of an adapter, the name of its base."""
-    names = _names(path)
-    if ADAPTER_CONFIG in names and WEIGHTS not in names and INDEX not in names:
-        try:
-            base = _json(f"{path}/{ADAPTER_CONFIG}", CONFIG_LIMIT_BYTES).get("base_model_name_or_path")
-        except (OSError, ValueError) as error:
-            return Shapes(why_not=_words(error))
-        return Shapes(base=base if isinstance(base, str) else "", why_not="it is an adapter")
-    return _attempt(lambda: _tensors(path, names))
-
-
-def is_repository(model: str) -> bool:
-    """Could this be the name of a model on the hub?"""
-    return _REPOSITORY.fullmatch(model) is not None and ".." not in model
-
-
-def cached(model: str, revision: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """The directory of this model's revision in the hub's cache; empty where it is not there."""
-    environ = os.environ if environ is None else environ
-    home = environ.get("HF_HOME") or os.path.join(
-        environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
-    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    place = os.path.join(os.path.expanduser(cache), "models--" + model.replace("/", "--"))
-    commit = revision or "main"
-    if ".." in commit.split("/") or commit.startswith("/"):
-        return ""
+    """Return the shapes of the model in a directory; of an adapter, the name of its base."""
     try:
-        with open(f"{place}/refs/{commit}", "rb") as file:
-            commit = file.read(200).decode("ascii", "replace").strip()
-    except OSError:
-        pass
-    found = f"{place}/snapshots/{commit}"
-    return found if "/" not in commit and os.path.isdir(found) else ""
+        names = sorted(os.listdir(path))
+        if ADAPTER_CONFIG in names and WEIGHTS not in names and INDEX not in names:
+            base = _read_json(f"{path}/{ADAPTER_CONFIG}").get("base_model_name_or_path")
+            return Shapes(base=base if isinstance(base, str) else "", why_not="it is an adapter")
+        files = _weight_files(path, names)
+    except OSError as error:
+        return Shapes(why_not=_in_words(error))
+    except (ValueError, RecursionError) as error:
+        return Shapes(why_not=str(error) or "its settings cannot be read")
+    return _read_files(f"{path}/{name}" for name in files)
 
 
-def _attempt(get: Any) -> Shapes:
-    try:
-        found = get()
-    except (OSError, ValueError, RecursionError) as error:
-        return Shapes(why_not=_words(error))
-    return Shapes(tuple(found.values()), why_not="" if found else "it has no tensors")
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{os.path.basename(str(error.filename or 'a file'))} cannot be read: {error.strerror}"
-    return str(error) or type(error).__name__
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
-
-
-def _tensors(path: str, names: list[str]) -> dict[str, TensorShape]:
+def _weight_files(path: str, names: list[str]) -> list[str]:
     if INDEX in names:
-        weights = _json(f"{path}/{INDEX}", CONFIG_LIMIT_BYTES).get("weight_map")
-        values = list(weights.values()) if isinstance(weights, dict) else []
-        files = sorted({name for name in values if isinstance(name, str)})
-        if not files or len(files) != len(set(map(str, values))) or any(os.path.basename(f) != f for f in files):
+        weights = _read_json(f"{path}/{INDEX}").get("weight_map")
+        files = sorted(set(map(str, weights.values()))) if isinstance(weights, dict) else []
+        if not files or any(os.path.basename(name) != name for name in files):
             raise ValueError(f"{INDEX} names no files beside it")
     elif WEIGHTS in names:
         files = [WEIGHTS]
     else:
-        files = [n for n in names if n.endswith(".safetensors") and not n.startswith("adapter_")]
+        files = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
     if not files:
         raise ValueError("its weights are not in safetensors files")
     if len(files) > MOST_FILES:
         raise ValueError(f"it has more than {MOST_FILES} files")
-    found: dict[str, TensorShape] = {}
-    for name in files:
-        found.update(_file(f"{path}/{name}"))
-    return found
+    return files
 
 
-def _file(path: str) -> Iterator[tuple[str, TensorShape]]:
-    """The tensors of one file."""
-    try:
-        tensors = read_header(path).tensors
-    except HeaderError as error:
-        raise ValueError(f"{os.path.basename(path)} {error}") from None
-    for name, entry in tensors.items():
-        yield name, TensorShape(name, entry.shape, entry.dtype)
+def _read_files(paths: Iterable[str]) -> Shapes:
+    tensors: dict[str, TensorShape] = {}
+    for path in paths:
+        try:
+            header = read_header(path)
+        except OSError as error:
+            return Shapes(why_not=_in_words(error))
+        except HeaderError as error:
+            return Shapes(why_not=f"{os.path.basename(path)} {error}")
+        tensors |= {name: TensorShape(name, entry.shape, entry.dtype) for name, entry in header.tensors.items()}
+    return Shapes(tuple(tensors.values()), why_not="" if tensors else "it has no tensors")
 
 
-def parse(data: bytes, name: str) -> dict[str, Any]:
-    """The bytes of a JSON object. ValueError for anything else."""
-    try:
-        found = json.loads(data)
-    except ValueError:
-        raise ValueError(f"{name} holds no JSON where it should") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} holds no JSON object where it should")
-    return found
+def _in_words(error: OSError) -> str:
+    return f"{os.path.basename(str(error.filename or 'a file'))} cannot be read: {error.strerror}"
 
 
-def tensor(key: str, entry: Any, name: str) -> TensorShape:
-    """One entry of a header."""
-    shape, dtype = (entry.get("shape"), entry.get("dtype")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(shape, list) or not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"{name} says nothing sensible of a tensor")
-    return TensorShape(key, tuple(shape), dtype)
-
-
-def _json(path: str, limit: int) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for any other content, or for too much of it."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{os.path.basename(path)} is too large")
-    return parse(data, os.path.basename(path))
+        data = file.read(CONFIG_LIMIT_BYTES + 1)
+    name = os.path.basename(path)
+    if len(data) > CONFIG_LIMIT_BYTES:
+        raise ValueError(f"{name} is too large")
+    try:
+        fields = json.loads(data)
+    except ValueError:
+        raise ValueError(f"{name} is not JSON") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} holds no JSON object")
+    return fields

@@ -1,6 +1,6 @@
-"""Text from others made fit to show: secrets masked, escapes made visible, names made safe. Prints nothing.
+"""Make text from outside fit to show: mask secrets, make escapes visible, make names safe. Prints nothing.
 
-It masks a harmless word too many rather than a secret too few: it is for eyes, never for what a job gets.
+It rather masks a harmless word than shows a secret: the result is for people to read, never for a job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ STEM_BYTES = 80
 
 # ---- secrets ---------------------------------------------------------------------------------------
 
-# In lower case: what holds none of these is not looked at.
+# In lower case: a text with none of these has no secret.
 _GATE = (
     *("token", "key", "secret", "pass", "pwd", "signature", "credential", "login", "authorization", "bearer"),
     *("://", "curl", "hf_", "sk-", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
@@ -31,47 +31,12 @@ _ENDINGS = ("token", "secret", "secrets", "password", "passwords", "passwd", "pa
 _KEYS = ("key", "apikey", "accesskey", "secretkey", "privatekey", "authkey")
 _VAGUE = ("key", "pass", "signature", "credential", "credentials")  # alone, only before what looks secret
 # Words before `token` and `key` that mean something else in machine learning.
-_HARMLESS = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls", "image", "video", "audio", "special"})
-_HARMLESS |= {
-    "stop",
-    "start",
-    "end",
-    "first",
-    "last",
-    "next",
-    "new",
-    "per",
-    "prompt",
-    "text",
-    "label",
-    "sort",
-}
-_HARMLESS |= {
-    "primary",
-    "foreign",
-    "partition",
-    "group",
-    "cache",
-    "dict",
-    "state",
-    "dataset",
-    "column",
-    "field",
-}
-_HARMLESS |= {
-    "index",
-    "row",
-    "metric",
-    "batch",
-    "data",
-    "target",
-    "input",
-    "output",
-    "split",
-    "feature",
-    "id",
-}
-_HARMLESS |= {"loss", "monitor", "model", "config", "subset", "public"}
+_HARMLESS_WORDS = """
+bos eos pad unk mask sep cls image video audio special stop start end first last next new per prompt text label sort
+primary foreign partition group cache dict state dataset column field index row metric batch data target input output
+split feature id loss monitor model config subset public
+"""
+_HARMLESS = frozenset(_HARMLESS_WORDS.split())
 _SECRETLIKE = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=.~-]{16,}")
 
 _FORMATS = re.compile(
@@ -93,7 +58,7 @@ _IN_PLACE = (
 
 
 def mask_secrets(text: str) -> str:
-    """Put `***` in the place of passwords, tokens and keys. A variable such as `$HF_TOKEN` stays readable."""
+    """Replace passwords, tokens and keys by `***`. A variable such as `$HF_TOKEN` stays readable."""
     lowered = text.lower()
     for mark in _GATE:
         if mark in lowered:
@@ -108,13 +73,13 @@ def mask_secrets(text: str) -> str:
 
 
 def _mask_named(text: str) -> str:
-    """Mask the values of assignments, options and fields whose name says that they are secret."""
+    """Mask the values of assignments, options and fields with a suspicious name."""
     parts: list[str] = []
-    done = 0
+    end = 0
     for match in _NAMED.finditer(text):
         name, start = match["name"], match.end()
         blank = match["gap"].isspace()
-        if match.start() < done or (blank and not name.startswith("-")) or not _suspicious(name):
+        if match.start() < end or (blank and not name.startswith("-")) or not _suspicious(name):
             continue
         before = text[match.start() - 1 : match.start()]
         if match["close"]:
@@ -128,9 +93,9 @@ def _mask_named(text: str) -> str:
             continue
         if _is_vague(name) and not _SECRETLIKE.fullmatch(value[0].strip("\"'")):
             continue
-        parts += (text[done:start], MASK)
-        done = value.end()
-    return "".join(parts) + text[done:] if parts else text
+        parts += (text[end:start], MASK)
+        end = value.end()
+    return "".join(parts) + text[end:] if parts else text
 
 
 def _suspicious(name: str) -> bool:
@@ -146,7 +111,7 @@ def _suspicious(name: str) -> bool:
 
 
 def _is_vague(name: str) -> bool:
-    """Does this name need a value that looks like a secret, as `key: 12` does and `--token 12` does not?"""
+    """Return True for a name such as `key` whose value is only a secret if it looks like one; not for `--token`."""
     words = [word for word in _SPLIT.split(name) if word]
     last = words[-1].lower()
     if last in ("key", "token") and len(words) > 1:
@@ -154,7 +119,7 @@ def _is_vague(name: str) -> bool:
     return last in _VAGUE or (last == "token" and name.islower() and not name.startswith("-"))
 
 
-# ---- what a terminal must not obey -----------------------------------------------------------------
+# ---- control characters ----------------------------------------------------------------------------
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 without the tab, C1
@@ -193,26 +158,26 @@ _ERASE_REST = re.compile(r"\x1b\[0?K")
 
 
 def last_line(tail: bytes) -> str:
-    """The last line of a log that a person would see: progress bars drawn over, escapes removed, masked."""
+    """Return the last visible line of a log: progress bars drawn over, escapes removed, secrets masked."""
     for line in reversed(tail.decode("utf-8", "replace").split("\n")):
         if line and not line.isspace():
-            shown = clean(_overdraw(line)).strip()
-            if shown:
-                return mask_secrets(shown)
+            text = clean(_overdraw(line)).strip()
+            if text:
+                return mask_secrets(text)
     return ""
 
 
 def _overdraw(line: str) -> str:
-    """Apply carriage returns as a terminal does: what follows is written over what was there."""
+    """Apply carriage returns as a terminal does: the text after one overwrites the text before it."""
     if "\x1b" in line or "\x08" in line or "\x07" in line:
         line = _ERASE_REST.sub("\0", _ERASE_LINE.sub("\r\0", line.replace("\0", "")))
         line = _ESCAPE.sub("", line)
-    shown = ""
+    visible = ""
     for piece in line.split("\r"):
-        kept, *erased = piece.split("\0")
-        shown = kept if erased else kept + shown[len(kept) :]
-        shown += "".join(erased)
-    return shown
+        text, *erased = piece.split("\0")
+        visible = text if erased else text + visible[len(text) :]
+        visible += "".join(erased)
+    return visible
 
 
 # ---- names -----------------------------------------------------------------------------------------
@@ -222,7 +187,7 @@ _NOT_SAFE = re.compile(r"[^A-Za-z0-9.=+]+")
 
 
 def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
-    """A readable part of a log's file name: ASCII, no separators, no secrets. Not unique by itself."""
+    """Return a readable part for the name of a log file: ASCII, no separators, no secrets. It is not unique."""
     words = mask_secrets(command[:4096].decode("utf-8", "replace")).split()
     while len(words) > 1 and _PREFIX.fullmatch(words[0]):
         del words[0]

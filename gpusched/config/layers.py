@@ -25,16 +25,7 @@ PROJECT_FILE = "gpusched.yaml"
 # Variables that gpusched gives to jobs, or that its tests read: no settings, and no warning for them.
 NOT_SETTINGS = frozenset(
     ENV_PREFIX + name
-    for name in (
-        "JOB_ID",
-        "ATTEMPT",
-        "QUEUE",
-        "ATTEMPT_DIR",
-        "PROGRESS",
-        "SIMULATION",
-        "DEVICES",
-        "BLESS",
-    )
+    for name in ["JOB_ID", "ATTEMPT", "QUEUE", "ATTEMPT_DIR", "PROGRESS", "SIMULATION", "DEVICES", "BLESS"]
 )
 
 _NONE_WORDS = frozenset({"none", "null", "~"})

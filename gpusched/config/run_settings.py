@@ -7,38 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import SETTINGS
 
-RUN_SETTINGS = (
-    "max_gpus",
-    "gpu_list",
-    "gpu_mem_threshold",
-    "max_checks",
-    "poll_interval",
-    "free_when",
-    "gpus_per_job",
-    "cpu_jobs",
-    "time_limit",
-    "retries",
-    "grace",
-    "log_dir",
-    "visible_devices",
-    "setup",
-    "shell",
-    "leftovers",
-    "max_jobs_per_gpu",
-    "gpu_strategy",
-    "max_bypass",
-    "tag_max_gpus",
-    "max_fails",
-    "on_dep_fail",
-    "idle_timeout",
-    "idle_action",
-    "snapshot",
-    "split_streams",
-    "allow_unreadable_memory",
-    "strip_gpu_env",
-    "simulate",
-)
+RUN_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.group)
 
 # By verb: values of settings that no layer sets.
 VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {

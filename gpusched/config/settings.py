@@ -32,7 +32,7 @@ class Setting:
     default: object
     help: str  # imperative, without a final full stop; with its default one line of an 80-column terminal
     more: str = ""  # for the reference: what the help has no room for
-    group: str = ""  # of options in --help
+    group: str = ""  # in the --help of the verbs that run jobs; empty: they have no such option
     is_rare: bool = False  # accepted everywhere, but only the reference and `gpusched config` show it
     metavar: str = ""  # empty for a switch
     choices: tuple[str, ...] = ()
@@ -188,12 +188,7 @@ class Settings:
         shown_default="none",
     )
     shell: str = _row(
-        "bash",
-        values.some_text,
-        "Run the commands with this shell",
-        group=JOBS,
-        is_rare=True,
-        metavar="SHELL",
+        "bash", values.some_text, "Run the commands with this shell", group=JOBS, is_rare=True, metavar="SHELL"
     )
     leftovers: str = _choice(
         "wait",
@@ -203,11 +198,7 @@ class Settings:
         is_rare=True,
     )
     split_streams: bool = _row(
-        False,
-        values.switch,
-        "Write stdout and stderr of a job into two files",
-        group=OUTPUT,
-        is_rare=True,
+        False, values.switch, "Write stdout and stderr of a job into two files", group=OUTPUT, is_rare=True
     )
     allow_unreadable_memory: bool = _row(
         False,
@@ -235,7 +226,6 @@ class Settings:
         None,
         values.some_text,
         "Keep the locks that all users of this box share in this directory",
-        group=GPUS,
         metavar="DIR",
         is_path=True,
         shown_default="first of /run/lock, /dev/shm, /tmp that fits",
@@ -248,13 +238,7 @@ class Settings:
         is_path=True,
         shown_default="your own state directory",
     )
-    max_jobs_per_gpu: int = _row(
-        4,
-        values.whole(1),
-        "Let up to N jobs with mem= share a GPU",
-        group=GPUS,
-        metavar="N",
-    )
+    max_jobs_per_gpu: int = _row(4, values.whole(1), "Let up to N jobs with mem= share a GPU", group=GPUS, metavar="N")
     gpu_strategy: str = _choice(
         "fill-first",
         ("fill-first", "round-robin", "memory-aware"),
@@ -305,11 +289,7 @@ class Settings:
         shown_default="none",
     )
     idle_action: str = _choice(
-        "report",
-        ("report", "stop"),
-        "Report an idle job only, or stop it",
-        group=FAILURES,
-        is_rare=True,
+        "report", ("report", "stop"), "Report an idle job only, or stop it", group=FAILURES, is_rare=True
     )
     snapshot: bool = _row(
         False, values.switch, "Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS
@@ -322,10 +302,7 @@ class Settings:
         shown_default="30",
     )
     log_level: str = _choice(
-        "INFO",
-        ("DEBUG", "INFO", "WARNING", "ERROR"),
-        "Write this much to the dispatcher's log",
-        also_env="LOG_LEVEL",
+        "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), "Write this much to the dispatcher's log", also_env="LOG_LEVEL"
     )
 
     @property

@@ -77,8 +77,9 @@ class Reading:
     """The answer to one request to a GPU source.
 
     `complete` is True if all devices were requested; `devices` then lists the whole box. `asked_at` is the
-    time of the request (a look must be newer than the claim that it confirms). `error` is set if the source
-    as a whole does not answer; devices and samples are then empty.
+    time of the request (a look must be newer than the claim that it confirms). Both times are on the monotonic clock;
+    the samples bear wall time. `error` is set if the source as a whole does not answer; devices and samples are then
+    empty.
     """
 
     asked_at: float

@@ -7,8 +7,10 @@ and only then the life lock is let go here. Closes share the transaction with th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_line
@@ -17,210 +19,276 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.plan import selection
 from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
-from gpusched.dispatcher.attempt_book import AttemptBook, LaunchStyle, log_paths
+from gpusched.dispatcher.attempt_book import AttemptBook, log_paths
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.host.gpus.device_source import DeviceSource
+from gpusched.dispatcher.timers import Clock, Moment
 from gpusched.host.store import Store, attempt_table, transitions
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Changes of the queue by one plan."""
+
+    gone: frozenset[int] = frozenset()  # jobs that no longer wait
+    has_failures: bool = False  # nothing was started then
+    has_new_jobs: bool = False  # a job waits again
+    has_freed_jobs: bool = False  # a job may have become free to start by those that it depends on
+
+
+NO_EFFECTS = Effects()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
+class _Prepared:
     """An attempt whose life lock is held here and that is not booked yet."""
 
-    job: JobRow
-    attempt: AttemptRow
+    attempt: OpenAttempt
     life: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """An attempt that is closed in the store, and the state that its job has now."""
+
+    attempt: OpenAttempt
+    close: Close
+    state: JobState
+
+
 class Actor:
-    """`style` and `visible_devices` may be set anew at any time. `step` is told the name of each step."""
+    """`step` is called with the name of each step."""
 
     def __init__(
         self,
         store: Store,
-        source: DeviceSource,
         devices: DeviceBook,
         attempts: AttemptBook,
+        *,
         reporter: Reporter,
-        style: LaunchStyle,
-        visible_devices: str,
-        clock: Callable[[], float],
+        options: QueueOptions,
+        clock: Clock,
         step: Callable[[str], None],
     ) -> None:
-        self.style, self.visible_devices = style, visible_devices
-        self._store, self._source, self._devices, self._attempts = store, source, devices, attempts
-        self._reporter, self._clock, self._step = reporter, clock, step
-        self._environments: dict[tuple[str, ...], dict[bytes, bytes]] = {}
-        self._told_form = False
+        self.step = step
+        self._store, self._devices, self._attempts = store, devices, attempts
+        self._reporter, self._options, self._clock = reporter, options, clock
+        self.variables = DeviceVariables(devices, options, reporter)
 
-    def act(self, plan: Plan, rows: Mapping[int, JobRow], now: float) -> set[int]:
-        """Do all of it; the ids of the jobs that no longer wait. `rows` are the waiting jobs that the plan saw.
+    def act(self, plan: Plan, rows: Mapping[int, JobRow], now: Moment) -> Effects:
+        """Do all of it; but where a job fails for good, start nothing before the failures are counted.
 
+        `rows` are the waiting jobs that the plan saw.
         Raises DiskFull or OSError when there is no room to book; then nothing was closed or started. Raises OSError
         when there was no process to be had for a booked attempt; it is then seen as not started.
         """
-        closes = [action for action in plan.actions if isinstance(action, Close)]
-        starts = [action for action in plan.actions if isinstance(action, Start)]
-        for action in plan.actions:  # what needs no room on any disk
-            if isinstance(action, Stop):
-                self._attempts.stop(self._attempts.find(action.attempt.job_id, action.attempt.number))
-            elif isinstance(action, Look):
-                self._devices.look(action.devices, self._clock())
-            elif isinstance(action, Release):
-                self._devices.release(action.uuid)
-        gone = self._book(closes, starts, rows, now) if closes or starts else set()
-        for action in plan.actions:
-            if isinstance(action, Claim):
-                self._step("claim")
-                self._devices.claim(action.devices, self._clock())  # later than any look of this tick
-                self._step("claimed")
-        return gone
+        closes = _of(Close, plan)
+        has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
+        starts, claims = ([], []) if has_failures else (_of(Start, plan), _of(Claim, plan))
+        for stop in _of(Stop, plan):  # what needs no room on any disk comes first
+            self._attempts.stop(self._attempts.find(stop.attempt.job_id, stop.attempt.number))
+        for look in _of(Look, plan):
+            self._devices.look(look.devices, self._clock.moment())
+        for release in _of(Release, plan):
+            self._devices.release(release.uuid)
+        effects = self._book(closes, starts, rows, now) if closes or starts else NO_EFFECTS
+        for claim in claims:
+            self.step("claim")
+            self._devices.claim(claim.devices, self._clock.moment())  # later than any look of this tick
+            self.step("claimed")
+        return effects
 
-    def forget_labels(self) -> None:
-        """Indices may have changed: environments are made anew."""
-        self._environments.clear()
+    def adopt(self, now: Moment) -> None:
+        """Take over the attempts that an earlier dispatcher left open."""
+        for attempt in self._attempts.adopt(attempt_table.running(self._store), now):
+            text = f"job {attempt.job.id} was left by an earlier dispatcher: taken over"
+            self._reporter.report("started", text, attempt.job.id)
 
     # ---- closing and starting ----
 
     def _book(
-        self, closes: Sequence[Close], starts: Sequence[Start], rows: Mapping[int, JobRow], now: float
-    ) -> set[int]:
-        prepared: list[_Ready] = []
-        booked: list[_Ready] = []
-        closed: list[tuple[OpenAttempt, Close, JobState]] = []
+        self, closes: Sequence[Close], starts: Sequence[Start], rows: Mapping[int, JobRow], now: Moment
+    ) -> Effects:
+        with self._prepared(starts, rows, now) as prepared:
+            self.step("prepared")
+            try:
+                with self._store.transaction():
+                    closed = [self._store_close(close, now) for close in closes]
+                    booked = [each for each in prepared if self._store_start(each.attempt.row)]
+                    self.step("booking")
+            except BaseException:
+                transitions.take_stopped(self._store)  # rolled back with the closes
+                raise
+            for each in booked:
+                prepared.remove(each)  # its life lock goes to a shepherd
+        self.step("booked")
+        for end in closed:
+            self._finish_close(end, now)
+        for job_id, state, cause in transitions.take_stopped(self._store):
+            self._reporter.report_stopped(job_id, state, cause)
+        self._hand_over_all(booked, now)
+        return Effects(
+            gone=frozenset(start.job_id for start in starts),
+            has_failures=any(close.verdict.event is JobEvent.FAILED for close in closes),
+            has_new_jobs=any(end.state is JobState.QUEUED for end in closed),
+            has_freed_jobs=transitions.take_freed(self._store),
+        )
+
+    @contextmanager
+    def _prepared(self, starts: Sequence[Start], rows: Mapping[int, JobRow], now: Moment) -> Iterator[list[_Prepared]]:
+        """Prepare these starts as far as they can be; let go, at the end, of those that are still in the list."""
+        prepared: list[_Prepared] = []
         try:
             for start in starts:
-                ready = self._prepare(rows[start.job_id], start.devices, now)
-                if ready is not None:
-                    prepared.append(ready)
-            self._step("prepared")
-            with self._store.transaction():
-                closed = [self._store_close(close, now) for close in closes]
-                booked = [ready for ready in prepared if self._store_start(ready)]
-                self._step("booking")
-        except BaseException:
-            booked = []
-            transitions.take_stopped(self._store)  # rolled back with the closes
-            raise
+                each = self._prepare(rows[start.job_id], start.devices, now)
+                if each is not None:
+                    prepared.append(each)
+            yield prepared
         finally:
-            for ready in prepared:
-                if ready not in booked:
-                    os.close(ready.life)
-        self._step("booked")
-        for live, close, state in closed:
-            self._finish_close(live, close, state, now)
-        for job_id, state, cause in transitions.take_stopped(self._store):
-            self._reporter.tell_rippled(job_id, state, cause)
-        trouble: OSError | None = None
-        for ready in booked:
-            try:
-                self._hand_over(ready, now)
-            except OSError as error:
-                trouble = error
-        if trouble is not None:
-            raise trouble
-        return {start.job_id for start in starts}
+            for each in prepared:
+                os.close(each.life)
 
-    def _prepare(self, job: JobRow, uuids: Sequence[str], now: float) -> _Ready | None:
+    def _prepare(self, job: JobRow, uuids: Sequence[str], now: Moment) -> _Prepared | None:
         number = job.attempts + 1
         life = self._attempts.prepare(job.id, number)
         if life is None:
             return None
-        uses = []
-        for uuid in uuids:
-            device, known = self._devices.device(uuid), self._devices.availability(uuid)
-            total = known.sample.total_bytes if known.sample else device.total_bytes
-            unknown = total is None or known.foreign_bytes is None
-            free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
-            uses.append(DeviceUse(uuid, device.index, device.name, free))
-        out, err = log_paths(job, number, self.style.split_streams)
-        return _Ready(job, AttemptRow(job.id, number, now, None, None, out, err, tuple(uses)), life)
-
-    def _store_start(self, ready: _Ready) -> bool:
-        attempt = ready.attempt
-        number = attempt_table.start(
-            self._store, attempt.job_id, attempt.started_at, attempt.log, attempt.error_log, attempt.devices
+        out, err = log_paths(job, number, self._options.style.split_streams)
+        row = AttemptRow(
+            job_id=job.id,
+            number=number,
+            started_at=now.at,
+            ended_at=None,
+            outcome=None,
+            log=out,
+            error_log=err,
+            devices=tuple([self._device_use(uuid) for uuid in uuids]),
         )
-        if number is not None and number != attempt.number:
-            raise GpuschedError(f"job {attempt.job_id} has an attempt that this dispatcher does not know of")
+        return _Prepared(self._attempts.new(job, row, now), life)
+
+    def _device_use(self, uuid: str) -> DeviceUse:
+        device, known = self._devices.device(uuid), self._devices.availability(uuid)
+        total = known.sample.total_bytes if known.sample else device.total_bytes
+        unknown = total is None or known.foreign_bytes is None
+        free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
+        return DeviceUse(uuid, device.index, device.name, free)
+
+    def _store_start(self, row: AttemptRow) -> bool:
+        number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
+        if number is not None and number != row.number:
+            raise GpuschedError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
-    def _store_close(self, close: Close, now: float) -> tuple[OpenAttempt, Close, JobState]:
-        attempt, verdict = close.attempt, close.verdict
-        live = self._attempts.find(attempt.job_id, attempt.number)
-        outcome = attempt.outcome
+    def _store_close(self, close: Close, now: Moment) -> _Closed:
+        attempt = self._attempts.find(close.attempt.job_id, close.attempt.number)
+        outcome = close.attempt.outcome
         assert outcome is not None, "an attempt is closed only with an outcome"
-        if live.strange_device and not outcome.note:
-            outcome = replace(outcome, note=f"chose its own GPU ({live.strange_device})")
-        avoid, above = steer(outcome, live.row.devices, live.job.avoid, live.job.above_bytes)
-        if live.job.mem_bytes:
-            above = 0  # its budget grows instead
-        fields = live.fields
+        if attempt.use.unassigned_device and not outcome.note:
+            outcome = replace(outcome, note=f"chose its own GPU ({attempt.use.unassigned_device})")
+        job, fields = attempt.job, attempt.life.fields
+        avoid, above = steer(outcome, attempt.row.devices, job.avoid, job.above_bytes)
         state = attempt_table.close(
             self._store,
-            attempt.job_id,
-            attempt.number,
+            job.id,
+            attempt.row.number,
             AttemptEnd(
                 outcome,
-                live.ended_at(now),
-                usage=live.usage,
+                attempt.ended_at(now.at),
+                usage=attempt.use.usage,
                 max_rss_bytes=int(fields["max_rss_kib"]) * 1024 if "max_rss_kib" in fields else None,
                 cpu_s=float(fields["cpu_s"]) if "cpu_s" in fields else None,
-                progress=live.progress.decode("utf-8", "replace"),
+                progress=attempt.use.progress_text(),
             ),
-            verdict,
-            NextAttempt(avoid=avoid, above_bytes=above, mem_bytes=close.mem_bytes or None),
-            now=now,
+            close.verdict,
+            NextAttempt(
+                avoid=avoid,
+                above_bytes=0 if job.mem_bytes else above,  # a budget grows instead
+                mem_bytes=close.mem_bytes or None,
+            ),
+            now=now.at,
         )
-        return live, close, state
+        return _Closed(attempt, close, state)
 
-    def _finish_close(self, live: OpenAttempt, close: Close, state: JobState, now: float) -> None:
-        self._attempts.forget(live)
+    def _finish_close(self, closed: _Closed, now: Moment) -> None:
+        attempt, close, state = closed.attempt, closed.close, closed.state
+        self._attempts.forget(attempt)
         if state is JobState.SUCCEEDED:
             self._reporter.succeeded += 1
-        assert live.outcome is not None
+        outcome = attempt.outcome
+        assert outcome is not None
+        if close.verdict.note:
+            outcome = replace(outcome, note=close.verdict.note)
         again = state is JobState.QUEUED
-        what = "will be tried again" if again else state.value
-        seconds = live.ended_at(now) - live.row.started_at
-        outcome = replace(live.outcome, note=close.verdict.note or live.outcome.note)
-        text = f"job {live.job.id} {what}: {describe(outcome)}, after {seconds:.1f} s"
+        seconds = attempt.ended_at(now.at) - attempt.row.started_at
+        ending = "will be tried again" if again else state.value
+        text = f"job {attempt.job.id} {ending}: {describe(outcome)}, after {seconds:.1f} s"
         if again and close.mem_bytes:
             text += f"; its budget is {close.mem_bytes // MIB} MiB from now on"
-        self._reporter.tell(JobEvent.RETRIED.value if again else "ended", text, live.job.id)
+        self._reporter.report(JobEvent.RETRIED.value if again else "ended", text, attempt.job.id)
 
-    def _hand_over(self, ready: _Ready, now: float) -> None:
-        job, attempt = ready.job, ready.attempt
-        uuids = [device.uuid for device in attempt.devices]
-        self._devices.note_occupied(set(uuids), now)
-        environment = self._environment(uuids)
-        self._step("hand over")
+    def _hand_over_all(self, booked: Sequence[_Prepared], now: Moment) -> None:
+        """Hand each of them to a shepherd, then raise the OSError that any of them met."""
+        trouble: OSError | None = None
+        for each in booked:
+            try:
+                self._hand_over(each.attempt, each.life, now)
+            except OSError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
+
+    def _hand_over(self, attempt: OpenAttempt, life: int, now: Moment) -> None:
+        uuids = attempt.devices
+        self._devices.note_start(uuids, now)
+        variables = self.variables.of(uuids)
+        self.step("hand over")
         claims = self._devices.descriptors(uuids)
-        self._attempts.launch(job, attempt, ready.life, claims, environment, self.style)
-        self._step("handed over")
-        where = "the CPU" if not uuids else "GPU " + ",".join(str(d.index) for d in attempt.devices)
-        self._reporter.tell("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
+        self._attempts.launch(attempt, life, claims, variables, self._options.style)
+        self.step("handed over")
+        where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
+        job = attempt.job
+        self._reporter.report("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
 
-    def _environment(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
-        """What an attempt's environment says of its devices."""
+
+def _of(kind: type[A], plan: Plan) -> list[A]:
+    """Return the actions of one kind, in their order."""
+    return [action for action in plan.actions if type(action) is kind]
+
+
+class DeviceVariables:
+    """The environment variables that say to an attempt which devices it has; kept until forget()."""
+
+    def __init__(self, devices: DeviceBook, options: QueueOptions, reporter: Reporter) -> None:
+        self._devices, self._options, self._reporter = devices, options, reporter
+        self._by_key: dict[tuple[str, ...], dict[bytes, bytes]] = {}
+        self._announced = False  # that jobs get UUIDs
+
+    def forget(self) -> None:
+        """Make them anew: indices may have changed."""
+        self._by_key.clear()
+
+    def of(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
+        """Return the variables that say to an attempt that these are its devices."""
+        form = self._options.settings.visible_devices
         degraded = self._devices.degraded if uuids else ""
-        key = (*uuids, self.visible_devices, degraded)
-        known = self._environments.get(key)
+        key = (*uuids, form, degraded)
+        known = self._by_key.get(key)
         if known is not None:
             return known
-        if degraded and self.visible_devices == "auto" and not self._told_form:
-            self._told_form = True
-            self._reporter.tell("device", f"{degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on")
-        given = {
+        if degraded and form == "auto" and not self._announced:
+            self._announced = True
+            self._reporter.report("device", f"{degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on")
+        variables = {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": selection.visible_value(
-                self._devices.devices(), uuids, self.visible_devices, bool(degraded)
-            ),
+            "CUDA_VISIBLE_DEVICES": selection.visible_value(self._devices.devices(), uuids, form, bool(degraded)),
             "GPUSCHED_DEVICES": ",".join(uuids),
-            **self._source.job_environment(),
+            **self._devices.source.job_environment(),
         }
-        known = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
-        self._environments[key] = known
+        known = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+        self._by_key[key] = known
         return known

@@ -2,94 +2,96 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import shlex
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
-from gpusched.core.jobs.lifecycle import TERMINATED
-from gpusched.core.jobs.outcome import classify
-from gpusched.core.model import (
-    AttemptFact,
-    AttemptRow,
-    JobRow,
-    Outcome,
-    OutcomeKind,
-)
+from gpusched.core.model import AttemptFact, AttemptRow, JobRow
+from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import OpenAttempt, marker_of, outcome_of
+from gpusched.dispatcher.open_attempt import OWN_ENDS, OpenAttempt, opened, outcome_of
+from gpusched.dispatcher.options import LaunchStyle
+from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
-from gpusched.host.queue.queue_dir import LOGS, QueueDir
+from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
-STRAY_GRACE_S = 10.0  # TERM to KILL for what a killed shepherd left
-SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
-DOUBT_S = 1.0  # a failure waits so long for a reading of its devices, which may have been lost
-
-_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-_OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
+STRAY_GRACE_S = 10.0  # TERM to KILL for the processes that a killed shepherd left
+STRAYS_AGAIN_S = 0.2
+DEVICE_CHECK_S = 1.0  # a failure waits so long for a reading of its devices, which may have been lost
 
 
 def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
-    """Log file of an attempt, and of its stderr if the streams are split; relative to the queue directory."""
+    """Return the log of an attempt, and that of its stderr if the streams are split; relative to the queue."""
     stem = f"{LOGS}/{job.id:04d}.{number}-{log_stem(job.command)}"
     return (f"{stem}.out.log", f"{stem}.err.log") if split else (f"{stem}.log", "")
 
 
 class AttemptBook:
+    """`due` holds the directories of the attempts to look at, each with the error that its shepherd has sent."""
+
     def __init__(self, queue: QueueDir, selector: selectors.BaseSelector) -> None:
-        self.queue = queue
-        self.live: dict[str, OpenAttempt] = {}  # by directory
-        self.told: dict[str, str] = {}  # directories to look at, with an error that came along
-        self._selector = selector
+        self.due: dict[str, str] = {}
+        self._queue, self._selector = queue, selector
+        self._open: dict[str, OpenAttempt] = {}  # by directory
+        self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
-    def _hear(self, told: ShepherdNotice) -> None:
-        self.told[told.directory] = told.error
+    def __iter__(self) -> Iterator[OpenAttempt]:
+        return iter(self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _hear(self, notice: ShepherdNotice) -> None:
+        self.due[notice.directory] = notice.error
 
     # ---- beginning ----
 
-    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: float) -> list[OpenAttempt]:
+    def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: Moment) -> list[OpenAttempt]:
         """Take over the attempts that an earlier dispatcher left open."""
-        found = []
+        adopted = []
         for job, row in rows:
-            directory = attempt_dir.directory(self.queue.state, job.id, row.number)
-            live = OpenAttempt(job, row, directory, marker_of(self.queue, job.id, row.number), adopted=True)
-            live.cancel_requested = job.cancel_requested_at is not None
-            live.usage = row.usage
-            live.seen_at = now  # nobody knows how long it has been idle
-            sight = reaper.look(directory, live.marker)
-            live.fields = sight.fields
-            live.handle = reaper.shepherd_handle(sight.fields)
-            if live.handle is not None:
-                self._selector.register(live.handle, selectors.EVENT_READ, lambda d=directory: self._gone(d))
-            self.live[directory] = live
-            self.told[directory] = ""
-            found.append(live)
-        return found
+            attempt = opened(self._queue, job, row, now)  # nobody knows how long it has been idle
+            attempt.is_adopted = True
+            attempt.is_cancelled = job.cancel_requested_at is not None
+            attempt.use.usage = row.usage
+            attempt.life = LifeReading(AttemptFact.ALIVE, reaper.look(attempt.directory, attempt.marker).fields)
+            attempt.shepherd_fd = reaper.shepherd_handle(attempt.life.fields)
+            if attempt.shepherd_fd is not None:
+                self._selector.register(
+                    attempt.shepherd_fd, selectors.EVENT_READ, lambda a=attempt: self._note_shepherd_end(a)
+                )
+            self._open[attempt.directory] = attempt
+            self.due[attempt.directory] = ""
+            adopted.append(attempt)
+        return adopted
 
-    def _gone(self, directory: str) -> None:
-        live = self.live.get(directory)
-        if live is not None:
-            self._close_handle(live)
-        self.told[directory] = ""
+    def _note_shepherd_end(self, attempt: OpenAttempt) -> None:
+        self._close_shepherd_fd(attempt)
+        self.due[attempt.directory] = ""
 
-    def _close_handle(self, live: OpenAttempt) -> None:
-        if live.handle is not None:
-            self._selector.unregister(live.handle)
-            os.close(live.handle)
-            live.handle = None
+    def _close_shepherd_fd(self, attempt: OpenAttempt) -> None:
+        if attempt.shepherd_fd is not None:
+            self._selector.unregister(attempt.shepherd_fd)
+            os.close(attempt.shepherd_fd)
+            attempt.shepherd_fd = None
+
+    def new(self, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
+        """Return an attempt that is about to be launched."""
+        return opened(self._queue, job, row, now)
 
     def prepare(self, job_id: int, number: int) -> int | None:
-        """Make the attempt's directory and take its life lock; the descriptor."""
-        life = attempt_dir.make(attempt_dir.directory(self.queue.state, job_id, number))
+        """Make the attempt's directory and take its life lock; return the descriptor, or None if it is locked."""
+        life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))
         if locks.try_lock(life):
             return life
         os.close(life)
@@ -97,180 +99,134 @@ class AttemptBook:
 
     def launch(
         self,
-        job: JobRow,
-        row: AttemptRow,
+        attempt: OpenAttempt,
         life: int,
         claims: list[int],
         environment: dict[bytes, bytes],
         style: LaunchStyle,
-    ) -> OpenAttempt:
+    ) -> None:
         """Hand a booked attempt to a shepherd and let go of the life lock here.
 
         Raises OSError when that cannot be; the attempt is then seen as not started.
         """
-        directory = attempt_dir.directory(self.queue.state, job.id, row.number)
-        marker = marker_of(self.queue, job.id, row.number)
-        environment = {
-            **environment,
-            **dict(job.env),
-            **dict(word.split(b"=", 1) for word in marker),
-            b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
-            b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
-        }
-        live = OpenAttempt(job, row, directory, marker)
-        self.live[directory] = live
+        job, row, directory = attempt.job, attempt.row, attempt.directory
+        self._open[directory] = attempt
         try:
             order = Order(
                 directory=directory,
                 argv=_argv(style, job.command, directory),
                 cwd=job.cwd,
-                environment=environment,
-                log=f"{self.queue.path}/{row.log}",
-                error_log=row.error_log and f"{self.queue.path}/{row.error_log}",
+                environment={
+                    **environment,
+                    **dict(job.env),
+                    **dict([word.split(b"=", 1) for word in attempt.marker]),
+                    b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
+                    b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
+                },
+                log=f"{self._queue.path}/{row.log}",
+                error_log=row.error_log and f"{self._queue.path}/{row.error_log}",
                 time_limit_s=job.time_limit_s,
                 grace_s=style.grace_s,
                 leftovers=style.leftovers,
-                marker=marker,
+                marker=attempt.marker,
             )
             self._launcher.launch(order, life, claims)
         except OSError as error:
-            self.told[directory] = error.strerror or str(error)
+            self.due[directory] = error.strerror or str(error)
             raise
         finally:
             os.close(life)
-        return live
 
     # ---- looking ----
 
-    def look(self, now: float, everywhere: bool, stopping_since: float | None) -> list[OpenAttempt]:
-        """Look at the attempts that were told of (or at all); those that have just ended."""
-        ended = []
-        directories = list(self.live) if everywhere else list(self.told)
-        for directory in directories:
-            error = self.told.pop(directory, "")
-            live = self.live.get(directory)
-            if live is None or live.ended:
+    def look(self, now: Moment, *, everywhere: bool, stopping_at: float | None) -> list[OpenAttempt]:
+        """Look at the attempts that are due, or at all; return those that have just ended."""
+        ended: list[OpenAttempt] = []
+        for directory in list(self._open) if everywhere else list(self.due):
+            error = self.due.pop(directory, "")
+            attempt = self._open.get(directory)
+            if attempt is None or attempt.has_ended:
                 continue
             if self._launcher.has(directory) and not attempt_dir.exists(directory):
-                continue  # its files were removed: that it has ended, its shepherd will tell
-            sight = reaper.look(directory, live.marker)
-            live.fields = sight.fields
-            live.fact = sight.fact
-            if sight.fact is AttemptFact.ALIVE:
+                continue  # its files were removed: its shepherd will say when it has ended
+            attempt.life = reaper.look(directory, attempt.marker)
+            if attempt.is_lingering:
+                self._end_strays(attempt, now)
+            if attempt.life.fact not in ENDED_FACTS:
                 continue
-            if sight.fact is AttemptFact.LINGERING:
-                self._end_strays(live, now)
-                continue
-            self._close_handle(live)
-            live.read_progress()
-            live.outcome = self._outcome(live, error, stopping_since)
-            if live.devices and live.outcome.kind in _OWN_ENDS and not live.outcome.ok and not live.outcome.cause:
-                live.doubt_until = now + DOUBT_S
-            ended.append(live)
+            self._close_shepherd_fd(attempt)
+            attempt.read_progress()
+            outcome = attempt.outcome = outcome_of(attempt, error, self._queue.path, stopping_at)
+            if attempt.devices and outcome.kind in OWN_ENDS and not outcome.ok and not outcome.cause:
+                attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
+            ended.append(attempt)
         return ended
 
-    def settle_doubts(self, now: float, devices: DeviceBook) -> None:
-        """Say of the attempts that have failed whether their device was lost, as soon as that is known."""
-        for live in self.live.values():
-            if live.doubt_until is None or live.outcome is None:
+    def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
+        """Blame a lost device for the failures on it, as soon as the devices were read since."""
+        for attempt in self:
+            if attempt.outcome_due_s is None or attempt.outcome is None:
                 continue
-            if any(devices.is_lost(uuid) for uuid in live.devices):
-                live.outcome = replace(live.outcome, cause="gpu_lost")
-            elif now < live.doubt_until and not all(devices.is_read_since_settling(uuid) for uuid in live.devices):
+            if any(devices.is_lost(uuid) for uuid in attempt.devices):
+                attempt.outcome = replace(attempt.outcome, cause="gpu_lost")
+            elif now.monotonic_s < attempt.outcome_due_s and not all(
+                devices.is_read_since_settling(uuid) for uuid in attempt.devices
+            ):
                 continue
-            live.doubt_until = None
+            attempt.outcome_due_s = None
 
-    def clock_went_back(self, now: float) -> None:
-        for live in self.live.values():
-            if live.lingering_since is not None:
-                live.lingering_since = min(live.lingering_since, now)
-            if live.doubt_until is not None:
-                live.doubt_until = min(live.doubt_until, now + DOUBT_S)
+    def deadline_s(self, now_s: float) -> float | None:
+        """Return when an attempt has to be looked at, at the latest."""
+        moments = [attempt.outcome_due_s for attempt in self if attempt.outcome_due_s is not None]
+        if any(attempt.is_lingering for attempt in self):
+            moments.append(now_s + STRAYS_AGAIN_S)
+        return min(moments, default=None)
 
-    def next_doubt(self) -> float | None:
-        """When settle_doubts() has to be called at the latest."""
-        return min((live.doubt_until for live in self.live.values() if live.doubt_until is not None), default=None)
-
-    def _end_strays(self, live: OpenAttempt, now: float) -> None:
-        if live.lingering_since is None:
-            live.lingering_since = now
-        late = now - live.lingering_since >= STRAY_GRACE_S
-        reaper.end_strays(live.marker, signal.SIGKILL if late else signal.SIGTERM)
-        self.told.setdefault(live.directory, "")
-
-    def lingering(self) -> bool:
-        return any(live.fact is AttemptFact.LINGERING for live in self.live.values())
-
-    def _outcome(self, live: OpenAttempt, error: str, stopping_since: float | None) -> Outcome:
-        if live.fact is AttemptFact.NOT_STARTED and not error and not attempt_dir.exists(live.directory):
-            return Outcome(OutcomeKind.LOST, note="its files were removed, so nobody knows how it ended")
-        if live.fact is AttemptFact.NOT_STARTED:
-            cause = "dispatcher_gone" if live.adopted else ""
-            if error:
-                cause = "disk_full" if error.startswith(_DISK_FULL) else "cannot_start"
-            return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
-        if live.fact is AttemptFact.LOST:
-            return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
-        outcome = outcome_of(live.fields, live.cancel_requested)
-        if live.stop_cause and outcome.kind is OutcomeKind.INTERRUPTED:
-            return replace(outcome, kind=OutcomeKind.TIMED_OUT, cause=live.stop_cause)
-        asked = live.adopted or live.stop_sent or stopping_since is not None
-        if outcome.kind is OutcomeKind.INTERRUPTED and not asked:
-            note = "its shepherd got a TERM that was not gpusched's"
-            return Outcome(outcome.kind, outcome.exit_code, outcome.signal, TERMINATED, note)
-        if outcome.ok or outcome.kind not in _OWN_ENDS:
-            return outcome
-        if stopping_since is not None and live.ended_at(0.0) >= stopping_since - SHUTDOWN_WINDOW_S:
-            return Outcome(OutcomeKind.INTERRUPTED, outcome.exit_code, outcome.signal, note="ended with the shutdown")
-        logs = [f"{self.queue.path}/{name}" for name in (live.row.log, live.row.error_log) if name]
-        tail = b"\n".join(reaper.log_tail(path) for path in logs)
-        text = tail.decode("utf-8", "replace")
-        cause = classify(outcome.exit_code, outcome.signal, text, devices=len(live.devices))
-        return Outcome(outcome.kind, outcome.exit_code, outcome.signal, cause, outcome.note)
+    def _end_strays(self, attempt: OpenAttempt, now: Moment) -> None:
+        since_s = self._strays_since.setdefault(attempt.directory, now.monotonic_s)
+        late = now.monotonic_s - since_s >= STRAY_GRACE_S
+        reaper.end_strays(attempt.marker, signal.SIGKILL if late else signal.SIGTERM)
+        self.due.setdefault(attempt.directory, "")
 
     # ---- ending ----
 
-    def stop(self, live: OpenAttempt) -> None:
+    def stop(self, attempt: OpenAttempt) -> None:
         """Have the attempt ended: TERM, grace, KILL. The wish is stored before this is called."""
-        live.stop_sent = self._launcher.stop(live.directory) or reaper.terminate(live.fields)
-        if not live.stop_sent:
-            self.told.setdefault(live.directory, "")
+        attempt.stop_sent = self._launcher.stop(attempt.directory) or reaper.terminate(attempt.life.fields)
+        if not attempt.stop_sent:
+            self.due.setdefault(attempt.directory, "")
 
-    def shepherd_of(self, directory: str) -> int | None:
-        """Pid of the shepherd of an attempt that this dispatcher launched."""
-        return self._launcher.pid(directory)
+    def shepherd_pids(self) -> dict[int, OpenAttempt]:
+        """Return the pid of the shepherd of each attempt, as far as it is known."""
+        pids = {}
+        for attempt in self:
+            pid = attempt.life.fields.get("pid") or self._launcher.pid(attempt.directory)
+            if pid:
+                pids[int(pid)] = attempt
+        return pids
 
     def unfinished(self) -> int:
-        """How many have not ended."""
-        return sum(not live.ended for live in self.live.values())
+        """Return how many have not ended."""
+        return sum(not attempt.has_ended for attempt in self)
 
     def find(self, job_id: int, number: int) -> OpenAttempt:
-        return self.live[attempt_dir.directory(self.queue.state, job_id, number)]
+        return self._open[attempt_dir.directory(self._queue.state, job_id, number)]
 
-    def forget(self, live: OpenAttempt) -> None:
-        """The attempt is closed in the store."""
-        self._close_handle(live)
-        self.live.pop(live.directory, None)
+    def forget(self, attempt: OpenAttempt) -> None:
+        """Drop an attempt that is closed in the store."""
+        self._close_shepherd_fd(attempt)
+        self._open.pop(attempt.directory, None)
+        self._strays_since.pop(attempt.directory, None)
 
     def occupied(self) -> set[str]:
-        return {uuid for live in self.live.values() if not live.ended for uuid in live.devices}
+        """Return the devices that attempts are on."""
+        return {uuid for attempt in self if not attempt.has_ended for uuid in attempt.devices}
 
     def close(self) -> None:
         """Leave; running attempts go on with their shepherds."""
-        for live in self.live.values():
-            self._close_handle(live)
+        for attempt in self:
+            self._close_shepherd_fd(attempt)
         self._launcher.close()
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchStyle:
-    """How commands of this queue are run."""
-
-    shell: tuple[bytes, ...]  # the words before a command, ending in -c
-    setup: str | None = None
-    grace_s: float = 10.0
-    leftovers: str = "wait"
-    split_streams: bool = False
 
 
 def _argv(style: LaunchStyle, command: bytes, directory: str) -> tuple[bytes, ...]:

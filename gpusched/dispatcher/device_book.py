@@ -1,243 +1,274 @@
-"""The devices of one dispatcher: what is known of each, which claims it holds, when to look again.
+"""The devices of one dispatcher: the readings of each, the claims that it holds, when to look again.
 
-Folds readings with core/availability and takes claims as it is told. Decides nothing, knows no job.
+Folds readings with core/plan/availability and takes claims when asked to. Decides nothing, knows no job.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
-from gpusched.core.plan.snapshot import DeviceView, Resident
+from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
+_NEVER_S = float("-inf")
 
 
 @dataclass(slots=True)
-class _Entry:
+class DeviceEntry:
+    """One allowed device. Moments are monotonic seconds."""
+
     device: Device
     availability: Availability
     claim: int | None = None  # descriptor
-    claimed_at: float = 0.0
-    asked_at: float = 0.0  # of the newest sample that was folded
-    ignore_until: float = 0.0  # samples asked for before this moment describe the past
-    look_wanted_at: float | None = None  # when a last look at it was asked for, until the next poll
-    look_at: float | None = None  # when a settling device wants its next look
+    claimed_s: float = 0.0
+    asked_s: float = _NEVER_S  # when the newest sample that counts was asked for
+    ignore_before_s: float = _NEVER_S  # samples asked for before this moment describe the past
+    look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
+    look_due_s: float | None = None  # when a settling device wants its next look
     refused: str = ""
-    missing: bool = False
+    is_missing: bool = False
+
+    def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
+        """Take in one sample of this device."""
+        self.is_missing = False
+        self.asked_s = reading.asked_at
+        if reading.complete:
+            self.refused, self.look_wanted_s = "", None
+        self.availability = availability.fold(
+            self.availability,
+            self.device,
+            sample,
+            ours=ours(sample),
+            occupied=occupied,
+            polled=reading.complete,
+            criteria=criteria,
+            now=reading.at,
+        )
+        since_s = self.availability.settling_since
+        pause_s = None if since_s is None else availability.settle_pause_s(reading.at - since_s)
+        self.look_due_s = None if pause_s is None else reading.at + pause_s
+
+    def settle(self, now: Moment, *, occupied: bool) -> None:
+        """Note that an attempt of ours has left: look at once, and again until its memory is back."""
+        self.availability = availability.settle(
+            self.availability, now.at, occupied=occupied, settling_since=now.monotonic_s
+        )
+        self.ignore_before_s = self.look_due_s = now.monotonic_s
+
+    def release(self) -> None:
+        """Give the claim back, if it is held."""
+        if self.claim is not None:
+            os.close(self.claim)
+            self.claim = None
+
+    def view(self, residents: tuple[Resident, ...]) -> DeviceView:
+        """Return the device as the plan sees it; `residents` are our jobs on it."""
+        return observe.device_view(
+            self.device,
+            self.availability,
+            held=self.claim is not None,
+            looked=self.claim is not None and self.asked_s >= self.claimed_s,
+            looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
+            refused=self.refused,
+            residents=residents,
+        )
 
 
 class DeviceBook:
-    """`allowed` is the order of preference, by UUID. The caller says when time passes and who is on which device."""
+    """The caller says when time passes and who is on which device."""
 
-    def __init__(
-        self, source: DeviceSource, claims: Claims, queue: str, allowed: Iterable[str], first: Reading
-    ) -> None:
+    def __init__(self, source: DeviceSource, claims: Claims, queue: str, first: Reading) -> None:
+        """`first` is a complete reading of `source`. No device is allowed before configure()."""
         self.source = source
-        self.claims = claims
-        self.queue = queue
         self.criteria = Criteria()
-        self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
-        self._at_first = frozenset(self.box)
         self.error = ""  # why the source as a whole does not answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
-        self.since = first.at
-        self._entries: dict[str, _Entry] = {}
-        self.allow(allowed)
+        self._claims, self._queue = claims, queue
+        self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
+        self._at_first = frozenset(self._box)
+        self._entries: dict[str, DeviceEntry] = {}
 
-    def allow(self, uuids: Iterable[str]) -> None:
-        """Set the allowed devices and their order; what is known of a device that stays is kept."""
+    def configure(self, uuids: Iterable[str], criteria: Criteria) -> None:
+        """Set the allowed devices in order of preference, and when they are free; those that stay keep their state."""
+        self.criteria = criteria
         before = self._entries
-        self._entries = {uuid: before.get(uuid) or _Entry(self.box[uuid], Availability(uuid)) for uuid in uuids}
+        self._entries = {uuid: before.get(uuid) or DeviceEntry(self._box[uuid], Availability(uuid)) for uuid in uuids}
         for uuid in before.keys() - self._entries.keys():
-            self._drop_claim(before[uuid])
+            before[uuid].release()
 
     # ---- readings ----
 
-    def ask(self, now: float, *, poll: bool) -> None:
+    def ask(self, now: Moment, *, poll: bool) -> None:
         """Put the questions that are due: all devices at a poll, settling ones in between."""
         if poll:
-            self.source.request(None, now)
+            self.source.request(None, now.monotonic_s)
             return
-        due = [uuid for uuid, e in self._entries.items() if e.look_at is not None and e.look_at <= now]
+        due = [e for e in self._entries.values() if e.look_due_s is not None and e.look_due_s <= now.monotonic_s]
         if due:
-            for uuid in due:
-                self._entries[uuid].look_at = None
-            self.source.request(frozenset(due), now)
+            for entry in due:
+                entry.look_due_s = None
+            self.source.request(frozenset(entry.device.uuid for entry in due), now.monotonic_s)
 
-    def take_in(self, now: float, ours: Ours, occupied: Set[str]) -> list[Reading]:
-        """Fold what the source has to say; the readings, for whoever else wants them."""
-        readings = self.source.poll(now)
+    def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
+        """Fold the readings that have come; return them for whoever else wants them."""
+        readings = self.source.poll(now.monotonic_s)
         for reading in readings:
             if reading.error:
                 self._silence(reading.error, now)
-                continue
-            if self.error:
+            else:
                 self.error = ""
-            self._fold(reading, ours, occupied)
+                self._fold(reading, now, ours, occupied)
         return readings
 
-    def _fold(self, reading: Reading, ours: Ours, occupied: Set[str]) -> None:
+    def _fold(self, reading: Reading, now: Moment, ours: Ours, occupied: Set[str]) -> None:
         for device in reading.devices:
-            if device.uuid not in self.box:
-                self._name(device)
-            self.box[device.uuid] = device
-        seen = set()
+            if device.uuid not in self._box:
+                self._replace_nameless(device)
+            self._box[device.uuid] = device
         for sample in reading.samples:
             entry = self._entries.get(sample.uuid)
-            if entry is None:
-                continue
-            seen.add(sample.uuid)
-            if reading.asked_at < entry.ignore_until:
-                continue
-            entry.device = self.box.get(sample.uuid, entry.device)
-            entry.missing = False
-            entry.asked_at = reading.asked_at
-            if reading.complete:
-                entry.refused, entry.look_wanted_at = "", None
-            entry.availability = availability.fold(
-                entry.availability,
-                entry.device,
-                sample,
-                ours=ours(sample),
-                occupied=sample.uuid in occupied,
-                polled=reading.complete,
-                criteria=self.criteria,
-            )
-            since = entry.availability.settling_since
-            entry.look_at = None
-            if since is not None:
-                entry.look_at = reading.at + availability.settle_pause_s(reading.at - since)
+            if entry is not None and reading.asked_at >= entry.ignore_before_s:
+                entry.device = self._box.get(sample.uuid, entry.device)
+                entry.fold(
+                    sample,
+                    reading,
+                    ours=ours,
+                    occupied=sample.uuid in occupied,
+                    criteria=self.criteria,
+                )
         if reading.complete:
-            listed = {device.uuid for device in reading.devices}
-            for uuid, entry in self._entries.items():
-                if uuid not in listed and uuid not in seen:
-                    entry.missing = True
-                    entry.availability = availability.vanish(entry.availability, reading.at)
-            self.box = {uuid: d for uuid, d in self.box.items() if uuid in listed}
-        self.degraded = self._find_degraded()
+            self._note_missing(reading, now)
+        self.degraded = _degraded(self._box.values(), self._entries.values())
 
-    def _name(self, device: Device) -> None:
-        """A GPU that told no UUID when we began tells it now: it takes its place in the order."""
+    def _note_missing(self, reading: Reading, now: Moment) -> None:
+        listed = {device.uuid for device in reading.devices}
+        gone = self._entries.keys() - listed - {sample.uuid for sample in reading.samples}
+        for uuid in gone:
+            entry = self._entries[uuid]
+            entry.is_missing = True
+            entry.availability = availability.vanish(entry.availability, now.at)
+        self._box = {uuid: device for uuid, device in self._box.items() if uuid in listed}
+
+    def _replace_nameless(self, device: Device) -> None:
+        """Put a GPU that gives its UUID only now in the place that it had in the order without one."""
         nameless = nameless_uuid(device.index)
         if nameless not in self._entries or device.uuid in self._at_first or device.is_mig:
             return
-        named = _Entry(device, Availability(device.uuid))
+        named = DeviceEntry(device, Availability(device.uuid))
         entries = self._entries.items()
         self._entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
 
-    def _silence(self, error: str, now: float) -> None:
+    def _silence(self, error: str, now: Moment) -> None:
         self.error = error
         for uuid, entry in self._entries.items():
-            entry.look_at = None
-            entry.availability = Availability(uuid, why=error, since=now)
+            entry.look_due_s = None
+            entry.availability = Availability(uuid, why=error, since=now.at)
 
-    def next_look(self) -> float | None:
-        """When ask() or take_in() have something to do before the next poll."""
-        looks = [e.look_at for e in self._entries.values() if e.look_at is not None]
-        deadline = self.source.deadline()
-        if deadline is not None:
-            looks.append(deadline)
-        return min(looks) if looks else None
+    def deadline_s(self) -> float | None:
+        """Return when ask() or take_in() have something to do before the next poll."""
+        moments = [e.look_due_s for e in self._entries.values() if e.look_due_s is not None]
+        deadline_s = self.source.deadline()
+        if deadline_s is not None:
+            moments.append(deadline_s)
+        return min(moments, default=None)
 
-    def settle(self, uuids: Iterable[str], now: float, occupied: Set[str]) -> None:
-        """An attempt of ours has left these devices: look at once, and again until their memory is back."""
+    def settle(self, uuids: Iterable[str], now: Moment, occupied: Set[str]) -> None:
+        """Note that an attempt of ours has left these devices; others of ours are on those that are `occupied`."""
         for uuid in uuids:
             entry = self._entries.get(uuid)
             if entry is not None and not self.error:
-                entry.availability = availability.settle(entry.availability, now, occupied=uuid in occupied)
-                entry.ignore_until = now
-                entry.look_at = now
+                entry.settle(now, occupied=uuid in occupied)
+
+    def note_start(self, uuids: Iterable[str], now: Moment) -> None:
+        """Note that an attempt begins on these devices: they run from now on, whatever the last sample said."""
+        for uuid in uuids:
+            entry = self._entries[uuid]
+            entry.availability = replace(
+                entry.availability, state=DeviceState.RUNNING, why="runs a job of this queue", since=now.at
+            )
 
     def is_lost(self, uuid: str) -> bool:
         entry = self._entries.get(uuid)
         return entry is not None and entry.availability.state is DeviceState.LOST
 
     def is_read_since_settling(self, uuid: str) -> bool:
-        """Whether the device was read since settle() (or cannot be): what its state says is not older than that."""
+        """Return True if the device was read since settle(), or cannot be read: its state is not older than that."""
         entry = self._entries.get(uuid)
-        return entry is None or bool(self.error) or entry.missing or entry.asked_at >= entry.ignore_until
-
-    def clock_went_back(self, now: float) -> None:
-        """Samples count again from now on, and what is settling begins to."""
-        for entry in self._entries.values():
-            entry.ignore_until, entry.asked_at = now, 0.0
-            entry.claimed_at = min(entry.claimed_at, now)
-            entry.look_wanted_at = None
-            if entry.look_at is not None:
-                entry.look_at = now
-            if entry.availability.settling_since is not None:
-                entry.availability = replace(entry.availability, settling_since=now)
+        return entry is None or bool(self.error) or entry.is_missing or entry.asked_s >= entry.ignore_before_s
 
     # ---- claims ----
 
-    def claim(self, uuids: Iterable[str], now: float) -> bool:
-        """Take the claims of all these devices in UUID order, or of none; then ask for one more look at them."""
-        taken: list[tuple[_Entry, int]] = []
-        for uuid in sorted(uuids):
-            entry = self._entries[uuid]
-            fd = self.claims.try_acquire(uuid, self.queue, now)
-            if fd is None:
-                holder = self.claims.holder(uuid)
-                entry.refused = observe.claimed_by(holder.user if holder else None)
-                for _, other in taken:
-                    os.close(other)
-                return False
-            taken.append((entry, fd))
-        for entry, fd in taken:
-            entry.claim, entry.claimed_at = fd, now
-            entry.ignore_until = max(entry.ignore_until, now)
-        self.source.request(frozenset(entry.device.uuid for entry, _ in taken), now)
+    def claim(self, uuids: Iterable[str], now: Moment) -> bool:
+        """Take the claims of all these devices in the order of their UUIDs, or of none; then ask for one more look."""
+        entries = [self._entries[uuid] for uuid in sorted(uuids)]
+        if not _take_claims(self._claims, entries, self._queue, now):
+            return False
+        self.source.request(frozenset(entry.device.uuid for entry in entries), now.monotonic_s)
         return True
 
-    def look(self, uuids: Collection[str], now: float) -> None:
-        """Read these devices once more, at once."""
+    def look(self, uuids: Collection[str], now: Moment) -> None:
+        """Ask for one more reading of these devices."""
         for uuid in uuids:
-            self._entries[uuid].look_wanted_at = now
-        self.source.request(frozenset(uuids), now)
+            self._entries[uuid].look_wanted_s = now.monotonic_s
+        self.source.request(frozenset(uuids), now.monotonic_s)
 
     def release(self, uuid: str) -> None:
-        self._drop_claim(self._entries[uuid])
-
-    def _drop_claim(self, entry: _Entry) -> None:
-        if entry.claim is not None:
-            os.close(entry.claim)
-            entry.claim = None
+        self._entries[uuid].release()
 
     def release_all(self) -> None:
         for entry in self._entries.values():
-            self._drop_claim(entry)
+            entry.release()
 
     def descriptors(self, uuids: Iterable[str]) -> list[int]:
-        found = [self._entries[uuid].claim for uuid in uuids]
-        return [fd for fd in found if fd is not None]
+        """Return the descriptors of the claims that are held on these devices."""
+        return [claim for uuid in uuids if (claim := self._entries[uuid].claim) is not None]
 
-    # ---- views ----
+    # ---- values for others ----
 
-    def views(self, residents: Mapping[str, tuple[Resident, ...]]) -> tuple[DeviceView, ...]:
-        """The allowed devices as the plan sees them, in order of preference; `residents` are the jobs on them."""
-        return tuple(
-            observe.device_view(
-                e.device,
-                e.availability,
-                held=e.claim is not None,
-                looked=e.claim is not None and e.asked_at >= e.claimed_at,
-                looked_again=e.look_wanted_at is not None and e.asked_at >= e.look_wanted_at,
-                refused=e.refused,
-                residents=residents.get(uuid, ()),
-            )
-            for uuid, e in self._entries.items()
+    def board(
+        self,
+        at: float,
+        residents: Mapping[str, tuple[Resident, ...]],
+        limits: Limits,
+        *,
+        closed: str,
+        waited_since: Mapping[int, float],
+    ) -> Board:
+        """Return the allowed devices as the plan sees them, in order of preference; `residents`: our jobs on them."""
+        return Board(
+            at=at,
+            pid=os.getpid(),
+            source=self.source.describe(),
+            limits=limits,
+            max_checks=self.criteria.max_checks,
+            threshold_bytes=self.criteria.threshold_bytes,
+            devices=tuple(BoardDevice(device, view) for device, view in self.views(residents)),
+            closed=closed,
+            gpus_closed=self.error,
+            waited_since=dict(waited_since),
         )
 
+    def views(self, residents: Mapping[str, tuple[Resident, ...]]) -> Iterator[tuple[Device, DeviceView]]:
+        for uuid, entry in self._entries.items():
+            yield entry.device, entry.view(residents.get(uuid, ()))
+
+    @property
+    def has_devices(self) -> bool:
+        """True if the box has any device, allowed or not."""
+        return bool(self._box)
+
     def known(self) -> tuple[Device, ...]:
-        """Every device of the box, and the allowed ones that are missing just now."""
-        return tuple({**{e.device.uuid: e.device for e in self._entries.values()}, **self.box}.values())
+        """Return every device of the box, and the allowed ones that are missing just now."""
+        return tuple({**{e.device.uuid: e.device for e in self._entries.values()}, **self._box}.values())
 
     def device(self, uuid: str) -> Device:
         return self._entries[uuid].device
@@ -251,18 +282,30 @@ class DeviceBook:
     def devices(self) -> list[Device]:
         return [e.device for e in self._entries.values()]
 
-    def _find_degraded(self) -> str:
-        if any(d.is_mig or d.mig_parent for d in self.box.values()):
-            return "MIG is in the box"
-        for entry in self._entries.values():
-            if entry.missing or entry.availability.state is DeviceState.LOST:
-                return f"GPU {entry.device.index} ({entry.device.uuid}) is lost or missing"
-        return ""
 
-    def note_occupied(self, uuids: Set[str], now: float) -> None:
-        """An attempt has just begun on these devices: they run from now on, whatever the last sample said."""
-        for uuid in uuids:
-            entry = self._entries[uuid]
-            entry.availability = replace(
-                entry.availability, state=DeviceState.RUNNING, why="runs a job of this queue", since=now
-            )
+def _take_claims(claims: Claims, entries: Iterable[DeviceEntry], queue: str, now: Moment) -> bool:
+    """Claim all of these devices in this order, or none of them; note why one is refused."""
+    taken: list[tuple[DeviceEntry, int]] = []
+    for entry in entries:
+        fd = claims.try_acquire(entry.device.uuid, queue, now.at)
+        if fd is None:
+            holder = claims.holder(entry.device.uuid)
+            entry.refused = observe.claimed_by(holder.user if holder else None)
+            for _, other in taken:
+                os.close(other)
+            return False
+        taken.append((entry, fd))
+    for entry, fd in taken:
+        entry.claim, entry.claimed_s = fd, now.monotonic_s
+        entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+    return True
+
+
+def _degraded(box: Iterable[Device], allowed: Iterable[DeviceEntry]) -> str:
+    """Return why indices are not safe in CUDA_VISIBLE_DEVICES; empty when they are."""
+    if any(d.is_mig or d.mig_parent for d in box):
+        return "MIG is in the box"
+    for entry in allowed:
+        if entry.is_missing or entry.availability.state is DeviceState.LOST:
+            return f"GPU {entry.device.index} ({entry.device.uuid}) is lost or missing"
+    return ""

@@ -1,4 +1,4 @@
-"""Where the jobs of a queue come from while it is dispatched: a file that is edited, or a stream. Submits nothing."""
+"""Sources of jobs while a queue is dispatched: a file that is edited, or a stream. Submits nothing."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ class Batch:
 
 
 class Feed(Protocol):
+    """A source of jobs. Its moments are monotonic seconds."""
+
     def poll(self, now: float) -> Batch | None:
-        """What has come since the last call."""
+        """Return what has come since the last call."""
 
     def ended(self) -> bool:
-        """Whether nothing more can be on its way now."""
+        """Return True if nothing more can be on its way now."""
 
     def deadline(self) -> float | None:
-        """When poll() wants to be called at the latest."""
+        """Return when poll() wants to be called at the latest."""
 
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Wake the dispatcher through its selector."""
 
     def detach(self) -> None:
-        """The dispatcher leaves."""
+        """Leave the selector."""
 
 
 class NoFeed:
-    """Jobs come by other commands only."""
+    """No source: jobs come by other commands only."""
 
     def poll(self, now: float) -> Batch | None:
         return None
@@ -75,8 +77,8 @@ class FileFeed:
         self._seen: tuple[tuple[int, int, int], float] | None = None
 
     @staticmethod
-    def _signature(found: os.stat_result) -> tuple[int, int, int]:
-        return (found.st_mtime_ns, found.st_size, found.st_ino)
+    def _signature(stat: os.stat_result) -> tuple[int, int, int]:
+        return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
     def poll(self, now: float) -> Batch | None:
         try:
@@ -87,7 +89,7 @@ class FileFeed:
         if signature == self._taken:
             self._seen = None
             return None
-        if self._seen is None or self._seen[0] != signature or now < self._seen[1]:
+        if self._seen is None or self._seen[0] != signature:
             self._seen = (signature, now)
             return None
         if now - self._seen[1] < STILL_S:
@@ -126,9 +128,9 @@ class FileFeed:
 
 
 class StreamFeed:
-    """Lines that arrive on a descriptor, taken as they come. Nothing is gone before a clean end of the stream.
+    """Lines that arrive on a descriptor, taken as they come. No job is taken away before a clean end of the stream.
 
-    `begun`: what was read of it before.
+    `begun` are the bytes that were read of it before.
     """
 
     def __init__(self, fd: int, lines: LineFeed, begun: bytes = b"") -> None:
@@ -138,7 +140,7 @@ class StreamFeed:
         self._specs: list[JobSpec] = []
         self._over = False  # end of input seen
         self._clean = False
-        self._told_end = False
+        self._end_taken = False
         self._selector: selectors.BaseSelector | None = None
 
     def attach(self, selector: selectors.BaseSelector) -> None:
@@ -177,8 +179,8 @@ class StreamFeed:
             jobs = self._lines.feed(data)
             self._specs += jobs.specs
             return Batch(jobs, append=True, complete=False)
-        if self._over and not self._told_end:
-            self._told_end = True
+        if self._over and not self._end_taken:
+            self._end_taken = True
             jobs = self._lines.finish()
             self._specs += jobs.specs
             whole = JobFile(tuple(self._specs), jobs.findings, jobs.complete)
@@ -187,7 +189,7 @@ class StreamFeed:
         return None
 
     def ended(self) -> bool:
-        return self._told_end
+        return self._end_taken
 
     def deadline(self) -> float | None:
-        return 0.0 if self._buffer or (self._over and not self._told_end) else None
+        return 0.0 if self._buffer or (self._over and not self._end_taken) else None

@@ -1,7 +1,8 @@
-"""What a feed brings -> the queue: a list whole or not at all, a stream line by line. Starts nothing."""
+"""Reads the lists of a feed into the queue: a list whole or not at all, a stream line by line. Starts nothing."""
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,11 +10,12 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, JobSpec
 from gpusched.dispatcher.feed import Batch, Feed
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.store import Store, StoreError
 from gpusched.lists.findings import render_findings
 from gpusched.lists.submit import SubmitOptions, find_impossible, refuse_impossible, submit
 
-Tell = Callable[[str, str], None]  # kind of the event, text
+Report = Callable[[str, str], None]  # kind of the event, text
 
 
 class ListReader:
@@ -25,85 +27,96 @@ class ListReader:
         self._batch: Batch | None = None  # read, and not stored yet
         self._left_out: set[JobSpec] = set()  # of the stream
 
-    def waits(self) -> bool:
-        """Whether something was read that is not stored yet."""
-        return self._batch is not None
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Wake the dispatcher through its selector when there is something to read."""
+        self._feed.attach(selector)
 
-    def take(self, rules: SubmitOptions, devices: Sequence[Device], now: float, tell: Tell) -> bool:
-        """Submit what has come; whether there was anything. `devices` are the allowed ones.
+    def detach(self) -> None:
+        self._feed.detach()
+
+    def is_done(self) -> bool:
+        """Return True if all that was read is stored, and nothing more can be on its way now."""
+        return self._batch is None and self._feed.ended()
+
+    def deadline_s(self) -> float | None:
+        """Return when take() wants to be called at the latest."""
+        return self._feed.deadline()
+
+    def take(self, options: SubmitOptions, devices: Sequence[Device], now: Moment, report: Report) -> bool:
+        """Submit what has come; return True if there was anything. `devices` are the allowed ones.
 
         Raises DiskFull or OSError when there is no room for it; it is then taken at the next call.
         """
         taken = False
         try:
-            while (batch := self._next(now, tell)) is not None:
-                # asked for once: what has failed since then stays so
-                its_rules = rules if batch.append else replace(rules, retry_failed=False)
-                change = self._submit(batch, its_rules, devices, now, tell)
+            while (batch := self._next(now.monotonic_s, report)) is not None:
+                # wanted once: what has failed since then stays so
+                again = options if batch.append else replace(options, retry_failed=False)
+                change = self._submit(batch, again, devices, now.at, report)
                 self._batch, taken = None, True
-                told = [(change.add, "new"), (change.cancel, "removed"), (change.requeue, "back")]
-                parts = ", ".join(f"{len(jobs)} {word}" for jobs, word in told if jobs)
+                changes = [(change.add, "new"), (change.cancel, "removed"), (change.requeue, "back")]
+                parts = ", ".join(f"{len(jobs)} {word}" for jobs, word in changes if jobs)
                 if parts:
-                    tell("queue", f"the list was read: {parts}")
+                    report("queue", f"the list was read: {parts}")
         except StoreError:
             raise
         except GpuschedError as error:
             self._batch = None
-            tell("warning", f"the list was changed but is not taken: {error}")
+            report("warning", f"the list was changed but is not taken: {error}")
         return taken
 
-    def _next(self, now: float, tell: Tell) -> Batch | None:
+    def _next(self, now_s: float, report: Report) -> Batch | None:
         if self._batch is not None:
             return self._batch
         try:
-            batch = self._feed.poll(now)
+            batch = self._feed.poll(now_s)
         except OSError as error:
-            tell("warning", f"the list cannot be read: {error}")
+            report("warning", f"the list cannot be read: {error}")
             return None
         if batch is not None and batch.jobs.errors:
             self.refused_lines += len(batch.jobs.errors)
-            tell("error", _left_out_text("\n" + render_findings(batch.jobs.errors, "standard input")))
+            report("error", _left_out_text("\n" + render_findings(batch.jobs.errors, "standard input")))
         self._batch = batch
         return batch
 
     def _submit(
-        self, batch: Batch, rules: SubmitOptions, devices: Sequence[Device], now: float, tell: Tell
+        self, batch: Batch, options: SubmitOptions, devices: Sequence[Device], at: float, report: Report
     ) -> QueueChange:
         specs = tuple(spec for spec in batch.jobs.specs if spec not in self._left_out)
-        rules.look_around(specs)
+        options.look_around(specs)
         if not batch.append:
-            refuse_impossible(specs, rules, devices)
-            return submit(self._store, specs, rules, now, complete=batch.complete)
-        for spec, why in find_impossible(specs, rules, devices):
-            self._leave_out(spec, f" line {spec.line}: {why}", tell)
+            refuse_impossible(specs, options, devices)
+            return submit(self._store, specs, options, at, complete=batch.complete)
+        for spec, why in find_impossible(specs, options, devices):
+            self._leave_out(spec, f" line {spec.line}: {why}", report)
         specs = tuple(spec for spec in specs if spec not in self._left_out)
         try:
-            return submit(self._store, specs, rules, now, complete=False, append=True)
+            return submit(self._store, specs, options, at, complete=False, append=True)
         except StoreError:
             raise
         except GpuschedError:
-            return self._submit_each(specs, rules, now, tell)
+            return self._submit_each(specs, options, at, report)
 
-    def _submit_each(self, specs: Sequence[JobSpec], rules: SubmitOptions, now: float, tell: Tell) -> QueueChange:
-        """Lines of which at least one is refused, each by itself."""
+    def _submit_each(self, specs: Sequence[JobSpec], options: SubmitOptions, at: float, report: Report) -> QueueChange:
+        """Submit lines of which at least one is refused, each by itself."""
         whole = QueueChange((), (), (), ())
         for spec in specs:
             try:
-                found = submit(self._store, [spec], rules, now, complete=False, append=True)
+                change = submit(self._store, [spec], options, at, complete=False, append=True)
             except StoreError:
                 raise
             except GpuschedError as error:
-                self._leave_out(spec, f" {error}", tell)
+                self._leave_out(spec, f" {error}", report)
             else:
                 whole = QueueChange(
-                    whole.add + found.add, whole.keep + found.keep, whole.requeue + found.requeue, whole.cancel
+                    whole.add + change.add, whole.keep + change.keep, whole.requeue + change.requeue, whole.cancel
                 )
         return whole
 
-    def _leave_out(self, spec: JobSpec, why: str, tell: Tell) -> None:
+    def _leave_out(self, spec: JobSpec, why: str, report: Report) -> None:
         self._left_out.add(spec)
         self.refused_lines += 1
-        tell("error", _left_out_text(why))
+        report("error", _left_out_text(why))
 
 
 def _left_out_text(why: str) -> str:

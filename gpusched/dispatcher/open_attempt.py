@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gpusched.core.jobs.lifecycle import TERMINATED
+from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import (
     NOTHING_USED,
     Attempt,
@@ -17,102 +20,162 @@ from gpusched.core.model import (
     RunningView,
     Usage,
 )
-from gpusched.host.attempts import attempt_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.core.plan.snapshot import ENDED_FACTS
+from gpusched.dispatcher.timers import Moment
+from gpusched.host.attempts import attempt_dir, reaper
+from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.queue.queue_dirs import QueueDir
+
+SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
+OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)  # by the command itself
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_UNREAD = LifeReading(AttemptFact.ALIVE)
+
+
+@dataclass(slots=True)
+class AttemptUse:
+    """The use of its devices that was seen of an attempt, and the progress that it has written."""
+
+    seen_s: float  # when a process of its own was last seen on its devices, in monotonic seconds
+    usage: Usage = NOTHING_USED
+    used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that says
+    unassigned_device: str = ""  # a device that it uses without having been given it
+    progress: bytes = b""
+    reported: set[str] = field(default_factory=set)  # kinds of warnings that people have had
+
+    def progress_text(self) -> str:
+        return self.progress.decode("utf-8", "replace")
 
 
 @dataclass(slots=True)
 class OpenAttempt:
-    """An open attempt and what was last seen of it."""
+    """An open attempt, and the newest look at it."""
 
     job: JobRow
     row: AttemptRow
+    devices: tuple[str, ...]  # UUIDs
     directory: str
-    marker: tuple[bytes, ...]
-    fact: AttemptFact = AttemptFact.ALIVE
+    marker: tuple[bytes, ...]  # words in the environment of each of its processes
+    opened_s: float  # when this dispatcher launched or adopted it, in monotonic seconds
+    use: AttemptUse
+    is_adopted: bool = False  # launched by an earlier dispatcher
+    life: LifeReading = _UNREAD
     outcome: Outcome | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
-    cancel_requested: bool = False
+    is_cancelled: bool = False  # somebody asks for its end
     stop_sent: bool = False
-    adopted: bool = False
-    handle: int | None = None  # pidfd of an adopted attempt's shepherd
-    usage: Usage = NOTHING_USED
-    progress: bytes = b""
-    lingering_since: float | None = None
-    doubt_until: float | None = None  # it failed, and its devices have not been read since
-    used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that told
-    told_over_budget: bool = False
-    seen_at: float | None = None  # when a process of its own was last seen on its devices
-    told_idle: bool = False
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
-    told_leftovers: bool = False
-    strange_device: str = ""  # a device that it uses without having been given it
+    shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
+    outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        return tuple(device.uuid for device in self.row.devices)
+    def has_ended(self) -> bool:
+        return self.life.fact in ENDED_FACTS
 
     @property
-    def ended(self) -> bool:
-        return self.fact not in (AttemptFact.ALIVE, AttemptFact.LINGERING)
+    def is_lingering(self) -> bool:
+        """True if its shepherd was killed and processes of it live on."""
+        return self.life.fact is AttemptFact.LINGERING
+
+    def is_first(self, kind: str) -> bool:
+        """Return True the first time that this kind of warning is due."""
+        if kind in self.use.reported:
+            return False
+        self.use.reported.add(kind)
+        return True
 
     def read_progress(self) -> None:
-        """Take in what the job says of itself."""
+        """Take in the progress file of the job, if it has one."""
         progress = attempt_dir.read_progress(self.directory)
         if progress is not None:
-            self.progress = progress
+            self.use.progress = progress
 
-    def ended_at(self, now: float) -> float:
-        """When its record says that it ended, or `now`; not before it began, whatever the clock did."""
-        return max(self.row.started_at, float(self.fields.get("ended_at", now)))
+    def ended_at(self, otherwise: float) -> float:
+        """Return the end that its record states, else `otherwise`; not before it began, whatever the clock did."""
+        return max(self.row.started_at, float(self.life.fields.get("ended_at", otherwise)))
 
     def planned(self) -> Attempt:
-        """The attempt as the plan sees it."""
+        """Return the attempt as the plan sees it."""
+        job = self.job
         return Attempt(
-            self.job.id,
-            self.row.number,
-            self.devices,
-            self.fact,
-            self.outcome if self.doubt_until is None else None,
-            self.cancel_requested,
-            self.stop_sent,
-            self.job.tries,
-            self.job.retries,
-            self.job.losses,
-            self.job.mem_bytes,
-            self.job.tags,
-            self.usage.peak_device_bytes,
-            self.ended_at(0.0) - self.row.started_at if self.ended else 0.0,
-            self.job.gpu_model,
+            job_id=job.id,
+            number=self.row.number,
+            devices=self.devices,
+            fact=self.life.fact,
+            outcome=self.outcome if self.outcome_due_s is None else None,
+            cancel_requested=self.is_cancelled,
+            stop_sent=self.stop_sent,
+            tries=job.tries,
+            retries=job.retries,
+            losses=job.losses,
+            mem_bytes=job.mem_bytes,
+            tags=job.tags,
+            peak_device_bytes=self.use.usage.peak_device_bytes,
+            lasted_s=self.ended_at(0.0) - self.row.started_at if self.has_ended else 0.0,
+            gpu_model=job.gpu_model,
         )
 
     def view(self) -> RunningView:
-        row = AttemptRow(
-            self.row.job_id,
-            self.row.number,
-            self.row.started_at,
-            None,
-            None,
-            self.row.log,
-            self.row.error_log,
-            self.row.devices,
-            self.usage,
-            progress=self.progress.decode("utf-8", "replace"),
-        )
-        return RunningView(self.job, row, self.fields.get("leftovers", ""), self.stop_sent)
+        """Return the attempt as people see it."""
+        row = replace(self.row, usage=self.use.usage, progress=self.use.progress_text())
+        return RunningView(self.job, row, self.life.fields.get("leftovers", ""), self.stop_sent)
 
 
-def marker_of(queue: QueueDir, job_id: int, number: int) -> tuple[bytes, ...]:
-    """The words in the environment of every process of an attempt."""
-    return (
-        b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
-        b"GPUSCHED_JOB_ID=%d" % job_id,
-        b"GPUSCHED_ATTEMPT=%d" % number,
+def opened(queue: QueueDir, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
+    """Return the attempt that this row describes, opened now."""
+    return OpenAttempt(
+        job=job,
+        row=row,
+        devices=tuple([device.uuid for device in row.devices]),
+        directory=attempt_dir.directory(queue.state, job.id, row.number),
+        marker=(
+            b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
+            b"GPUSCHED_JOB_ID=%d" % job.id,
+            b"GPUSCHED_ATTEMPT=%d" % row.number,
+        ),
+        opened_s=now.monotonic_s,
+        use=AttemptUse(seen_s=now.monotonic_s),
     )
 
 
-def outcome_of(fields: Mapping[str, str], cancel_requested: bool) -> Outcome:
-    """The outcome that an exit record tells, before its log was read."""
+def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: float | None) -> Outcome:
+    """Return how an attempt ended that has ended.
+
+    `error` came from its shepherd. `stopping_at` says since when the dispatcher has everything stopped, if so.
+    """
+    fact = attempt.life.fact
+    if fact is AttemptFact.NOT_STARTED and not error and not attempt_dir.exists(attempt.directory):
+        return Outcome(OutcomeKind.LOST, note="its files were removed, so nobody knows how it ended")
+    if fact is AttemptFact.NOT_STARTED:
+        cause = "dispatcher_gone" if attempt.is_adopted else ""
+        if error:
+            cause = "disk_full" if error.startswith(_DISK_FULL) else "cannot_start"
+        return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
+    if fact is AttemptFact.LOST:
+        return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
+    outcome = recorded_outcome(attempt.life.fields, attempt.is_cancelled)
+    if outcome.kind is OutcomeKind.INTERRUPTED:
+        return _interrupted(attempt, outcome, stopping_at)
+    if outcome.ok or outcome.kind not in OWN_ENDS:
+        return outcome
+    if stopping_at is not None and attempt.ended_at(0.0) >= stopping_at - SHUTDOWN_WINDOW_S:
+        return replace(outcome, kind=OutcomeKind.INTERRUPTED, cause="", note="ended with the shutdown")
+    logs = [f"{queue_path}/{name}" for name in (attempt.row.log, attempt.row.error_log) if name]
+    text = b"\n".join(reaper.log_tail(path) for path in logs).decode("utf-8", "replace")
+    cause = classify(outcome.exit_code, outcome.signal, text, devices=len(attempt.row.devices))
+    return replace(outcome, cause=cause)
+
+
+def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:
+    """Return the outcome of an attempt that was ended by TERM, with its cause."""
+    if attempt.stop_cause:
+        return replace(outcome, kind=OutcomeKind.TIMED_OUT, cause=attempt.stop_cause)
+    if attempt.is_adopted or attempt.stop_sent or stopping_at is not None:
+        return outcome
+    return replace(outcome, cause=TERMINATED, note="its shepherd got a TERM that was not gpusched's")
+
+
+def recorded_outcome(fields: Mapping[str, str], cancel_requested: bool) -> Outcome:
+    """Return the outcome that an exit record states, without a look at the log."""
     code = int(fields["exit_code"]) if "exit_code" in fields else None
     number = int(fields["signal"]) if "signal" in fields else None
     note = fields.get("note", "")

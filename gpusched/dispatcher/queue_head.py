@@ -14,10 +14,11 @@ from gpusched.core.model import Job, JobRow
 from gpusched.core.plan.observe import starts
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan, Snapshot
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.store import Store, startable_jobs
 from gpusched.host.store.startable_jobs import SHAPES_MAX
 
-SHOWN = 4  # jobs of a shape that a plan is shown at first
+SHOWN = 8  # jobs of a shape that a plan is shown at first
 GROWTH = 4  # so many times as many are shown, or fetched, when these were too few
 PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 32, 64  # jobs fetched at first: of a shape, and of all shapes about
 IN_ORDER = 1000  # jobs looked at where there are very many shapes
@@ -39,25 +40,39 @@ class QueueHead:
         self.rows: dict[int, JobRow] = {}  # what was fetched and still waits, by id
         self.retry_at: float | None = None  # when the next job that backs off may start
         self._store = store
-        self._known = False  # whether `rows` is still what the store would say
+        self._is_current = False  # `rows` is still what the store would say
         self._shapes: dict[str, list[_Waiting]] = {}
         self._more: set[str] = set()  # shapes of which there may be more jobs than were fetched
+        self._passed_since: dict[int, float] = {}  # jobs that others have passed, in monotonic seconds
 
     def forget(self) -> None:
-        self._known = False
+        self._is_current = False
 
     def take_out(self, gone: Set[int]) -> None:
-        """These jobs no longer wait."""
+        """Drop these jobs, which no longer wait."""
+        rows = [self.rows.pop(job_id) for job_id in gone if job_id in self.rows]
+        for shape in {row.shape for row in rows}:
+            self._shapes[shape] = [each for each in self._shapes[shape] if each.id not in gone]
         for job_id in gone:
-            row = self.rows.pop(job_id, None)
-            if row is not None:
-                waiting = self._shapes[row.shape]
-                waiting[:] = (each for each in waiting if each.id != job_id)
+            self._passed_since.pop(job_id, None)
+
+    def note_passed(self, jobs: Iterable[int], now: Moment) -> None:
+        """Remember since when these jobs are passed by others."""
+        for job_id in jobs:
+            self._passed_since.setdefault(job_id, now.monotonic_s)
+
+    def waited_since(self, now: Moment) -> dict[int, float]:
+        """Return since when jobs are passed by others, in wall time as the clock goes now."""
+        return {job_id: now.at - (now.monotonic_s - since_s) for job_id, since_s in self._passed_since.items()}
+
+    def deadline_s(self, now: Moment) -> float | None:
+        """Return when the next job that backs off may start, in monotonic seconds."""
+        return None if self.retry_at is None else now.monotonic_s + (self.retry_at - now.at)
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """The plan of `snapshot` with the jobs that wait."""
+        """Return the plan of `snapshot` with the jobs that wait."""
         now = snapshot.now
-        if not self._known or (self.retry_at is not None and now >= self.retry_at):
+        if not self._is_current or (self.retry_at is not None and now >= self.retry_at):
             self._fetch(now)
         shown = dict.fromkeys(self._shapes, SHOWN)
         while True:
@@ -71,14 +86,14 @@ class QueueHead:
                     self._add(shape, max(PAGE_MAX, shown[shape]), now)
 
     def _first(self, shown: dict[str, int]) -> Iterable[Job]:
-        """So many of each shape, in the order in which they start."""
+        """Return so many jobs of each shape, in the order in which they start."""
         parts = [waiting[: shown[shape]] for shape, waiting in self._shapes.items()]
         if len(parts) == 1:
             return (each.job for each in parts[0])
         return (each.job for each in sorted(each for part in parts for each in part))
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
-        """Shapes of which each shown job gets devices, while there are more."""
+        """Return the shapes of which each shown job gets devices, while there are more."""
         placed = set(starts(plan))
         placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
         return [
@@ -90,7 +105,7 @@ class QueueHead:
 
     def _fetch(self, now: float) -> None:
         shapes = startable_jobs.shapes(self._store)
-        self._known, self.rows, self._shapes, self._more = True, {}, {}, set()
+        self._is_current, self.rows, self._shapes, self._more = True, {}, {}, set()
         self.retry_at = startable_jobs.next_not_before(self._store, now)
         if len(shapes) > SHAPES_MAX:
             for row in startable_jobs.first(self._store, now, IN_ORDER):
@@ -101,9 +116,9 @@ class QueueHead:
             self._add(shape, page, now)
 
     def _add(self, shape: str, limit: int, now: float) -> None:
-        found = startable_jobs.first(self._store, now, limit, shape)
-        self._shapes[shape] = [self._take(row) for row in found]
-        (self._more.add if len(found) == limit else self._more.discard)(shape)
+        rows = startable_jobs.first(self._store, now, limit, shape)
+        self._shapes[shape] = [self._take(row) for row in rows]
+        (self._more.add if len(rows) == limit else self._more.discard)(shape)
 
     def _take(self, row: JobRow) -> _Waiting:
         self.rows[row.id] = row

@@ -1,23 +1,23 @@
-"""What a dispatcher tells: events, frames, the published board, the metrics. Decides nothing, changes no job."""
+"""Reports of a dispatcher: events, frames, the published board, the metrics. Decides nothing, changes no job."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.board import Board, BoardDevice, Frame
-from gpusched.core.plan.snapshot import Limits, Resident
+from gpusched.core.plan.board import Board, Frame
+from gpusched.core.plan.snapshot import Plan
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board
 from gpusched.host.queue import metrics
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
     DiskFull,
     Store,
@@ -30,12 +30,15 @@ from gpusched.host.store import (
 
 log = logging.getLogger("gpusched.dispatcher")
 
+METRICS_EVERY_S = 30.0
+WAIT_IS_LONG_S = 2.0  # then it is reported what an idle queue waits for
+WAITS_AGAIN_S = 600.0  # and reported again so often
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 _ODD = (DeviceState.LOST, DeviceState.SET_ASIDE)
 
 
 class Observer(Protocol):
-    """Who watches a dispatcher. `refresh_s` is how often it wants a frame; None: never."""
+    """Watches a dispatcher. `refresh_s` is the time between two frames; None: no frames."""
 
     refresh_s: float | None
 
@@ -44,11 +47,11 @@ class Observer(Protocol):
     def frame(self, frame: Frame) -> None: ...
 
     def detach(self) -> None:
-        """The terminal is gone."""
+        """Forget the terminal: it is gone."""
 
 
 class Quiet:
-    """Watches nothing."""
+    """An observer that shows nothing."""
 
     refresh_s: float | None = None
 
@@ -63,44 +66,43 @@ class Quiet:
 
 
 class Reporter:
-    def __init__(
-        self,
-        queue: QueueDir,
-        store: Store,
-        devices: DeviceBook,
-        observer: Observer,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, queue: QueueDir, store: Store, devices: DeviceBook, observer: Observer, clock: Clock) -> None:
         self.observer = observer
         self.succeeded = 0  # attempts, since this dispatcher began
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
-        self._started_at = clock()
-        self._dispatch = dispatch_table.begin(store, self._started_at)
-        self._outage = ""  # the outage of the source that was told
-        self._states: dict[str, DeviceState] = {}  # of the devices, as told
+        self._started_at = clock.now()
+        self._dispatch = 0  # the number of this dispatcher in the store, from begin() on
+        self._outage = ""  # the outage of the source that was reported
+        self._states: dict[str, DeviceState] = {}  # of the devices, as reported
+        self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
+        self._wait_reason = ""
 
-    def tell(self, kind: str, text: str, job_id: int | None = None) -> None:
-        """One event, to the log and to whoever watches."""
+    def begin(self, now: Moment) -> None:
+        self._dispatch = dispatch_table.begin(self._store, self._started_at)
+        self._waits.restart(now, WAIT_IS_LONG_S)
+
+    def report(self, kind: str, text: str, job_id: int | None = None) -> None:
+        """Report one event, to the log and to whoever watches."""
         log.log(_LEVELS.get(kind, logging.INFO), "%s", text)
-        self.observer.event(Event(self._clock(), kind, text, job_id))
+        self.observer.event(Event(self._clock.now(), kind, text, job_id))
 
-    def tell_rippled(self, job_id: int, state: JobState, cause: str) -> None:
-        """Say that a job was stopped for one that it depends on."""
+    def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
+        """Report that a job was stopped for one that it depends on."""
         if cause == CAUSE_NOT_NEEDED:
-            self.tell("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
+            self.report("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
             return
         bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
         why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
-        self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)
+        self.report("ended", f"job {job_id} is {state.value}: {why}", job_id)
 
-    def tell_devices(self) -> None:
-        """Say once what has become of a device, or of the whole source."""
+    def report_devices(self) -> None:
+        """Report once that a device, or the whole source, is lost or back."""
         error = self._devices.error
         if error != self._outage:
             self._outage = error
             back = "the GPUs can be read again: counting begins anew"
-            self.tell("device", f"{error}: running jobs go on, nothing new starts on a GPU" if error else back)
+            self.report("device", f"{error}: running jobs go on, nothing new starts on a GPU" if error else back)
         if error:
             return
         for uuid, state in self._devices.states().items():
@@ -110,75 +112,82 @@ class Reporter:
             self._states[uuid] = state
             if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
                 device, why = self._devices.device(uuid), self._devices.availability(uuid).why
-                what = "is set aside" if state in _ODD else "is back"
-                self.tell("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {what}: {why}")
+                change = "is set aside" if state in _ODD else "is back"
+                self.report("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {change}: {why}")
 
-    def board(
-        self,
-        now: float,
-        residents: Mapping[str, tuple[Resident, ...]],
-        limits: Limits,
-        closed: str,
-        waited_since: Mapping[int, float],
-    ) -> Board:
-        """What is known of the devices now."""
-        return Board(
-            at=now,
-            pid=os.getpid(),
-            source=self._devices.source.describe(),
-            limits=limits,
-            max_checks=self._devices.criteria.max_checks,
-            threshold_bytes=self._devices.criteria.threshold_bytes,
-            devices=tuple(
-                BoardDevice(self._devices.device(view.uuid), view) for view in self._devices.views(residents)
-            ),
-            closed=closed,
-            gpus_closed=self._devices.error,
-            waited_since=dict(waited_since),
+    def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
+        """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
+        reason = next(iter(plan.reasons.values()), None)
+        self._wait_reason = "" if reason is None else reason.text
+        if reason is None or reason.kind in ("closed", "nvml", "look") or busy:  # or it was reported
+            self._waits.restart(now, WAIT_IS_LONG_S)
+        elif self._waits.is_due(now):
+            self._waits.restart(now, WAITS_AGAIN_S)
+            self.report("waiting", f"the next job {reason.sentence}")
+
+    def publish(self, published: Board) -> None:
+        """Replace the board that other commands read."""
+        board.write(self._queue.board, published)
+
+    def update_frame(self, shown: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment) -> None:
+        """Show the observer the dispatcher as it is now, if it is time for that."""
+        if self.observer.refresh_s is None or not self._frames.is_due(now):
+            return
+        self._frames.restart(now, self.observer.refresh_s)
+        self._show_frame(shown(), running)
+
+    def _show_frame(self, shown: Board, running: Iterable[OpenAttempt]) -> None:
+        views = tuple(attempt.view() for attempt in running)
+        self.observer.frame(
+            Frame(
+                at=shown.at,
+                queue=self._queue.path,
+                started_at=self._started_at,
+                board=shown,
+                counts=job_table.counts(self._store),
+                removed=job_table.count_removed(self._store),
+                running=views,
+                reason=self._wait_reason,
+                finished_now=self.succeeded,
+                groups=tuple(groups(queue_totals.item_counts(self._store), views)),
+                closing=shown.closed,
+            )
         )
 
-    def publish(self, found: Board) -> None:
-        board.write(self._queue.board, found)
+    def update_metrics(self, running: Iterable[OpenAttempt], now: Moment) -> None:
+        """Replace gpu_metrics.json, if it is time for that."""
+        if self._metrics.is_due(now):
+            self._metrics.restart(now, METRICS_EVERY_S)
+            self.write_metrics(now.at, running, every_job=False)
 
-    def frame(self, found: Board, running: Iterable[OpenAttempt], reason: str, closing: str) -> Frame:
-        views = tuple(live.view() for live in running)
-        return Frame(
-            at=found.at,
-            queue=self._queue.path,
-            started_at=self._started_at,
-            board=found,
-            counts=job_table.counts(self._store),
-            removed=job_table.count_removed(self._store),
-            running=views,
-            reason=reason,
-            finished_now=self.succeeded,
-            groups=tuple(groups(queue_totals.item_counts(self._store), views)),
-            closing=closing,
-        )
+    def deadline_s(self) -> float:
+        """Return when the metrics or a frame are due."""
+        return self._metrics.due_s if self.observer.refresh_s is None else min(self._metrics.due_s, self._frames.due_s)
 
-    def write_metrics(self, now: float, running: Iterable[OpenAttempt], *, every_job: bool) -> None:
-        """Replace gpu_metrics.json, and keep what the open attempts have used so far for whoever comes after."""
-        for live in running:
-            text = live.progress.decode("utf-8", "replace")
-            attempt_table.save_usage(self._store, live.job.id, live.row.number, live.usage, text)
-        dispatch_table.touch(self._store, self._dispatch, now)
+    def write_metrics(self, at: float, running: Iterable[OpenAttempt], *, every_job: bool) -> None:
+        """Replace gpu_metrics.json, and keep what the open attempts have used so far for the next dispatcher."""
+        for attempt in running:
+            attempt_table.save_usage(
+                self._store, attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text()
+            )
+        dispatch_table.touch(self._store, self._dispatch, at)
         devices: list[dict[str, object]] = [
             {
                 "uuid": view.uuid,
-                "index": self._devices.device(view.uuid).index,
-                "name": self._devices.device(view.uuid).name,
+                "index": device.index,
+                "name": device.name,
                 "total_bytes": view.total_bytes,
                 "state": view.availability.state.value,
                 "why": view.availability.why,
             }
-            for view in self._devices.views({})
+            for device, view in self._devices.views({})
         ]
-        metrics.write(self._queue.metrics, self._store, devices, self._queue.path, now, every_job=every_job)
+        metrics.write(self._queue.metrics, self._store, devices, self._queue.path, at, every_job=every_job)
 
-    def leave(self, now: float) -> None:
-        """The dispatcher goes: nothing is published any more."""
+    def leave(self, at: float) -> None:
+        """Note the end of this dispatcher, and withdraw the board."""
         try:
-            dispatch_table.touch(self._store, self._dispatch, now)
+            dispatch_table.touch(self._store, self._dispatch, at)
         except DiskFull:
             log.warning("the disk is full: when this dispatcher was last here is not noted")
         board.remove(self._queue.board)

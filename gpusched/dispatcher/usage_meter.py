@@ -1,4 +1,4 @@
-"""What the open attempts use of their devices, by process: folded over polls. Ends and starts nothing."""
+"""Measures what the open attempts use of their devices, by process: folded over polls. Ends and starts nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gpusched.core.model import Sample
 from gpusched.core.plan.snapshot import Resident
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts import reaper
 
 
@@ -18,49 +19,57 @@ class UsageMeter:
         self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
 
     def owners(self, samples: Iterable[Sample]) -> dict[int, OpenAttempt]:
-        """Which processes on the devices belong to which of our attempts, by pid."""
-        shepherds = {}
-        for directory, live in self._attempts.live.items():
-            pid = live.fields.get("pid") or self._attempts.shepherd_of(directory)
-            if pid:
-                shepherds[int(pid)] = directory
-        if not shepherds:
+        """Return which processes on the devices belong to which of our attempts, by pid."""
+        attempts = self._attempts.shepherd_pids()
+        if not attempts:
             return {}
-        pids = {p.pid for sample in samples for p in sample.processes or ()}
-        owners = reaper.shepherds_of(pids, shepherds)
-        return {pid: self._attempts.live[directory] for pid, directory in owners.items()}
+        pids = {process.pid for sample in samples for process in sample.processes or ()}
+        shepherds = reaper.shepherds_of(pids, {pid: attempt.directory for pid, attempt in attempts.items()})
+        by_directory = {attempt.directory: attempt for attempt in attempts.values()}
+        return {pid: by_directory[directory] for pid, directory in shepherds.items()}
 
-    def measure(self, samples: Mapping[str, Sample]) -> list[OpenAttempt]:
-        """Fold one poll into the usage of every attempt; those newly seen on a device that they were not given."""
-        used = self._energy_used(samples)
+    def measure(self, samples: Mapping[str, Sample], now: Moment) -> list[OpenAttempt]:
+        """Fold one poll into the use of each attempt; return those newly seen on a device that they were not given."""
+        energy = self._energy_used(samples)
         owners = self.owners(samples.values())
         strangers = []
-        for live in self._attempts.live.values():
-            if live.ended:
+        for attempt in self._attempts:
+            if attempt.has_ended:
                 continue
-            mine = [samples[uuid] for uuid in live.devices if uuid in samples]
-            pids = {pid for pid, owner in owners.items() if owner is live}
-            if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in mine):
-                live.seen_at = mine[0].at  # where processes cannot be told apart, nobody is called idle
-                live.told_idle = False
-            before = _before(live, mine)
-            for sample in mine:
-                used_here = usage.memory_of([sample], pids, before)
-                if used_here is not None:
-                    live.used_bytes[sample.uuid] = used_here
-            if mine:
-                energy = [used[uuid] for uuid in live.devices if uuid in used]
-                live.usage = usage.add(live.usage, mine, pids, sum(energy) if energy else None, before)
-            live.read_progress()
+            pids = {pid for pid, owner in owners.items() if owner is attempt}
+            self._measure_own(attempt, samples, pids, energy, now)
+            attempt.read_progress()
             for uuid, sample in samples.items():
                 listed = any(p.pid in pids for p in sample.processes or ())
-                if listed and uuid not in live.devices and not live.strange_device:
-                    live.strange_device = uuid
-                    strangers.append(live)
+                if listed and uuid not in attempt.devices and not attempt.use.unassigned_device:
+                    attempt.use.unassigned_device = uuid
+                    strangers.append(attempt)
         return strangers
 
+    def _measure_own(
+        self,
+        attempt: OpenAttempt,
+        samples: Mapping[str, Sample],
+        pids: set[int],
+        energy: Mapping[str, float],
+        now: Moment,
+    ) -> None:
+        """Fold the samples of its own devices into the use of one attempt."""
+        own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
+        if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in own):
+            attempt.use.seen_s = now.monotonic_s  # where processes cannot be told apart, nobody is called idle
+            attempt.use.reported.discard("idle")
+        before = _used_at_launch(attempt, own)
+        for sample in own:
+            used_bytes = usage.memory_of([sample], pids, before)
+            if used_bytes is not None:
+                attempt.use.used_bytes[sample.uuid] = used_bytes
+        if own:
+            joules = [energy[uuid] for uuid in attempt.devices if uuid in energy]
+            attempt.use.usage = usage.add(attempt.use.usage, own, pids, sum(joules) if joules else None, before)
+
     def _energy_used(self, samples: Mapping[str, Sample]) -> dict[str, float]:
-        """Joules that each board used since its last reading."""
+        """Return the joules that each board has used since its last reading."""
         used: dict[str, float] = {}
         for uuid, sample in samples.items():
             if sample.energy_j is None:
@@ -72,46 +81,46 @@ class UsageMeter:
         return used
 
     def residents(self) -> dict[str, tuple[Resident, ...]]:
-        """Which jobs are on which device, with their budgets and what they use."""
-        found: dict[str, tuple[Resident, ...]] = {}
-        for live in self._attempts.live.values():
-            if not live.ended:
-                for uuid in live.devices:
-                    resident = Resident(live.job.id, live.job.mem_bytes, live.used_bytes.get(uuid))
-                    found[uuid] = (*found.get(uuid, ()), resident)
-        return found
+        """Return which jobs are on which device, with their budgets and what they use."""
+        residents: dict[str, tuple[Resident, ...]] = {}
+        for attempt in self._attempts:
+            if not attempt.has_ended:
+                for uuid in attempt.devices:
+                    resident = Resident(attempt.job.id, attempt.job.mem_bytes, attempt.use.used_bytes.get(uuid))
+                    residents[uuid] = (*residents.get(uuid, ()), resident)
+        return residents
 
     def over_budget(self) -> list[tuple[OpenAttempt, str, int]]:
-        """Attempts newly seen to use more than they stated: with the device and the bytes there."""
-        found = []
-        for live in self._attempts.live.values():
-            for uuid, used in live.used_bytes.items():
-                if 0 < live.job.mem_bytes < used and not live.told_over_budget:
-                    live.told_over_budget = True
-                    found.append((live, uuid, used))
-        return found
+        """Return the attempts newly seen to use more than they stated, with the device and the bytes there."""
+        return [
+            (attempt, uuid, used)
+            for attempt in self._attempts
+            for uuid, used in attempt.use.used_bytes.items()
+            if 0 < attempt.job.mem_bytes < used and attempt.is_first("over budget")
+        ]
 
-    def idle(self, now: float, timeout_s: float) -> list[OpenAttempt]:
-        """Attempts whose devices have shown no process of theirs for so long, newly found."""
-        found = []
-        for live in self._attempts.live.values():
-            since = live.row.started_at if live.seen_at is None else live.seen_at
-            if live.devices and not live.ended and not live.told_idle and now - since >= timeout_s:
-                live.told_idle = True
-                found.append(live)
-        return found
+    def idle(self, now: Moment, timeout_s: float) -> list[OpenAttempt]:
+        """Return the attempts whose devices have shown no process of theirs for so long, once each time."""
+        return [
+            attempt
+            for attempt in self._attempts
+            if attempt.devices
+            and not attempt.has_ended
+            and now.monotonic_s - attempt.use.seen_s >= timeout_s
+            and attempt.is_first("idle")
+        ]
 
     def ours_on(self, sample: Sample) -> set[int]:
-        """Pids on the device that belong to the attempt that holds it."""
+        """Return the pids on the device that belong to the attempts that hold it."""
         if not sample.processes:
             return set()
         owners = self.owners([sample])
-        return {pid for pid, live in owners.items() if sample.uuid in live.devices and not live.ended}
+        return {pid for pid, owner in owners.items() if sample.uuid in owner.devices and not owner.has_ended}
 
 
-def _before(live: OpenAttempt, samples: Iterable[Sample]) -> dict[str, int]:
-    """What the devices of an attempt had in use when it was launched, by UUID."""
-    free = {device.uuid: device.free_bytes for device in live.row.devices}
+def _used_at_launch(attempt: OpenAttempt, samples: Iterable[Sample]) -> dict[str, int]:
+    """Return the bytes that the devices of an attempt had in use when it was launched, by UUID."""
+    free = {device.uuid: device.free_bytes for device in attempt.row.devices}
     return {
         sample.uuid: sample.total_bytes - left
         for sample in samples

@@ -1,4 +1,4 @@
-"""Minds running jobs and failures: says what people should know, holds or stops what they asked for. Plans nothing."""
+"""Watches running jobs and failures: warns people, holds or stops what they asked for. Plans nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gpusched.core.plan.snapshot import Close, Plan
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
+from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.usage_meter import UsageMeter
 from gpusched.host.store import Store, job_table
 
@@ -19,43 +20,45 @@ QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after t
 
 
 class Watchdog:
-    def __init__(self, store: Store, attempts: AttemptBook, meter: UsageMeter, reporter: Reporter) -> None:
+    def __init__(self, store: Store, attempts: AttemptBook, reporter: Reporter) -> None:
         self.failed = 0  # jobs, since this dispatcher began
-        self._store, self._attempts, self._meter, self._reporter = store, attempts, meter, reporter
+        self.meter = UsageMeter(attempts)
+        self._store, self._attempts, self._reporter = store, attempts, reporter
         self._quick_failures: Counter[str] = Counter()  # by tag, in a row
 
-    def mind_reading(self, reading: Reading, settings: Settings, now: float) -> None:
-        """Fold a complete reading into what is known of the running jobs, and say what is odd about them."""
-        for live in self._meter.measure({s.uuid: s for s in reading.samples if not s.error}):
-            what = f"uses {live.strange_device}, which it was not given: it must choose its own GPU"
-            self._warn(live, what)
-        for live, uuid, used in self._meter.over_budget():
-            index = next(device.index for device in live.row.devices if device.uuid == uuid)
-            budget = live.job.mem_bytes // MIB
-            self._warn(live, f"uses {used // MIB} MiB on GPU {index} of a budget of {budget}: counted at its real use")
+    def check_reading(self, reading: Reading, settings: Settings, now: Moment) -> None:
+        """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
+        samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
+        for attempt in self.meter.measure(samples, now):
+            device = attempt.use.unassigned_device
+            self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+        for attempt, uuid, used in self.meter.over_budget():
+            index = next(device.index for device in attempt.row.devices if device.uuid == uuid)
+            use = f"uses {used // MIB} MiB on GPU {index} of a budget of {attempt.job.mem_bytes // MIB}"
+            self._warn(attempt, f"{use}: counted at its real use")
         if settings.idle_timeout is not None:
-            self._mind_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
+            self._check_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
 
-    def _mind_idle(self, now: float, timeout_s: float, *, stop: bool) -> None:
-        for live in self._meter.idle(now, timeout_s):
-            what = f"has shown no process on its GPUs for {timeout_s:g} s (--idle-timeout)"
-            self._warn(live, f"{what}: {'stopping it' if stop else 'see its log'}")
+    def _check_idle(self, now: Moment, timeout_s: float, *, stop: bool) -> None:
+        for attempt in self.meter.idle(now, timeout_s):
+            idle = f"has shown no process on its GPUs for {timeout_s:g} s (--idle-timeout)"
+            self._warn(attempt, f"{idle}: {'stopping it' if stop else 'see its log'}")
             if stop:
-                live.stop_cause = "idle"
-                self._attempts.stop(live)
+                attempt.stop_cause = "idle"
+                self._attempts.stop(attempt)
 
-    def mind_leftovers(self) -> None:
-        """Say of jobs whose command has ended what keeps them running."""
-        for live in self._attempts.live.values():
-            left = live.fields.get("leftovers", "")
-            if left and not live.told_leftovers:
-                live.told_leftovers = True
-                kept = "its GPU is kept for them" if live.devices else "they still count"
-                what = f"its command has ended, but not what it left running: {left}"
-                self._reporter.tell("warning", f"job {live.job.id}: {what}; {kept} (--leftovers stop ends them)")
+    def check_leftovers(self) -> None:
+        """Warn of jobs whose command has ended while processes that it started keep them running."""
+        for attempt in self._attempts:
+            left = attempt.life.fields.get("leftovers", "")
+            if left and attempt.is_first("leftovers"):
+                kept = "its GPU is kept for them" if attempt.devices else "they still count"
+                text = f"its command has ended, but not what it left running: {left}"
+                hint = "--leftovers stop ends them"
+                self._reporter.report("warning", f"job {attempt.job.id}: {text}; {kept} ({hint})")
 
-    def mind_failures(self, plan: Plan) -> bool:
-        """Count failures; hold what is left of a tag whose jobs fail at once. True if any job was held."""
+    def count_failures(self, plan: Plan) -> bool:
+        """Count failures; hold what is left of a tag whose jobs fail at once. Return True if any job was held."""
         held = False
         for close in _closes(plan):
             event = close.verdict.event
@@ -75,13 +78,13 @@ class Watchdog:
         del self._quick_failures[tag]  # those that are released get as many failures again
         n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
         if n:
-            what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
-            way_on = f"{n} more are held; `gpusched release --tag {tag}` lets them go"
-            self._reporter.tell("queue", f"{what}: {way_on}")
+            text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
+            hint = f"`gpusched release --tag {tag}` lets them go"
+            self._reporter.report("queue", f"{text}: {n} more are held; {hint}")
         return n > 0
 
-    def _warn(self, live: OpenAttempt, what: str) -> None:
-        self._reporter.tell("warning", f"job {live.job.id} {what}", live.job.id)
+    def _warn(self, attempt: OpenAttempt, text: str) -> None:
+        self._reporter.report("warning", f"job {attempt.job.id} {text}", attempt.job.id)
 
 
 def _closes(plan: Plan) -> Iterable[Close]:

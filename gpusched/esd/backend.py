@@ -118,7 +118,7 @@ class EsdBackend:
 
     def read_shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
         """Return the tensors of each model, or why they are unknown; the hub is asked for what is not on this box."""
-        local = {model: tensor_headers.read(*model) for model in models}
+        local = {model: tensor_headers.read(model[0]) for model in models}
         absent = [model for model, shapes in local.items() if shapes is None]
         if absent and not hub_headers.why_not():
             many = "1 model" if len(absent) == 1 else f"{len(absent)} models"

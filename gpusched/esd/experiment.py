@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
@@ -22,7 +22,6 @@ from gpusched.esd.budgets import find_budgets
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.jobs import model_jobs, plot_jobs, stage_command, threads_per_job
 from gpusched.esd.model_list import ModelList, ModelRow
-from gpusched.esd.model_record import options_of
 from gpusched.esd.order import job_name
 from gpusched.esd.records import EsdSummary, ExpectedRecord
 from gpusched.esd.todo import EsdTodo, NewestJobs, compare
@@ -98,9 +97,8 @@ class EsdExperiment:
     @cached_property
     def expected(self) -> Mapping[ModelRow, ExpectedRecord]:
         """The content that the record of each model must have to count as its result."""
-        values = asdict(self.config)
         return {
-            row: ExpectedRecord(row.revision, options_of(values, source_model=row.source, relation=row.relation))
+            row: ExpectedRecord(row.revision, self.config.as_record(source_model=row.source, relation=row.relation))
             for row in self.models.rows
         }
 

@@ -1,17 +1,20 @@
-"""The GPU memory that the spectral analysis of a model takes at its peak, from the shapes of its tensors.
+"""The memory that a spectral analysis takes at its peak, from the shapes of tensors. Reads no file.
 
-The analysis goes through a model matrix by matrix (commands/esd/spectrum.py, pipeline.py), so the largest matrix
-decides, not the size of the model. A matrix of R rows and n columns, n its shorter side, s bytes an element, takes
+The stage (commands/esd/solve) plans by it how many layers it solves at a time; the scheduler gets from it the GPU
+memory of a model. The analysis goes through a model matrix by matrix, so the largest matrix decides, not the size of
+the model. A matrix of R rows and n columns, n its shorter side, s bytes an element, takes
 
-    s R n                as it is stored
-    8 n² · 3             the Gram matrix in float64, the eigensolver's copy of it, and its workspace; half in float32
-    8 · 512 n · 2        a block of 512 rows in float64, and the workspace of its product
-    (svd: 8 R n · 3      the matrix in float64, the solver's copy, and its workspace, instead of the last two)
+                                             host        GPU
+    as it is stored                          s R n       s R n
+    its Gram matrix in float64               8 n²        8 n² · 3  (the eigensolver's copy and its workspace)
+    a block of 512 rows in float64           8 · 512 n   8 · 512 n · 2  (the workspace of its product)
+    svd, instead of the last two             8 R n · 2   8 R n · 3  (the matrix in float64, copy, workspace)
 
-Two matrices are on the GPU at a time as long as the host memory that they take, s R n + 8 n² each, is together at
-most 1.4 times that of the largest, or 256 MiB. The CUDA context with its libraries takes 600 MiB more.
+Float32 (`fast`) takes half of each float64. Layers are solved at a time as long as their host memory is together at
+most 1.35 times that of the largest, or 256 MiB. The CUDA context with its libraries takes 600 MiB more.
 
-A convolution is one matrix for each position of the kernel, a stack of experts one for each expert.
+A convolution is one matrix for each position of the kernel, a stack of experts one for each expert. The figures for the
+host are compared with measured peaks in tests/commands/esd/test_memory.py.
 """
 
 from __future__ import annotations
@@ -20,18 +23,28 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gpusched.common.safetensors_header import DTYPE_BITS
 from gpusched.common.tensor_headers import TensorShape
-from gpusched.core.model import MIB
 
-CONTEXT_BYTES = 600 * MIB
-BLOCK_ROWS = 512
-COPIES = 3
-AHEAD = 1.4
-AT_LEAST_BYTES = 256 * MIB
+CONTEXT_BYTES = 600 << 20
+BLOCK_ROWS = 512  # rows or columns of a matrix that are in float64 at a time
+GPU_COPIES = 3
+AHEAD = 1.35
+AT_LEAST_BYTES = 256 << 20
 
 _STACK = 3  # dimensions of a stack of experts, and of a 1-D convolution
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_FLOAT8 = re.compile(r"F8_")
+
+
+class LayerNeed(NamedTuple):
+    """The peak memory of one layer in bytes. `stored` is free once the Gram matrix is made, `work` at the end."""
+
+    stored: int
+    work: int
+    gpu: int
+
+    @property
+    def host(self) -> int:
+        return self.stored + self.work
 
 
 class GpuNeed(NamedTuple):
@@ -39,6 +52,24 @@ class GpuNeed(NamedTuple):
 
     bytes: int
     tensor: TensorShape
+
+
+def layer_need(
+    matrix: tuple[int, int], element_bytes: int, *, solver: str, matrices: int = 1, copies: int = 1
+) -> LayerNeed:
+    """Return the need of a layer of `matrices` matrices of one shape, which is `copies` times on the host."""
+    rows, n = max(matrix), min(matrix)
+    stored = element_bytes * rows * n
+    if solver == "svd":
+        return LayerNeed(stored * matrices * copies, 2 * 8 * rows * n, stored + GPU_COPIES * 8 * rows * n)
+    width = 4 if solver == "fast" else 8
+    gram, block = width * n * n, width * min(BLOCK_ROWS, rows) * n
+    return LayerNeed(stored * matrices * copies, gram + block, stored + GPU_COPIES * gram + 2 * block)
+
+
+def host_limit(largest: int) -> int:
+    """Return the bytes that the layers in work may take together, if the largest needs so many."""
+    return max(AT_LEAST_BYTES, int(AHEAD * largest))
 
 
 def matrix_sides(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -60,39 +91,23 @@ def gpu_need(
 
     `layers` is a regular expression: only tensors whose name it finds are analysed.
     """
-    matches = re.compile(layers).search
-    sizes = [
-        (_on_gpu(tensor, solver), _on_host(tensor, solver), tensor)
+    is_wanted = re.compile(layers).search
+    needs = [
+        (layer_need(matrix_sides(tensor.shape), _width(tensor), solver=solver), tensor)
         for tensor in tensors
-        if _width(tensor) and matrix_sides(tensor.shape)[1] and matches(tensor.name)
+        if _width(tensor) and matrix_sides(tensor.shape)[1] and is_wanted(tensor.name)
     ]
-    if not sizes:
+    if not needs:
         return None
-    largest, host, tensor = max(sizes, key=lambda size: size[0])
+    largest, tensor = max(needs, key=lambda need: need[0].gpu)
     beside = 0
-    if parallel and len(sizes) > 1:
-        room = max(AT_LEAST_BYTES, int(AHEAD * host)) - host
-        beside = min(sorted(size for size, _, _ in sizes)[-2], COPIES * max(0, room))
-    return GpuNeed(CONTEXT_BYTES + largest + beside, tensor)
+    if parallel and len(needs) > 1:
+        room = max(0, host_limit(largest.host) - largest.host)
+        beside = min(sorted(need.gpu for need, _ in needs)[-2], GPU_COPIES * room)
+    return GpuNeed(CONTEXT_BYTES + largest.gpu + beside, tensor)
 
 
 def _width(tensor: TensorShape) -> int:
-    """Return the bytes of an element; 0 for a type that is not analysed: integers, and numbers quantised into them."""
+    """Return the bytes of an element; 0 for a type that is not analysed: integers, and types below 8 bits."""
     dtype = tensor.dtype.upper()
-    return _BYTES.get(dtype, 1 if _FLOAT8.match(dtype) else 0)
-
-
-def _on_gpu(tensor: TensorShape, solver: str) -> int:
-    """Return the bytes that the analysis of a tensor takes on the GPU."""
-    rows, n = matrix_sides(tensor.shape)
-    stored = _width(tensor) * rows * n
-    if solver == "svd":
-        return stored + 8 * COPIES * rows * n
-    of_gram = 4 if solver == "fast" else 8
-    return stored + of_gram * COPIES * n * n + 2 * of_gram * min(BLOCK_ROWS, rows) * n
-
-
-def _on_host(tensor: TensorShape, solver: str) -> int:
-    """Return the bytes that the analysis of a tensor takes of the host's memory."""
-    rows, n = matrix_sides(tensor.shape)
-    return _width(tensor) * rows * n + (16 * rows * n if solver == "svd" else 8 * n * n)
+    return DTYPE_BITS.get(dtype, 0) // 8 if dtype.startswith(("F", "BF")) else 0

@@ -7,12 +7,13 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Attributes, JobSpec, JobState
-from gpusched.esd.config import EsdConfig, absolute, flag, option_words
+from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
-from gpusched.esd.model_record import DEFAULTS
+from gpusched.esd.options import AnalysisOptions, option_words, words_of
 from gpusched.esd.order import job_name
 from gpusched.esd.todo import EsdTodo, NewestJobs
 
@@ -36,29 +37,14 @@ def refuse_missing_libraries(config: EsdConfig) -> None:
 def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
     """Return the words of the command that analyses one model."""
     words = [sys.executable, "-m", "gpusched.commands.esd", "--model", row.model, "--output-dir", config.output]
-    options = [
+    for flag, value in (
         ("--name", row.name),
         ("--source-model", row.source),
         ("--relation", row.relation),
         ("--revision", row.revision),
-        *((flag(key), getattr(config, key)) for key in DEFAULTS if getattr(config, key) != DEFAULTS[key]),
-        ("--device", config.device),
-        ("--cache-dir", absolute(config.cache_dir)),
-        ("--disk-reserve", config.disk_reserve),
-    ]
-    for word, value in options:
-        if value is True:
-            words.append(word)
-        elif value != "":
-            words += option_words(word, value)
-    switches = [
-        ("--no-parallel-gpu", not config.parallel_gpu),
-        ("--dtype-report", config.dtype_report),
-        ("--plots", config.plots),
-        ("--drop-downloads", config.drop_downloads),
-        ("--overwrite", config.overwrite),
-    ]
-    return words + [word for word, is_on in switches if is_on]
+    ):
+        words += option_words(flag, value) if value else []
+    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir)), AnalysisOptions)
 
 
 def model_jobs(

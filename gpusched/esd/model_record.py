@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 CONVENTION = 1  # changes when the same weights give other numbers: no earlier result counts as done then
@@ -18,21 +17,6 @@ SPECTRA = "spectra"
 
 _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary mark included
 
-# The options that change the numbers, with their defaults. Named like the flags, with _ for -.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "fix_fingers": "xmin_mid",
-        "evals_thresh": 1e-5,
-        "bins": 100,
-        "peak_window": "near",
-        "solver": "auto",
-        "layers": "",
-        "embeddings": False,
-        "min_evals": 2,
-        "farms": False,
-        "randomize": False,
-    }
-)
 ADAPTER_RELATIONS = ("adapter", "lora", "peft")
 
 # Characters that are encoded: all unusual ones, and a hyphen that could be part of "--".
@@ -62,17 +46,6 @@ def _encoded(text: str) -> str:
 
 def _decoded(code: str) -> str:
     return bytes.fromhex(code.replace("%", "")).decode("utf-8", "surrogateescape")
-
-
-def options_of(values: Mapping[str, Any], *, source_model: str = "", relation: str = "") -> dict[str, Any]:
-    """Return the `options` of a record: the value of each of DEFAULTS, whether it is an adapter, and its base.
-
-    If a directory holds a whole model and an adapter, only `relation` decides which of the two is analysed. Other keys
-    of `values` are left out: they change no number.
-    """
-    options = {key: values.get(key, default) for key, default in DEFAULTS.items()}
-    adapter = relation.strip().lower() in ADAPTER_RELATIONS
-    return {**options, "adapter": adapter, "source_model": source_model if adapter else ""}
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:

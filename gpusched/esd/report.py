@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from gpusched.core.model import MIB
 from gpusched.esd import records
 from gpusched.esd.experiment import EsdExperiment
-from gpusched.esd.model_record import DEFAULTS, TABLES, file_stem
+from gpusched.esd.model_record import TABLES, file_stem
+from gpusched.esd.options import AnalysisOptions, options_of
 from gpusched.esd.records import PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
 from gpusched.views.esd_report import EsdResults
 from gpusched.views.html import ModelLine, ModelReport, render
@@ -75,9 +76,9 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
     """Write report.html over all models beside their results."""
     config, output = experiment.config, experiment.config.output
     options = [
-        f"{key.replace('_', ' ')} {getattr(config, key)}"
-        for key, default in DEFAULTS.items()
-        if key == "fix_fingers" or getattr(config, key) != default
+        f"{each.name.replace('_', ' ')} {getattr(config, each.name)}"
+        for each in options_of(AnalysisOptions)
+        if each.changes_numbers and (each.name == "fix_fingers" or getattr(config, each.name) != each.default)
     ]
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
     models = tuple(_line(result, output) for result in experiment.summary.results)

@@ -1,1 +1,1 @@
-"""What gpusched does to the machine: one resource a file, no policy."""
+"""The resources of the machine, one in each file: GPUs, processes, queues, databases, work trees. No policy."""

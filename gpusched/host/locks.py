@@ -1,4 +1,4 @@
-"""Hold a file lock, hand it on, ask who holds it. Decides nothing; the only user of fcntl.
+"""File locks: taking them, and asking who holds them. Decides nothing; the only user of fcntl.
 
 Locks are `flock`s: they belong to an open file description, so every process that holds a duplicate of the
 descriptor shares the lock, and the kernel drops it when the last of them closes or dies. A lock is let go by
@@ -13,12 +13,12 @@ import os
 import stat
 import time
 
-_RETRY_FOR_S = 0.05  # a refused taker tries again this long: an asker may hold the lock for an instant
+_RETRY_FOR_S = 0.05  # a refused caller tries again this long: somebody who asks may hold the lock for an instant
 _RETRY_STEP_S = 0.005
 
 
 def try_lock(fd: int, *, retry_for_s: float = 0.0) -> bool:
-    """Take the exclusive lock on `fd` without waiting (or within `retry_for_s`). True if it is ours."""
+    """Try to take the exclusive lock on `fd`, for `retry_for_s` at most. Return True if this process has it now."""
     deadline = time.monotonic() + retry_for_s
     while True:
         try:
@@ -33,10 +33,10 @@ def try_lock(fd: int, *, retry_for_s: float = 0.0) -> bool:
 
 
 def take_file(path: str, mode: int = 0o644) -> int | None:
-    """Lock the file at `path`, made if it is not there; the descriptor, or None if somebody else has it.
+    """Lock the file at `path`, made if it is missing; return its descriptor, or None if somebody else has the lock.
 
-    Never follows a link, never opens somebody else's file with O_CREAT (the kernel refuses that in sticky
-    directories), and looks again whether the path still names the locked file, since cleaners unlink.
+    Never follows a link, never opens another user's file with O_CREAT (the kernel refuses that in sticky
+    directories), and checks that the path still names the locked file, since cleaning programs unlink.
     """
     while True:
         fd = _open_or_make(path, mode)
@@ -79,33 +79,34 @@ def _still_named(fd: int, path: str) -> bool:
         named = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    held = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+    locked = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
 
 
 def holders(path: str) -> list[int] | None:
-    """Pids that /proc/locks names for a lock on the file, without touching the lock; [] when it is free.
+    """Return the pids that /proc/locks names for a lock on the file, without touching the lock; [] if it is free.
 
-    None when /proc cannot tell. A pid is the one that took the lock; it may be dead while a sharer lives.
+    None if /proc cannot be read. A pid is that of the process which took the lock; it may be dead while another one
+    shares the lock.
     """
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
         with open("/proc/locks", encoding="ascii") as table:
             lines = table.readlines()
     except FileNotFoundError:
         return []
     except OSError:
         return None
-    name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     # 3: FLOCK  ADVISORY  WRITE 1234 08:02:131 0 EOF   (waiters have "->" as the second word)
     rows = [line.split() for line in lines]
     return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name]
 
 
 def is_held(path: str) -> bool:
-    """Whether anybody holds the lock on the file. Falls back to a shared try where /proc does not tell."""
-    found = holders(path)
-    if found:
+    """Return True if anybody holds the lock on the file. Where /proc says nothing, a shared lock is tried."""
+    pids = holders(path)
+    if pids:
         return True
     try:
         fd = _open_lock_file(path)

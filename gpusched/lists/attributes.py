@@ -19,7 +19,7 @@ from gpusched.lists.finding_table import Fault, fault, suggest
 
 ENV = "env."
 
-Stated = MutableMapping[str, Any]  # key -> value, parsed
+AttributeValues = MutableMapping[str, Any]  # key -> value, parsed
 
 _NAME = re.compile(r"\w[\w.+=@:/-]*")
 _NAME_FORM = "letters, digits and . _ - + = @ : / without blanks, and not digits alone"
@@ -121,16 +121,16 @@ def key_fault(key: str, at: int = 0) -> Fault | None:
     return fault("attribute-own", at, key=name) if _OURS.fullmatch(name) else None
 
 
-def state(words: Iterable[Word], stated: Stated, *, directive: bool = False) -> list[Fault]:
-    """Put the words into `stated`, which has the defaults; a bare `key=` removes a default. Return the faults."""
+def state(words: Iterable[Word], values: AttributeValues, *, directive: bool = False) -> list[Fault]:
+    """Put the words into `values`, which has the defaults; a bare `key=` removes a default. Return the faults."""
     faults: list[Fault] = []
     keys: set[str] = set()
     for word in words:
         problem = _word_fault(word, keys, directive)
         if problem is None and word.bare:
-            problem = _remove_default(word, stated)
+            problem = _remove_default(word, values)
         elif problem is None:
-            problem = _state_value(word, stated)
+            problem = _state_value(word, values)
         if problem is not None:
             faults.append(problem)
         keys.add(word.key)
@@ -149,17 +149,17 @@ def _word_fault(word: Word, keys: Collection[str], directive: bool) -> Fault | N
     return problem
 
 
-def _remove_default(word: Word, stated: Stated) -> Fault | None:
+def _remove_default(word: Word, values: AttributeValues) -> Fault | None:
     if word.key == "name":
         return fault("attribute-value.name", word.at)
-    if stated.pop(word.key, None) is not None:
+    if values.pop(word.key, None) is not None:
         return None
-    return fault("attribute-bare.variable" if word.key.startswith(ENV) else "attribute-bare", word.at, key=word.key)
+    return fault("attribute-bare", word.at, key=word.key)
 
 
-def _state_value(word: Word, stated: Stated) -> Fault | None:
+def _state_value(word: Word, values: AttributeValues) -> Fault | None:
     try:
-        stated[word.key] = value = parse_value(word.key, word.value)
+        values[word.key] = value = parse_value(word.key, word.value)
     except ValueError as error:
         return value_fault(word.key, word.value, error, word.at + len(word.key) + 1)
     return value_doubt(word.key, word.value, value, word.at)
@@ -179,11 +179,11 @@ def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | No
     return fault("attribute-mem", at, text=text.decode(), mib=value / MIB)
 
 
-def make(stated: Mapping[str, Any]) -> Attributes:
+def make(values: Mapping[str, Any]) -> Attributes:
     """Make the attributes of one job. A job without GPUs has neither a memory budget nor a GPU model."""
-    if not stated:
+    if not values:
         return NO_ATTRIBUTES
-    get = stated.get
+    get = values.get
     on_gpu = get("gpus") != 0
     return Attributes(
         gpus=get("gpus"),
@@ -194,9 +194,9 @@ def make(stated: Mapping[str, Any]) -> Attributes:
         tags=get("tag", ()),
         prio=get("prio", 0),
         cwd=get("cwd"),
-        env=tuple([(key[4:].encode(), value) for key, value in stated.items() if key[:4] == ENV]),
+        env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),
         gpu_model=get("gpu-model", "") if on_gpu else "",
-        after=tuple([Dependency(kind, stated[key]) for key, kind in _KINDS.items() if key in stated]),
+        after=tuple([Dependency(kind, values[key]) for key, kind in _KINDS.items() if key in values]),
         items=get("items", 0),
     )
 

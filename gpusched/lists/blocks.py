@@ -23,7 +23,7 @@ class Word(NamedTuple):
     bare: bool
 
 
-class Block(NamedTuple):
+class AttributeBlock(NamedTuple):
     """The words of a block or a directive, up to the first fault. `end` is the offset after it, -1 if it has no end."""
 
     words: list[Word]
@@ -58,7 +58,7 @@ def looks_like_directive(comment: bytes) -> bool:
     return bool(_NEAR.match(comment))
 
 
-def read_block(text: bytes, start: int) -> Block:
+def read_block(text: bytes, start: int) -> AttributeBlock:
     """Read the block whose bracket is at `start`."""
     block = _read(text, start + 1, closes=True)
     at = block.fault.at if block.fault else -1
@@ -68,12 +68,12 @@ def read_block(text: bytes, start: int) -> Block:
     return block
 
 
-def read_directive(text: bytes, start: int) -> Block:
+def read_directive(text: bytes, start: int) -> AttributeBlock:
     """Read the words of a directive line that begins at `start`; a `#` at the beginning of a word ends it."""
     return _read(text, start + len(DIRECTIVE), closes=False)
 
 
-def _read(text: bytes, at: int, *, closes: bool) -> Block:
+def _read(text: bytes, at: int, *, closes: bool) -> AttributeBlock:
     words: list[Word] = []
     while True:
         simple = _SIMPLE.match(text, at)
@@ -86,12 +86,12 @@ def _read(text: bytes, at: int, *, closes: bool) -> Block:
             at += 1
         char = text[at : at + 1]
         if not char or (char == b"#" and not closes):
-            return Block(words, -1 if closes else at)
+            return AttributeBlock(words, -1 if closes else at)
         if char == b"]" and closes:
-            return Block(words, at + 1)
+            return AttributeBlock(words, at + 1)
         item = _word(text, at, closes)
         if isinstance(item, Fault):
-            return Block(words, -1, item)
+            return AttributeBlock(words, -1, item)
         words.append(item[0])
         at = item[1]
 

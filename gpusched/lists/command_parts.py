@@ -1,4 +1,4 @@
-"""Take a command line apart: its simple commands, and of each the program, what runs it and what it sets.
+"""Split a command line into simple commands, and each into wrappers, program and the variables that it sets.
 
 Judges nothing; knows names only.
 """
@@ -18,15 +18,15 @@ CLOSERS = frozenset(OPENERS.values())
 CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
 RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
 
-_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # their first words are no commands
+_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # the words after them are no commands
 _PATTERN = b"pattern"
 _ENDS_CLAUSE = frozenset({b";;", b";&", b";;&"})
-_WANTS_MORE = frozenset({b"&&", b"||", b"|", b"|&"})
+_JOINING = frozenset({b"&&", b"||", b"|", b"|&"})
 _DIGITS = re.compile(rb"\d+")
 
 
 class Command(NamedTuple):
-    """A simple command: its words without redirections, the (sub)shell it runs in, and what ends it."""
+    """A simple command: its words without redirections, the number of its (sub)shell, and the operator that ends it."""
 
     words: tuple[Token, ...]
     shell: int
@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """The commands of a line, and the first token that shows that the line is no whole command."""
+    """The commands of a line, and the first token that shows that the line is incomplete."""
 
     commands: tuple[Command, ...]
     unfinished: Token | None
@@ -45,7 +45,7 @@ def structure(scan: Scan) -> Structure:
     """Group the tokens of a finished scan into simple commands."""
     grouping = _Grouping()
     for token in scan.tokens:
-        (grouping.word if token.is_word else grouping.operator)(token)
+        (grouping.add_word if token.is_word else grouping.add_operator)(token)
         grouping.previous = token.text
     grouping.flush(None)
     unfinished = _unfinished(scan.tokens, grouping.compounds, grouping.redirected) or grouping.stray
@@ -53,50 +53,54 @@ def structure(scan: Scan) -> Structure:
 
 
 class _Grouping:
-    """What is known of a line after some of its tokens."""
+    """The commands of a line after some of its tokens, and the compounds that are still open."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.compounds: list[tuple[bytes, Token]] = []  # what closes it, and where it began
-        self.stray: Token | None = None  # closes what nothing opened
+        self.compounds: list[tuple[bytes, Token]] = []  # closing word, token that opened it
+        self.stray: Token | None = None  # a closing word without an opening one
         self.heredoc: Token | None = None
-        self.redirected = False  # the next word is a redirection's
+        self.redirected = False  # the next word is the target of a redirection
         self.previous = b""
         self._words: list[Token] = []
-        self._begun = False  # a redirection came first, so that no reserved word can follow
+        self._has_redirection = False  # the command begins with one, so that no reserved word can follow
         self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
         self._shells = [0]
         self._newest = 0
 
     def flush(self, ender: Token | None) -> None:
-        """A simple command ends here, if there is one."""
+        """End the simple command, if there is one."""
         if self._words or (ender is not None and ender.text == b"&"):
             self.commands.append(Command(tuple(self._words), self._shells[-1], ender))
         self._words.clear()
-        self._begun = False
+        self._has_redirection = False
 
-    def word(self, token: Token) -> None:
-        text, first = token.text, not self._words
+    # ---- words ----
+
+    def add_word(self, token: Token) -> None:
+        text, is_first = token.text, not self._words
         if self.redirected:
             self.redirected = False
         elif self._header and not (self._header == _PATTERN and text == b"esac"):
-            if text == b"in" and self._header == b"case":
-                self._header = _PATTERN
-            elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
-                self._header = b""
-        elif first and not self._begun and text in RESERVED:
-            self._reserved(token)
-        elif text == b"]]" and not first and self._words[0].text == b"[[":
+            self._read_header(text)
+        elif is_first and not self._has_redirection and text in RESERVED:
+            self._read_reserved(token)
+        elif not (is_first and self._is_no_program(text)):
             self._words.append(token)
-            self.flush(None)
-        elif first and text[:2] == b"((":
-            pass  # arithmetic is a whole command
-        elif first and (text.endswith(b"()") or (self.previous == b"time" and text == b"-p")):
-            pass  # a function's name, before its body, or an option of a keyword
-        else:
-            self._words.append(token)
+            if text == b"]]" and not is_first and self._words[0].text == b"[[":
+                self.flush(None)
 
-    def _reserved(self, token: Token) -> None:
+    def _is_no_program(self, text: bytes) -> bool:
+        """Return True for arithmetic, a function's name before its body, and an option of the keyword `time`."""
+        return text[:2] == b"((" or text.endswith(b"()") or (self.previous == b"time" and text == b"-p")
+
+    def _read_header(self, text: bytes) -> None:
+        if text == b"in" and self._header == b"case":
+            self._header = _PATTERN
+        elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
+            self._header = b""
+
+    def _read_reserved(self, token: Token) -> None:
         text = token.text
         self._header = text if text in _HEADED else b""
         if text in OPENERS:
@@ -107,42 +111,50 @@ class _Grouping:
             elif self.compounds[-1][0] == text:
                 self.compounds.pop()
 
-    def operator(self, token: Token) -> None:
+    # ---- operators ----
+
+    def add_operator(self, token: Token) -> None:
         text = token.text
         if self._header == _PATTERN:
             self._header = _PATTERN if text != b")" else b""
         elif text[:1] in b"<>" or text[:2] == b"&>":
-            if text in (b"<<", b"<<-"):
-                self.heredoc = self.heredoc or token
-            if self._words and self._words[-1].end == token.start and _DIGITS.fullmatch(self._words[-1].text):
-                self._words.pop()  # a descriptor's number
-            self.redirected = True
-            self._begun |= not self._words
-        elif text == b"(":
+            self._redirect(token)
+        elif text in (b"(", b")"):
             self.flush(None)
-            self.compounds.append((b")", token))
-            self._newest += 1
-            self._shells.append(self._newest)
-        elif text == b")":
-            self.flush(None)
-            if self.compounds and self.compounds[-1][0] == b")":
-                self.compounds.pop()
-                self._shells.pop()
-            else:
-                self.stray = self.stray or token
+            (self._open_shell if text == b"(" else self._close_shell)(token)
         else:
             self.flush(token)
             in_case = self.compounds and self.compounds[-1][0] == b"esac"
             self._header = _PATTERN if in_case and text in _ENDS_CLAUSE else b""
+
+    def _redirect(self, token: Token) -> None:
+        if token.text in (b"<<", b"<<-"):
+            self.heredoc = self.heredoc or token
+        if self._words and self._words[-1].end == token.start and _DIGITS.fullmatch(self._words[-1].text):
+            self._words.pop()  # the number of a descriptor
+        self.redirected = True
+        self._has_redirection |= not self._words
+
+    def _open_shell(self, token: Token) -> None:
+        self.compounds.append((b")", token))
+        self._newest += 1
+        self._shells.append(self._newest)
+
+    def _close_shell(self, token: Token) -> None:
+        if self.compounds and self.compounds[-1][0] == b")":
+            self.compounds.pop()
+            self._shells.pop()
+        else:
+            self.stray = self.stray or token
 
 
 def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
     if not tokens:
         return None
     first, last = tokens[0], tokens[-1]
-    if first.text in _WANTS_MORE or (first.text[:1] in (b";", b"&") and first.text[:2] != b"&>"):
+    if first.text in _JOINING or (first.text[:1] in (b";", b"&") and first.text[:2] != b"&>"):
         return first
-    if last.text in _WANTS_MORE or redirected:
+    if last.text in _JOINING or redirected:
         return last
     return compounds[0][1] if compounds else None
 
@@ -153,7 +165,7 @@ MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
 
 _ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 
-# Programs that run the program that follows, with their options that take a word.
+# Programs that run another program, with those of their options that take a word.
 _WRAPPERS: dict[bytes, tuple[bytes, ...]] = {
     b"env": (b"-u", b"--unset", b"-C", b"--chdir"),
     b"sudo": (b"-u", b"-g", b"-p", b"-C", b"-h"),
@@ -187,17 +199,17 @@ _DETACH_OPTION = {
     b"podman": re.compile(rb"-[it]*d[it]*|--detach"),
 }
 
-# A line that begins with one of these is worth a look whatever follows.
+# A line that begins with one of these goes to the scanner.
 NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | frozenset(_WRAPPERS) | frozenset(_DETACH_OPTION)
 NOTABLE |= {b"disown", b"eval"}
 
 
 class CommandParts:
-    """What one simple command is made of.
+    """The parts of one simple command.
 
-    `setters` are the words that put a variable into its environment or the shell's, `unset` those that
-    take one of `MASKS` out, `cleared` the one that empties the environment. `declarer` is the word of an
-    `export`, `unset` or the like. `inner` are texts that it runs in a shell, with their offsets.
+    `setters` are the words that put a variable into its environment or the shell's, `unset` those that remove one of
+    `MASKS`, `cleared` the one that empties the environment. `declarer` is the word of an `export`, `unset` or the
+    like. `inner` are texts that it runs in a shell, with their offsets.
     """
 
     __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup", "unset")
@@ -218,31 +230,35 @@ class CommandParts:
             wrappers.append(wrapper)
             at = self._skip_options(wrapper, at + 1)
         self.name = name = _basename(words[at]) if at < len(words) else b""
-        arguments = words[at + 1 :]
-        texts = [literal(word.text) for word in arguments]
-        if name in _DECLARERS:
-            self.declarer = words[at]
-            self.setters += (w for w, text in zip(arguments, texts, strict=True) if _ASSIGNMENT.match(text))
-        elif name == b"unset":
-            self.declarer = words[at]
-            self.unset += (w for w, text in zip(arguments, texts, strict=True) if text in MASKS)
-        elif name == b"eval":
-            self._look_inside(arguments[:1])
-        elif name in _SHELLS:
-            for k, text in enumerate(texts):
-                if re.fullmatch(rb"-\w*c", text):
-                    self._look_inside(arguments[k + 1 : k + 2])
+        texts = [literal(word.text) for word in words[at + 1 :]]
+        self._read_arguments(words[at:], texts)
         if at < len(words):
             self.setup = _is_setup(name, texts)
         else:  # assignments alone, or `exec` for its redirections
             self.setup = bool(words) and wrappers in ([], [b"exec"])
         option = _DETACH_OPTION.get(name)
         self.detaches = name == b"disown" or (option is not None and any(map(option.fullmatch, texts)))
-        if b"setsid" in wrappers:  # it forks where it leads a group, as it does in a job
+        if b"setsid" in wrappers:  # it forks if it leads a process group, as it does in a job
             self.detaches |= not any(word.text in (b"-w", b"--wait") for word in words)
 
+    def _read_arguments(self, words: tuple[Token, ...], texts: list[bytes]) -> None:
+        """Read the arguments, `texts` without quotes, of a program that sets variables or runs a text in a shell."""
+        arguments = words[1:]
+        if self.name in _DECLARERS:
+            self.declarer = words[0]
+            self.setters += (w for w, text in zip(arguments, texts, strict=True) if _ASSIGNMENT.match(text))
+        elif self.name == b"unset":
+            self.declarer = words[0]
+            self.unset += (w for w, text in zip(arguments, texts, strict=True) if text in MASKS)
+        elif self.name == b"eval":
+            self._read_inner(arguments[:1])
+        elif self.name in _SHELLS:
+            for k, text in enumerate(texts):
+                if re.fullmatch(rb"-\w*c", text):
+                    self._read_inner(arguments[k + 1 : k + 2])
+
     def _skip_options(self, wrapper: bytes, at: int) -> int:
-        """Pass over a wrapper's own words; collect what `env` sets and unsets."""
+        """Skip a wrapper's own words; collect the variables that `env` sets and unsets."""
         words = self._words
         while at < len(words):
             text = literal(words[at].text)
@@ -261,8 +277,8 @@ class CommandParts:
             at += 1
         return at
 
-    def _look_inside(self, argument: tuple[Token, ...]) -> None:
-        """Scan a text that a shell will run, where its bytes stand in the line as they are."""
+    def _read_inner(self, argument: tuple[Token, ...]) -> None:
+        """Scan a text that a shell will run, if the line has its bytes unchanged."""
         for word in argument:
             raw = word.text
             if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:

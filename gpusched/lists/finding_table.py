@@ -86,7 +86,6 @@ forceable no-program: the command does not start with a program ({word})
 forceable parameter-table: the line does not start with a program ({words}); is this a table of parameters?
     begin each line with the program that takes them; --force runs the lines as they are
 forceable parameter-table.lines: none of {lines} starts with a program ({words}); is this a table of parameters?
-    begin each line with the program that takes them; --force runs the lines as they are
 warning cpu-job: {variable} hides all GPUs, but one is claimed for the job
     if this is a CPU job, begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0
 warning background: a process stays in the background: the shell returns while it still runs
@@ -110,9 +109,7 @@ error attribute-syntax.open: this [ opens attributes and is never closed
 error attribute-syntax.word: {word!r} is no attribute of the form key=value
     write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
 error attribute-syntax.quote: this quote is not closed
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
 error attribute-syntax.backslash: nothing follows this backslash
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
 warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
@@ -135,9 +132,7 @@ error attribute-value: {key} is {value!r}, but must be {form}
 error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by blanks, not by commas
 error attribute-value.name: the name is empty
 warning attribute-bare: {key}= removes a default, but there is none
-    leave it out
-warning attribute-bare.variable: {key}= removes a default, but there is none
-    {key}='' sets it to nothing
+    leave it out; env.NAME='' sets a variable to nothing
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
 error name-taken: line {owner} has the name {name} already
@@ -158,7 +153,7 @@ error sweep.span: {error}
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{meant}}}?
+warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{similar}}}?
 warning no-parameter: {{{word}}} stays as it is: there is no such parameter
     if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values

@@ -16,7 +16,14 @@ from typing import Any
 from gpusched.common.text import clean
 from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.lists.attributes import make, state
-from gpusched.lists.blocks import DIRECTIVE, Block, looks_like_directive, opens_block, read_block, read_directive
+from gpusched.lists.blocks import (
+    DIRECTIVE,
+    AttributeBlock,
+    looks_like_directive,
+    opens_block,
+    read_block,
+    read_directive,
+)
 from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
@@ -60,7 +67,7 @@ class LineFeed:
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
         self._scan: Scan | None = None  # of a command that continues in the next line
-        self._block: Block | None = None  # of the command that is being read
+        self._block: AttributeBlock | None = None  # of the command that is being read
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
         self._jobs = Register()
@@ -110,33 +117,32 @@ class LineFeed:
         first = text[:1]
         if not first:
             return
+        if first not in b"#[" and is_plain(text):
+            self._table.clear()
+            self._add(text, text, self._number, self._defaults)
+            return
+        self._joined = [(0, self._number, line)]
         if first == b"#":
             self._comment(line, text)
         elif first == b"[" and opens_block(text):
             self._attributed(line)
-        elif is_plain(text):
-            self._table.clear()
-            self._add(text, text, self._number, self._defaults)
         else:
-            self._joined = [(0, self._number, line)]
             self._scanned(Scan(line))
 
     def _comment(self, line: bytes, text: bytes) -> None:
         if text.startswith(DIRECTIVE):
-            self._joined = [(0, self._number, line)]
             block = read_directive(line, line.index(DIRECTIVE))
             faults = state(block.words, self._directives, directive=True)
             self._report_all([*faults, block.fault] if block.fault else faults)
             self._defaults = make(self._directives)
         elif text[1:2] == b"!" and self._number == 1:
-            self._shebang(line)
+            script = _NOT_A_SHELL.match(text)
+            self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
         elif looks_like_directive(text):
-            self._joined = [(0, self._number, line)]
             self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
 
     def _attributed(self, line: bytes) -> None:
         """Read a line that begins with a block. An open block may continue in the next line."""
-        self._joined = [(0, self._number, line)]
         block = read_block(line, line.index(b"["))
         if block.end >= 0:
             rest = line[block.end :]
@@ -165,29 +171,16 @@ class LineFeed:
             scan.extend(b"")
             self._command(scan)
 
-    def _shebang(self, line: bytes) -> None:
-        self._joined = [(0, self._number, line)]
-        script = _NOT_A_SHELL.match(line.strip(BLANK))
-        self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
-
     # ---- commands ----
 
     def _command(self, scan: Scan) -> None:
         """Judge a whole command, and make a job of it unless a fault forbids that."""
-        attributes: Attributes | None = self._defaults
-        block, self._block = self._block, None
-        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
-            block = read_block(scan.text, scan.text.index(b"["))  # it had several lines
-            if block.end >= 0:
-                scan = Scan(self._blank_block(scan.text, block.end))
-        if block is not None:
-            attributes = self._attributes(block)
-            if block.end >= 0 and not scan.tokens and scan.text:
-                self._report(fault("attribute-alone", block.end - 1))
-            if not scan.tokens or block.end < 0:
-                return
+        block, scan = self._split_block(scan)
+        attributes = self._defaults if block is None else self._attributes(block)
+        if block is not None and block.end >= 0 and scan.text and not scan.tokens:
+            self._report(fault("attribute-alone", block.end - 1))
         text = stripped(scan.text)
-        if not text:
+        if not text or (block is not None and (block.end < 0 or not scan.tokens)):
             return
         if b"\0" in text:
             self._report(fault("nul-byte", scan.text.index(0)))
@@ -202,13 +195,22 @@ class LineFeed:
         if not (refused or checked.setup or attributes is None):
             self._add(text, checked.command, self._joined[0][1], attributes)
 
-    def _attributes(self, block: Block) -> Attributes | None:
+    def _split_block(self, scan: Scan) -> tuple[AttributeBlock | None, Scan]:
+        """Return the block of a command, if it has one, and the scan with blanks in its place."""
+        block, self._block = self._block, None
+        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
+            block = read_block(scan.text, scan.text.index(b"["))  # it has several lines
+            if block.end >= 0:
+                return block, Scan(self._blank_block(scan.text, block.end))
+        return block, scan
+
+    def _attributes(self, block: AttributeBlock) -> Attributes | None:
         """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
-        stated = self._directives.copy()
-        faults = state(block.words, stated)
+        values = self._directives.copy()
+        faults = state(block.words, values)
         if block.fault is not None:
             faults.append(block.fault)
-        attributes = make(stated)
+        attributes = make(values)
         if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
             at = next(word.at for word in block.words if word.key == "name")
             faults.append(fault("name-taken", at, owner=owner, name=attributes.name))

@@ -59,7 +59,7 @@ class ListEntry:
 
     command: str
     spot: Spot
-    stated: Sequence[StatedAttributes] = ()
+    attributes: Sequence[StatedAttributes] = ()
     axes: Sequence[Axis] = ()
     excluded: Sequence[tuple[Mapping[str, Collection[str]], Spot]] = ()
     block: bool = False
@@ -102,7 +102,7 @@ class Maker:
             return
         names = entry.names
         command = Template(entry.command, names, shell=True)
-        templates = [(key, Template(value, names), spot) for key, value, spot in entry.stated]
+        templates = [(key, Template(value, names), spot) for key, value, spot in entry.attributes]
         self._check_names(entry, command, [template for _, template, _ in templates])
         combinations = 0
         for values in self._combinations(entry):
@@ -112,18 +112,22 @@ class Maker:
             except ValueError as error:
                 self.report(fault("placeholder", error=error), entry.spot)
                 continue
-            stated: dict[str, Any] = {}
-            wrong = [key for key, value, spot in templates if not self._state(stated, key, value.fill(values), spot)]
-            if not wrong:
-                self._job(text, stated, entry)
+            attribute_values: dict[str, Any] = {}
+            refused = [
+                key
+                for key, value, spot in templates
+                if not self._state(attribute_values, key, value.fill(values), spot)
+            ]
+            if not refused:
+                self._job(text, attribute_values, entry)
         if not combinations and entry.axes:
             self.report(fault("sweep.empty"), entry.spot)
 
-    def _state(self, stated: dict[str, Any], key: str, text: str, spot: Spot) -> bool:
-        """Parse a value into `stated`. Return False if it cannot be right."""
+    def _state(self, attribute_values: dict[str, Any], key: str, text: str, spot: Spot) -> bool:
+        """Parse a value into `attribute_values`. Return False if it cannot be right."""
         value = text.encode("utf-8", "surrogateescape")
         try:
-            stated[key] = parsed = parse_value(key, value)
+            attribute_values[key] = parsed = parse_value(key, value)
         except ValueError as error:
             return not self.report(value_fault(key, value, error), spot)
         if (doubt := value_doubt(key, value, parsed)) is not None:
@@ -147,8 +151,8 @@ class Maker:
             if used.isdisjoint(axis.names) and len(axis.rows) > 1 and axis.names != ("repeat",):
                 names = ", ".join(f"{{{name}}}" for name in axis.names[:5])
                 self.report(fault("unused-parameter", names=names, jobs=len(axis.rows)), entry.spot)
-        for at, word, meant in misspelt(entry.command, entry.names):
-            self.report(fault("near-parameter", at, word=word, meant=meant), entry.spot, entry.command.encode())
+        for at, word, similar in misspelt(entry.command, entry.names):
+            self.report(fault("near-parameter", at, word=word, similar=similar), entry.spot, entry.command.encode())
 
     def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
         idle = list(entry.excluded)
@@ -163,15 +167,15 @@ class Maker:
 
     # ---- jobs ----
 
-    def _job(self, text: bytes, stated: dict[str, Any], entry: ListEntry) -> None:
+    def _job(self, text: bytes, attribute_values: dict[str, Any], entry: ListEntry) -> None:
         spot = entry.spot
         if spot.verbatim and text != entry.command.encode("utf-8", "surrogateescape"):
             spot = spot._replace(verbatim=False)
-        end = self._block_end(text, stated, entry, spot)
+        end = self._block_end(text, attribute_values, entry, spot)
         if end is None:
             return
         text = b" " * end + text[end:]
-        attributes = make(stated)
+        attributes = make(attribute_values)
         if attributes.name and not self._take_name(attributes, entry):
             return
         gpus = self._gpus if attributes.gpus is None else attributes.gpus
@@ -184,8 +188,8 @@ class Maker:
             name = "duplicate.sweep" if first == spot.line else "duplicate"
             self.report(fault(name, line=spot.line, first=first), Spot(spot.line))
 
-    def _block_end(self, text: bytes, stated: dict[str, Any], entry: ListEntry, spot: Spot) -> int | None:
-        """Read a block of attributes into `stated`. Return the offset after it, 0 without one, None if it is wrong."""
+    def _block_end(self, text: bytes, attribute_values: dict[str, Any], entry: ListEntry, spot: Spot) -> int | None:
+        """Read a block into `attribute_values`. Return the offset after it, 0 without a block, None if it is wrong."""
         if not opens_block(text.lstrip(BLANK)):
             return 0
         start = text.index(b"[")
@@ -193,7 +197,7 @@ class Maker:
             self.report(fault("attribute-end.map", start), spot, text)
             return None
         block = read_block(text, start)
-        faults = [*state(block.words, stated), *([block.fault] if block.fault else [])]
+        faults = [*state(block.words, attribute_values), *([block.fault] if block.fault else [])]
         return None if self._report_all(faults, spot, text) or block.end < 0 else block.end
 
     def _report_all(self, faults: Iterable[Fault], spot: Spot, text: bytes) -> bool:
@@ -203,7 +207,7 @@ class Maker:
         owner = self._jobs.take_name(attributes.name, entry.spot.line)
         if not owner:
             return True
-        spot = next((stated.spot for stated in entry.stated if stated.key == "name"), entry.spot)
+        spot = next((each.spot for each in entry.attributes if each.key == "name"), entry.spot)
         name = "name-taken.sweep" if owner == entry.spot.line and entry.axes else "name-taken"
         form = "-".join(f"{{{parameter}}}" for parameter in entry.names[:4])
         self.report(fault(name, owner=owner, name=attributes.name, form=form), spot)

@@ -1,7 +1,7 @@
-"""Find the words and operators of one bash command line. Expands nothing, runs nothing.
+"""Split one bash command line into words and operators. Expands nothing, runs nothing.
 
 Positions are byte offsets into `Scan.text`. Exact for quotes, escapes, comments, line continuations,
-expansions and operators; a substitution is one opaque part of its word. No newline may be in the text.
+expansions and operators; a substitution is one opaque part of its word. The text must not contain a newline.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 _OPERATOR = re.compile(rb"&&|&>>?|&|\|\||\|&|\||;;&|;;|;&|;|<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)")
 _BLANKS = re.compile(rb"[ \t]*")
 _CLOSING = {b"'": re.compile(rb"[^']*'"), b"$'": re.compile(rb"[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)}
-_SIMPLE = re.compile(rb"(?:[^ \t\\'\"`$|&;()<>]+|'[^']*'|\"[^\"\\`$]*\"|\$\w+)+")  # what most words are
+_SIMPLE = re.compile(rb"(?:[^ \t\\'\"`$|&;()<>]+|'[^']*'|\"[^\"\\`$]*\"|\$\w+)+")  # most words
 _RUN = re.compile(rb"[^ \t\\'\"`$|&;()<>]+")
 _RUN_BACKQUOTED = re.compile(rb"[^\\`]+")
 _RUN_QUOTED = re.compile(rb"[^\\'\"`$}]+")
@@ -23,7 +23,7 @@ _ESCAPED = re.compile(rb"\\([\\$`\"])")
 
 
 class Token(NamedTuple):
-    """A word, quotes and all, or an operator."""
+    """A word with its quotes, or an operator."""
 
     text: bytes
     start: int
@@ -37,9 +37,9 @@ class Token(NamedTuple):
 class Scan:
     """The lexical state of a command line.
 
-    `dangling` says that the text ends in a backslash that joins the next line to it: see `extend`.
-    `open` holds what was opened and not closed, with its offset; `comment` the offset of the comment
-    that ends the line, or -1.
+    `dangling`: the text ends in a backslash that joins the next line to it, see `extend`. `open` lists the
+    contexts that are not closed, as opener and offset; `comment` is the offset of the comment that ends the
+    line, or -1.
     """
 
     __slots__ = ("_at", "_fresh", "_word", "comment", "dangling", "open", "text", "tokens")
@@ -56,112 +56,111 @@ class Scan:
         self._run()
 
     def extend(self, more: bytes) -> None:
-        """Put the next line, or nothing, in the place of the backslash at the end, as the shell does."""
+        """Replace the backslash at the end by the next line, as the shell does."""
         self.text = self.text[:-1] + more
         if self.tokens and not self.tokens[-1].is_word and self.tokens[-1].end == self._at:
             self._at = self.tokens.pop().start  # `&` may have become `&&`
         self._run()
 
     def _run(self) -> None:
-        text, stack, i, end = self.text, self.open, self._at, len(self.text)
         self.dangling = False
-        while i < end:
-            top = stack[-1][0] if stack else b""
-            if top in _CLOSING:
-                closed = _CLOSING[top].match(text, i)
-                if closed is None:
-                    i = end
-                    break
-                stack.pop()
-                i = closed.end()
-                continue
-            char = text[i : i + 1]
-            if not stack:
-                if char in b" \t":
-                    self._end_word(i)
-                    self._fresh = i = _match_end(_BLANKS, text, i)
-                    continue
-                if char == b"#" and self._fresh == i:
-                    self.comment = i
-                    return
-                simple = _SIMPLE.match(text, i)
-                if simple is not None:
-                    if self._word < 0:
-                        self._word = i
-                    i = simple.end()
-                    continue
-                if self._is_operator(char, i):
-                    self._end_word(i)
-                    operator = text[i : _match_end(_OPERATOR, text, i)]
-                    self.tokens.append(Token(operator, i, False))
-                    self._fresh = i = i + len(operator)
-                    continue
-                if self._word < 0:
-                    self._word = i
-            elif top == b"(" and char == b"#" and self._fresh == i:
-                i = end  # a comment hides the closing parenthesis
-                break
-            if char == b"\\":
-                if i + 1 == end:
-                    self.dangling = True
-                    break
-                i += 2
-            else:
-                i = self._part(char, top, i)
+        i, end = self._at, len(self.text)
+        while i < end and not self.dangling:
+            i = self._read_inside(i, self.open[-1][0]) if self.open else self._read_outside(i)
         self._at = i
         if not self.dangling:
             self._end_word(i)
 
-    def _part(self, char: bytes, top: bytes, i: int) -> int:
-        """Take the part of a word that begins at `i`, or open or close a context; say where it ends."""
-        text, stack = self.text, self.open
-        quoted = top in (b'"', b'"${')  # where a single quote is nothing special
+    # Each of these reads a part of the text at `i` and returns the offset after it.
+
+    def _read_outside(self, i: int) -> int:
+        """Read blanks, a comment, an operator or a part of a word."""
+        text = self.text
+        char = text[i : i + 1]
+        if char in b" \t":
+            self._end_word(i)
+            self._fresh = _match_end(_BLANKS, text, i)
+            return self._fresh
+        if char == b"#" and self._fresh == i:
+            self.comment = i
+            return len(text)
+        simple = _SIMPLE.match(text, i)
+        if simple is None and self._is_operator(char, i):
+            self._end_word(i)
+            self._fresh = _match_end(_OPERATOR, text, i)
+            self.tokens.append(Token(text[i : self._fresh], i, False))
+            return self._fresh
+        if self._word < 0:
+            self._word = i
+        return simple.end() if simple is not None else self._read_part(i, char, b"")
+
+    def _read_inside(self, i: int, top: bytes) -> int:
+        """Read a part of the innermost open context."""
+        if top in _CLOSING:
+            closed = _CLOSING[top].match(self.text, i)
+            if closed is None:
+                return len(self.text)
+            self.open.pop()
+            return closed.end()
+        char = self.text[i : i + 1]
+        if top == b"(" and char == b"#" and self._fresh == i:
+            return len(self.text)  # a comment hides the closing parenthesis
+        return self._read_part(i, char, top)
+
+    def _read_part(self, i: int, char: bytes, top: bytes) -> int:
+        """Read a part of a word, or open or close a context; `top` is the innermost open one."""
+        quoted = top in (b'"', b'"${')  # where a single quote has no meaning
+        if char == b"\\":
+            self.dangling = i + 1 == len(self.text)
+            return i if self.dangling else i + 2
         if char == b"`" or (char == b'"' and top != b"`"):
             if top == char:
-                stack.pop()
+                self.open.pop()
             else:
-                stack.append((char, i))
+                self.open.append((char, i))
             return i + 1
         if top == b"`":
-            return _match_end(_RUN_BACKQUOTED, text, i)
+            return _match_end(_RUN_BACKQUOTED, self.text, i)
         if char == b"$":
-            opener = text[i : i + 2]
-            if opener == b"${":
-                stack.append((b'"${' if quoted else b"${", i))
-            elif opener == b"$(":
-                stack.append((b"(", i))
-                self._fresh = i + 2
-            elif opener == b"$'" and not quoted:
-                stack.append((b"$'", i))
-            elif opener != b"$$":
-                return i + 1
-            return i + 2
+            return self._read_expansion(i, quoted)
         if char == b"}" and top in (b"${", b'"${'):
-            stack.pop()
+            self.open.pop()
             return i + 1
         if char == b"'" and not quoted:
-            stack.append((b"'", i))
+            self.open.append((b"'", i))
             return i + 1
         if quoted or top == b"${":
-            return max(i + 1, _match_end(_RUN_QUOTED, text, i))
-        if char in b"<>" and text[i + 1 : i + 2] == b"(":
-            stack.append((b"(", i))
+            return max(i + 1, _match_end(_RUN_QUOTED, self.text, i))
+        return self._read_unquoted(i, char)
+
+    def _read_expansion(self, i: int, quoted: bool) -> int:
+        opener = self.text[i : i + 2]
+        if opener == b"${":
+            self.open.append((b'"${' if quoted else b"${", i))
+        elif opener == b"$(":
+            self.open.append((b"(", i))
             self._fresh = i + 2
-            return i + 2
-        if char == b"(":
-            stack.append((b"(", i))
-            self._fresh = i + 1
+        elif opener == b"$'" and not quoted:
+            self.open.append((b"$'", i))
+        elif opener != b"$$":
             return i + 1
+        return i + 2
+
+    def _read_unquoted(self, i: int, char: bytes) -> int:
+        if char == b"(" or (char in b"<>" and self.text[i + 1 : i + 2] == b"("):
+            self.open.append((b"(", i))
+            self._fresh = i + (1 if char == b"(" else 2)
+            return self._fresh
         if char == b")":
-            stack.pop()
-            return i + 1
-        if char in b" \t;&|<>":
+            self.open.pop()
+        elif char in b" \t;&|<>":
             self._fresh = i + 1
-            return i + 1
-        return max(i + 1, _match_end(_RUN, text, i))
+        else:
+            return max(i + 1, _match_end(_RUN, self.text, i))
+        return i + 1
 
     def _is_operator(self, char: bytes, i: int) -> bool:
-        """Outside of everything: is this an operator, and not the beginning or a part of a word?"""
+        """Return True if this character, outside of every context, begins an operator and not a word or part of one."""
         if char not in b"|&;<>()":
             return False
         following = self.text[i + 1 : i + 2]
@@ -186,7 +185,7 @@ def _match_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
 
 
 def literal(word: bytes) -> bytes:
-    """The word without its quotes; expansions stay as they are written."""
+    """Return the word without its quotes; expansions stay as they are written."""
     if not _QUOTE.search(word):
         return word
     return _QUOTED.sub(_unquote, word)

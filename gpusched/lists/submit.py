@@ -57,7 +57,7 @@ class SubmitOptions:
         """Return what this job needs: by its own attributes, else by the settings."""
         own, settings = spec.attributes, self.settings
         stated = self.directory(spec)
-        cwd, git = (stated, "") if self.dirs is None else self.dirs.place(stated)
+        cwd, git = (stated, "") if self.dirs is None else self.dirs.resolve(stated)
         return Requirements(
             gpus=settings.gpus_per_job if own.gpus is None else own.gpus,
             time_limit_s=settings.time_limit if own.time_limit_s is None else own.time_limit_s,
@@ -85,7 +85,7 @@ class SubmitOptions:
         if self.dirs is not None:
             self.dirs.prepare()
             for directory in {self.directory(spec) for spec in specs}:
-                self.dirs.place(directory)
+                self.dirs.resolve(directory)
 
 
 class TypedCommand(Protocol):

@@ -1,6 +1,6 @@
-"""Parameters -> the combinations of their values: ranges, products, rows of a table. Knows no command.
+"""Combine the values of parameters: ranges, products, rows of a table. Knows no command.
 
-Values are text throughout: 010 stays 010, and 1e-3 is not 0.001.
+Values are always text: 010 stays 010, and 1e-3 is not 0.001.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Parameters whose values go together: each row is one way to set them."""
+    """Parameters that are set together: each row has one value for each of them."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def span(text: str) -> list[str] | None:
-    """`0..4` and `0..1..0.25` -> their values, both ends included; None for other text. ValueError for too many."""
+    """Return the values of `0..4` or `0..1..0.25`, both ends included; None for other text. ValueError for too many."""
     match = _SPAN.fullmatch(text)
     if match is None:
         return None
@@ -53,7 +53,7 @@ def _padded(number: str) -> bool:
 
 
 def parameter(text: str) -> Axis:
-    """`lr=1e-3,1e-4`, `seed=0..4,9`, `name="a,b",c` -> the values of one parameter. ValueError says what is wrong."""
+    """Parse the values of one parameter: `lr=1e-3,1e-4`, `seed=0..4,9`, `name="a,b",c`. ValueError for other text."""
     name, equals, values = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
         raise ValueError("a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST")
@@ -61,43 +61,44 @@ def parameter(text: str) -> Axis:
         rows = list(csv.reader([values], strict=True, skipinitialspace=True)) if values else []
     except csv.Error as error:
         raise ValueError(f"the values of {name} cannot be read: {error}") from None
-    found: list[str] = []
-    for value in (value for row in rows for value in row):
-        spread = span(value)
-        found += [value] if spread is None else spread
-    if not found:
+    parsed = [each for row in rows for value in row for each in span(value) or [value]]
+    if not parsed:
         raise ValueError(f"{name} has no values")
-    return Axis((name,), tuple((value,) for value in found))
+    return Axis((name,), tuple((value,) for value in parsed))
 
 
 def table(data: bytes) -> Axis:
-    """The bytes of a CSV file: its header names the parameters, each row sets them. ValueError says what is wrong."""
+    """Parse a CSV file: its header names the parameters, each row sets them. ValueError for a table of another form."""
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     head = text.partition("\n")[0]
     delimiter = next((mark for mark in ",\t;" if mark in head), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[tuple[str, ...]] = []
     names: list[str] = []
-    kept: list[int] = []
     try:
         for row in reader:
             if not any(cell.strip(" \t") for cell in row):
                 continue
             if not names:
-                names = [cell.strip() for cell in row]
-                kept = [n for n, name in enumerate(names) if name]
-                twice = [name for n, name in enumerate(names) if name and name in names[:n]]
-                if twice:
-                    raise ValueError(f"two of its columns are called {twice[0]}")
+                names = _header(row)
             elif len(row) != len(names):
                 raise ValueError(f"line {reader.line_num} has {len(row)} fields, and the header has {len(names)}")
             else:
-                rows.append(tuple(row[n] for n in kept))
+                rows.append(tuple(cell for name, cell in zip(names, row, strict=True) if name))
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from None
     if not rows:
         raise ValueError("it has a header and no rows" if names else "it is empty: the first line names the columns")
-    return Axis(tuple(names[n] for n in kept), tuple(rows))
+    return Axis(tuple(filter(None, names)), tuple(rows))
+
+
+def _header(row: list[str]) -> list[str]:
+    """Return the names of the columns; a column without a name is ignored."""
+    names = [cell.strip() for cell in row]
+    twice = [name for n, name in enumerate(names) if name and name in names[:n]]
+    if twice:
+        raise ValueError(f"two of its columns are called {twice[0]}")
+    return names
 
 
 def repeated(times: int) -> Axis:
@@ -105,17 +106,17 @@ def repeated(times: int) -> Axis:
 
 
 def count(axes: Sequence[Axis]) -> int:
-    """How many combinations there are."""
+    """Return the number of combinations."""
     return prod(len(axis.rows) for axis in axes)
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
-    """All of them, the last axis changing fastest."""
+    """Yield all combinations; the last axis changes fastest."""
     names = [name for axis in axes for name in axis.names]
     for rows in itertools.product(*(axis.rows for axis in axes)):
         yield dict(zip(names, itertools.chain.from_iterable(rows), strict=True))
 
 
 def matches(values: Mapping[str, str], pattern: Mapping[str, Collection[str]]) -> bool:
-    """Has each parameter that the pattern names one of the values that it gives?"""
+    """Return True if each parameter of the pattern has one of its values."""
     return all(values[name] in allowed for name, allowed in pattern.items())

@@ -1,6 +1,6 @@
-"""A command with placeholders -> the same with values in their places, quoted for the shell. Runs nothing.
+"""Fill the placeholders of a command with values, quoted for the shell. Runs nothing.
 
-Only the names that were declared are placeholders: `{}`, `${X}`, `{a,b}` and awk's '{print}' stay what they are.
+Only declared names are placeholders: `{}`, `${X}`, `{a,b}` and awk's '{print}' stay as they are.
 """
 
 from __future__ import annotations
@@ -19,80 +19,81 @@ _IN_DOUBLE = re.compile(r'[\\$`"]')
 
 _VARIABLE_BEFORE = re.compile(r"\$\w+$", re.ASCII)
 
-# How the shell reads the place where a placeholder stands. _APART: as _BARE or _DOUBLE, where what stands beside it
-# would swallow a value without quotes, as in `$DIR{name}` and `{n}>log`.
+# The quoting that the shell applies at a placeholder. _APART: as _BARE or _DOUBLE, but the text beside it would absorb
+# a value without quotes, as in `$DIR{name}` and `{n}>log`.
 _BARE, _SINGLE, _DOUBLE = "no quotes", "single quotes", "double quotes"
 _BARE_APART, _DOUBLE_APART = "no quotes, apart", "double quotes, apart"
 
 
 class Template:
-    """A text with placeholders. `shell`: values are quoted as their place in the command asks for."""
+    """A text with placeholders. `shell`: values are quoted as their context in the command requires."""
 
     def __init__(self, text: str, names: Collection[str], *, shell: bool = False) -> None:
         self.text = text
         self._pieces: list[str] = [text]  # text, name, text, name, … text
-        self._places: list[str] = []
+        self._contexts: list[str] = []
         if names and "{" in text:
-            found = re.compile(rf"(?<!\$)\{{({'|'.join(map(re.escape, names))})\}}")
-            self._pieces = found.split(text)
+            placeholder = re.compile(rf"(?<!\$)\{{({'|'.join(map(re.escape, names))})\}}")
+            self._pieces = placeholder.split(text)
             if shell and len(self._pieces) > 1:
-                self._places = list(_places(text, [match.start() for match in found.finditer(text)]))
+                self._contexts = list(_contexts(text, [match.start() for match in placeholder.finditer(text)]))
 
     @property
     def names(self) -> set[str]:
-        """The placeholders in it."""
+        """The placeholders in the text."""
         return set(self._pieces[1::2])
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """ValueError where a value cannot be quoted in its place."""
+        """Return the text with values. ValueError if a value cannot be quoted in its context."""
         if len(self._pieces) == 1:
             return self.text
         parts = list(self._pieces)
         for n, name in enumerate(self._pieces[1::2]):
             value = values[name]
-            parts[2 * n + 1] = _quoted(name, value, self._places[n]) if self._places else value
+            parts[2 * n + 1] = _quoted(name, value, self._contexts[n]) if self._contexts else value
         return "".join(parts)
 
 
 def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
-    """Braced words that are no placeholders but resemble one: offset, word, and what was probably meant."""
+    """Yield words in braces that are no placeholders but resemble one: offset, word, and the similar name."""
     for match in _BRACED.finditer(text):
-        if match[1] not in names and (meant := nearest(match[1], names)):
-            yield match.start(), match[1], meant
+        if match[1] not in names and (similar := nearest(match[1], names)):
+            yield match.start(), match[1], similar
 
 
 def undeclared(text: str, names: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Braced words that are no placeholders, where the shell would leave them as they are: offset and word."""
-    found = [match for match in _BRACED.finditer(text) if match[1] not in names]
-    plain = [
-        match for match in found if text[: match.start()][-1:] != "@" and text[match.end() :][:1] not in ("<", ">")
+    """Yield words in braces that are no placeholders, and that the shell leaves as they are: offset and word."""
+    matches = [
+        match
+        for match in _BRACED.finditer(text)
+        if match[1] not in names and text[: match.start()][-1:] != "@" and text[match.end() :][:1] not in ("<", ">")
     ]
-    for match, place in zip(plain, _places(text, [match.start() for match in plain]), strict=True):
-        if place in (_BARE, _DOUBLE):
+    for match, context in zip(matches, _contexts(text, [match.start() for match in matches]), strict=True):
+        if context in (_BARE, _DOUBLE):
             yield match.start(), match[1]
 
 
-def _quoted(name: str, value: str, place: str) -> str:
+def _quoted(name: str, value: str, context: str) -> str:
     if "\0" in value:
-        raise ValueError(f"the value of {{{name}}} holds a NUL byte, and no command can")
-    if place in (_BARE, _BARE_APART):
-        return ("''" if place == _BARE_APART else "") + shlex.quote(value)
-    if place == _DOUBLE_APART:
+        raise ValueError(f"the value of {{{name}}} has a NUL byte, and no command can contain one")
+    if context in (_BARE, _BARE_APART):
+        return ("''" if context == _BARE_APART else "") + shlex.quote(value)
+    if context == _DOUBLE_APART:
         return '""' + _IN_DOUBLE.sub(r"\\\g<0>", value)
     if _PLAIN.fullmatch(value):
         return value
-    if place == _SINGLE:
+    if context == _SINGLE:
         return value.replace("'", "'\\''")
-    if place == _DOUBLE:
+    if context == _DOUBLE:
         return _IN_DOUBLE.sub(r"\\\g<0>", value)
-    raise ValueError(f"{{{name}}} stands in {place}, where {value[:60]!r} cannot be quoted")
+    raise ValueError(f"{{{name}}} is in {context}, where {value[:60]!r} cannot be quoted")
 
 
-# ---- places ----------------------------------------------------------------------------------------
+# ---- contexts --------------------------------------------------------------------------------------
 
 
-def _places(text: str, offsets: list[int]) -> Iterator[str]:
-    """For each offset, how the shell reads what stands there."""
+def _contexts(text: str, offsets: list[int]) -> Iterator[str]:
+    """Yield for each offset the quoting that the shell applies there."""
     at = 0
     heredocs: list[bytes] = []
     todo = iter(offsets)
@@ -100,7 +101,7 @@ def _places(text: str, offsets: list[int]) -> Iterator[str]:
     while offset is not None:
         end, scan = _command(text, at) if not heredocs else (_line_end(text, at), None)
         while offset is not None and offset < end:
-            yield _place(text[at:offset], text[offset:end]) if scan is not None else "a here-document"
+            yield _context(text[at:offset], text[offset:end]) if scan is not None else "a here-document"
             offset = next(todo, None)
         if scan is None:
             if text[at:end].strip("\t\n").encode("utf-8", "surrogateescape") == heredocs[0]:
@@ -116,7 +117,7 @@ def _line_end(text: str, at: int) -> int:
 
 
 def _command(text: str, at: int) -> tuple[int, Scan]:
-    """The lines at `at` that the shell reads as one: where they end, and their words."""
+    """Read the lines at `at` that are one command. Return the offset after them, and their words."""
     end = at
     while True:
         end = _line_end(text, end)
@@ -125,12 +126,12 @@ def _command(text: str, at: int) -> tuple[int, Scan]:
             return end, scan
 
 
-def _place(before: str, rest: str) -> str:
+def _context(before: str, rest: str) -> str:
     scan = Scan(before.encode("utf-8", "surrogateescape"))
     if scan.comment >= 0:
         return "a comment"
     if scan.dangling:
-        return "the place behind a backslash"
+        return "a backslash escape"
     kinds = [opener for opener, _ in scan.open]
     if b"`" in kinds:
         return "backquotes"

@@ -38,11 +38,11 @@ def parse(
 ) -> JobFile:
     """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError."""
     maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
-    _Reader(data, read, maker).read_file()
+    _YamlReader(data, read, maker).read_file()
     return maker.finish(complete=data.endswith(b"\n"))
 
 
-class _Reader:
+class _YamlReader:
     """Reads the nodes of a file and passes its jobs to the maker."""
 
     def __init__(self, data: bytes, read: Callable[[str], bytes], maker: Maker) -> None:
@@ -100,8 +100,8 @@ class _Reader:
     def _job(self, node: yaml.Node) -> None:
         before = self._faults
         if is_scalar(node):
-            stated = list(self._defaults.values())
-            entry = ListEntry(node.value, self._document.spot(node), stated, block=True)
+            attributes = list(self._defaults.values())
+            entry = ListEntry(node.value, self._document.spot(node), attributes, block=True)
         else:
             entry = self._entry(node)
         if self._faults == before:
@@ -110,7 +110,7 @@ class _Reader:
     def _entry(self, node: yaml.Node) -> ListEntry:
         document, spot = self._document, self._document.spot(node)
         pairs = {pair.key: pair for pair in document.pairs(node, "a job")}
-        stated = self._attributes([p for p in pairs.values() if p.key not in (*_COMMANDS, *_SWEEP)], self._defaults)
+        attributes = self._attributes([p for p in pairs.values() if p.key not in (*_COMMANDS, *_SWEEP)], self._defaults)
         commands = [key for key in _COMMANDS if key in pairs]
         command = ""
         if len(commands) == 1:
@@ -121,7 +121,7 @@ class _Reader:
         axes = [axis for key in _AXES if key in pairs for axis in self._axes(key, pairs[key].node)]
         names = [name for axis in axes for name in axis.names]
         excluded = list(self._excluded(pairs["exclude"].node, names)) if "exclude" in pairs else []
-        return ListEntry(command, spot, list(stated.values()), axes, excluded)
+        return ListEntry(command, spot, list(attributes.values()), axes, excluded)
 
     # ---- attributes ----
 
@@ -129,22 +129,22 @@ class _Reader:
         self, pairs: Iterable[Pair], defaults: Mapping[str, StatedAttributes]
     ) -> dict[str, StatedAttributes]:
         """Return the attributes of a map, over the defaults; a key without a value removes a default."""
-        stated, own = dict(defaults), set()
+        attributes, own = dict(defaults), set()
         for pair in pairs:
             if pair.key == "env":
                 inner = self._document.pairs(pair.node, "env") if not is_bare(pair.node) else ()
-                attributes = [each._replace(key=ENV + each.key) for each in inner]
+                pairs_of_key = [each._replace(key=ENV + each.key) for each in inner]
             else:
                 key = pair.key if pair.key.startswith(ENV) else pair.key.replace("_", "-")
-                attributes = [pair._replace(key="tag" if key == "tags" else key)]
-            for each in attributes:
+                pairs_of_key = [pair._replace(key="tag" if key == "tags" else key)]
+            for each in pairs_of_key:
                 if each.key in own:
                     self._refuse(fault("key-twice", key=each.key), each.spot)
                 own.add(each.key)
-                self._state(stated, each)
-        return stated
+                self._state(attributes, each)
+        return attributes
 
-    def _state(self, stated: dict[str, StatedAttributes], pair: Pair) -> None:
+    def _state(self, attributes: dict[str, StatedAttributes], pair: Pair) -> None:
         key, spot, node = pair
         problem = key_fault(key)
         if problem is not None and problem.code == "attribute-key" and not key.startswith(ENV):
@@ -152,11 +152,11 @@ class _Reader:
         elif problem is not None:
             self._refuse(problem, spot)
         elif is_bare(node):
-            stated.pop(key, None)
+            attributes.pop(key, None)
         else:
             texts = self._document.texts(node, key) if key in _LISTS else [self._document.text(node, key)]
             text, value_spot = ",".join(texts), self._document.spot(node)
-            stated[key] = StatedAttributes(key, text, value_spot)
+            attributes[key] = StatedAttributes(key, text, value_spot)
             if (key == "cwd" and text.startswith("~")) or ("$" in text and key not in _LISTS):
                 self._maker.report(fault("attribute-expansion.yaml", key=key), value_spot)
 

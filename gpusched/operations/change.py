@@ -10,7 +10,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
 from gpusched.host.attempts import reaper
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher

@@ -12,7 +12,7 @@ from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
 from gpusched.host.gpus import board
 from gpusched.host.gpus.device_source import DeviceSource, NoSource, open_source, read_once
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, refuse_impossible
 

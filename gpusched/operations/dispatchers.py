@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpusched.core.plan.board import Board
 from gpusched.host.gpus import board as boards
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 
 
 @dataclass(frozen=True, slots=True)

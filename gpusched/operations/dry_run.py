@@ -13,7 +13,7 @@ from gpusched.core.plan.board import Board
 from gpusched.core.plan.preview import DryRun
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.attempts.reaper import shepherds_of
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions

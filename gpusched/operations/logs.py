@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
 from gpusched.core.model import ENDED_STATES, AttemptRow
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher

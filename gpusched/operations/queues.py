@@ -11,8 +11,8 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.host.gpus import claims as claim_files
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.queue import queue_dir as queue_dirs
-from gpusched.host.queue.queue_dir import QueueDir as QueueDir
+from gpusched.host.queue import queue_dirs as queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.views.words import short_path
 
@@ -43,7 +43,7 @@ class QueueChoice:
 
 def known_queues() -> list[QueueDir]:
     """Return all queues of this user on this host, the newest first."""
-    return queue_dirs.known()
+    return queue_dirs.list_queues()
 
 
 def find_queue(
@@ -55,7 +55,7 @@ def find_queue(
     chosen because it is the newest of several in other directories. Raises GpuschedError if there is none, or if
     the name is not unique enough.
     """
-    known = queue_dirs.known(state_dir)
+    known = queue_dirs.list_queues(state_dir)
     if name:
         choice = _named(name, known, state_dir, to_change=to_change)
     elif known:
@@ -141,7 +141,7 @@ def _is_here(queue: QueueDir) -> bool:
 
 def queue_name(queue_dir: QueueDir, known: Sequence[QueueDir] | None = None) -> str:
     """Return the name for this queue after -q in this directory: its stem if that is unique, else its path."""
-    matches = _matches(queue_dir.name, queue_dirs.known() if known is None else known)
+    matches = _matches(queue_dir.name, queue_dirs.list_queues() if known is None else known)
     if [queue.path for queue in matches] == [queue_dir.path]:
         return queue_dir.name
     path = shown_path(queue_dir.path)

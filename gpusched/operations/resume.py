@@ -10,8 +10,8 @@ from gpusched.common.text import clean, mask_secrets
 from gpusched.config import layers
 from gpusched.config.run_settings import RUN_SETTINGS, with_defaults
 from gpusched.config.settings import SETTINGS, Settings
-from gpusched.host.queue import queue_dir as queue_dirs
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs as queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
 from gpusched.operations.queues import shown_path
 

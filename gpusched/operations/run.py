@@ -16,10 +16,10 @@ from types import TracebackType
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.dispatcher import Dispatcher, Observer
-from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
+from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
+from gpusched.dispatcher.feed import Feed, FileFeed, NoFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims, find_directory
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
@@ -99,6 +99,7 @@ class Queue:
         if not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(find_directory(options.settings.claims_dir))
+        hooks = Hooks(feed=feed or NoFeed(), observer=observer or Quiet(), follow=follow, step=step)
         while True:
             dispatcher = Dispatcher(
                 self.queue_dir,
@@ -107,10 +108,7 @@ class Queue:
                 claims,
                 options,
                 devices.first,
-                feed=feed,
-                observer=observer,
-                follow=follow,
-                step=step,
+                hooks=hooks,
             )
             code = dispatcher.run()
             os.close(lock)

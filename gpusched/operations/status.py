@@ -19,7 +19,7 @@ from gpusched.core.plan.board import BoardDevice
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import DispatcherStatus, read_dispatcher

@@ -13,8 +13,8 @@ from gpusched.common.text import mask_secrets
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.queue import queue_dir as queue_dirs
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs as queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile

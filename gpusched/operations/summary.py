@@ -10,7 +10,7 @@ from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, group_doc
 from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
 from gpusched.core.model import JobState
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
 from gpusched.views.values import RunSummary

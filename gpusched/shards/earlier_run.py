@@ -17,7 +17,7 @@ from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
 from gpusched.views.words import count
 
 if TYPE_CHECKING:
-    from gpusched.host.queue.queue_dir import QueueDir
+    from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
 
 SPLIT = "split"  # the key of the split in the queue's database, which outlives the plan's file

@@ -11,7 +11,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.model import JobState
 from gpusched.host import locks
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, meta_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions

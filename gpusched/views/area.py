@@ -1,4 +1,4 @@
-"""A part of a terminal that is drawn over, below what scrolls by. Knows nothing of what it shows; starts no thread."""
+"""Draw over a part of a terminal, below the text that scrolls. Knows nothing of the contents; starts no thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rich.text import Text
 
 from gpusched.views.tables import Line, is_unicode
 
-PIECE = 1024  # characters that a terminal which is ready takes without making its writer wait
+PIECE = 1024  # characters that a terminal takes without blocking if it is ready
 
 
 def can_be_drawn_over(out: TextIO) -> bool:
-    """Whether this is a terminal that can move its cursor."""
+    """Return True if this is a terminal that can move its cursor."""
     return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class PatientWriter(io.TextIOBase):
-    """Text for a terminal, written while it takes some: one that was stopped (Ctrl-S) must not stop its writer."""
+    """A writer that never blocks: text for a terminal that was stopped (Ctrl-S) waits here."""
 
     def __init__(self, out: TextIO) -> None:
         self._target = out
@@ -35,7 +35,7 @@ class PatientWriter(io.TextIOBase):
         try:
             fd = out.fileno()
         except (OSError, ValueError):
-            return  # no file behind it
+            return  # a stream in memory
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -64,17 +64,17 @@ class PatientWriter(io.TextIOBase):
                 self._target.write(piece)
                 self._target.flush()
             except BaseException:
-                self._pending = ""  # the terminal is gone, and what was meant for it too
+                self._pending = ""  # the terminal is gone
                 raise
 
     def finish(self) -> None:
-        """Write the rest, waiting for the reader if need be."""
+        """Write the rest, and wait for the reader if necessary."""
         self._poll = None
         self.flush()
 
 
 class Area:
-    """Draws pages of lines one over the other. Raises OSError or ValueError when the terminal is gone."""
+    """Draws pages of lines over each other. Raises OSError or ValueError if the terminal is gone."""
 
     def __init__(self, out: TextIO, *, width: int | None = None, height: int | None = None) -> None:
         self._out = PatientWriter(out)
@@ -82,7 +82,7 @@ class Area:
             file=cast(TextIO, self._out), highlight=False, markup=False, emoji=False, width=width, height=height
         )
         self._live: Live | None = None
-        self._shown: Sequence[Line] = ()
+        self._lines: Sequence[Line] = ()
         self._drawn_size = (0, 0)
         self.unicode = is_unicode(self._console)
 
@@ -91,14 +91,14 @@ class Area:
         return self._console.width, self._console.height
 
     def is_ready(self) -> bool:
-        """Whether the terminal has taken all that was written."""
+        """Return True if the terminal has taken all text."""
         self._out.flush()
         return not self._out.behind
 
     def draw(self, lines: Sequence[Line], above: Sequence[Text] = ()) -> None:
-        """Show `lines` in the place of the last ones, and print `above` before them. Does nothing if nothing is new."""
+        """Replace the last page by `lines`, and print `above` before them. Does nothing if nothing has changed."""
         size = self.size
-        if not above and lines == self._shown and size == self._drawn_size:
+        if not above and lines == self._lines and size == self._drawn_size:
             return
         if self._live is None:
             self._live = Live(
@@ -110,7 +110,7 @@ class Area:
                 vertical_overflow="crop",
             )
             self._live.start()
-            self._console.show_cursor(True)  # so that a program which is killed leaves a terminal that works
+            self._console.show_cursor(True)  # so that the terminal stays usable if this program is killed
         elif size[0] < self._drawn_size[0]:
             self._make_room(size[0])
         self._live.update(Group(*(Text.assemble(*line.parts, no_wrap=True, overflow="crop") for line in lines)))
@@ -118,17 +118,17 @@ class Area:
             if above:
                 self._console.print(Group(*above))
             self._live.refresh()
-        self._shown, self._drawn_size = lines, size
+        self._lines, self._drawn_size = lines, size
 
     def _make_room(self, width: int) -> None:
-        """A narrower terminal has wrapped what is shown: go up over the lines that this made."""
-        more = sum(max(0, cell_len(line.plain) - 1) // width for line in self._shown)
+        """Erase the further lines that a narrower terminal has made by wrapping the page."""
+        more = sum(max(0, cell_len(line.plain) - 1) // width for line in self._lines)
         if more:
             steps = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * more
             self._console.control(Control(ControlType.CARRIAGE_RETURN, *steps))
 
     def close(self, above: Sequence[Text] = (), *, keep: bool = False) -> None:
-        """Take the area away, or leave it as it is with `keep`; `above` is printed before."""
+        """Remove the area, or leave it as it is with `keep`; `above` is printed before."""
         if above:
             self._console.print(Group(*above))
         if self._live is not None:
@@ -140,5 +140,5 @@ class Area:
 
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
-        """rich would leave the process here; a dispatcher goes on."""
+        """Raise, since rich would end the process here, and a dispatcher must go on."""
         raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""What changes did to jobs, and what a dispatcher that is to stop answered -> lines for people."""
+"""Describe to people the changes of jobs, and the answer of a dispatcher that is to stop."""
 
 from __future__ import annotations
 

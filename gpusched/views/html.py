@@ -1,6 +1,6 @@
-"""What many analyses came to -> one page of HTML that needs nothing else. Returns text; writes and reads no file.
+"""Make one self-contained HTML page of the results of many analyses. Returns text; writes and reads no file.
 
-All text of others is escaped. The page loads nothing, and says so to the browser.
+All text from outside is escaped. The page loads nothing, and its policy forbids the browser to.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from urllib.parse import quote
 from gpusched.common.text import clean
 
 BINS = 32
-SHOWN_STOPPED = 10  # more of them are shown when they are asked for
-_LARGEST = 1e9  # no exponent is; with it neither what is NaN nor what is infinite counts
+SHOWN_STOPPED = 10  # a longer list is folded
+_LARGEST = 1e9  # larger than any exponent; excludes NaN and infinity too
 _WIDTH, _HEIGHT = 460, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 18, 22
 
@@ -36,7 +36,7 @@ class ModelLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """All that the page shows. `columns` are heads of numbers with the digits behind the point."""
+    """The contents of the page. `columns` are heads of numbers with their decimal places."""
 
     title: str
     about: str
@@ -47,7 +47,7 @@ class ModelReport:
 
 
 def render(report: ModelReport) -> str:
-    """The page."""
+    """Return the page."""
     counts = {state: sum(m.state == state for m in report.models) for state in ("done", "failed", "waiting")}
     words = [f"{counts['done']} done", f"{counts['failed']} failed"]
     words += [f"{counts['waiting']} not yet"] if counts["waiting"] else []
@@ -83,8 +83,8 @@ def _stopped(head: str, models: Sequence[ModelLine], tone: str) -> str:
         f'<tr><th scope="row" class="{tone}">{_text(model.name)}</th><td>{_text(model.reason)}</td></tr>'
         for model in models
     )
-    shown = " open" if len(models) <= SHOWN_STOPPED else ""
-    return f"<details{shown}><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
+    is_open = " open" if len(models) <= SHOWN_STOPPED else ""
+    return f"<details{is_open}><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
 
 
 def _table(report: ModelReport) -> str:
@@ -112,9 +112,9 @@ def _row(model: ModelLine, digits: Sequence[int]) -> str:
     note = f"<br><small>{_text(model.notes)}</small>" if model.notes else ""
     cells = [f'<th scope="row">{_text(model.name)}{note}</th>']
     for value, places in zip(model.numbers, digits, strict=True):
-        known = value is not None and math.isfinite(value)
+        is_number = value is not None and math.isfinite(value)
         cells.append(
-            f'<td class="n" data-v="{value:.12g}">{value:,.{places}f}</td>' if known else '<td class="n"></td>'
+            f'<td class="n" data-v="{value:.12g}">{value:,.{places}f}</td>' if is_number else '<td class="n"></td>'
         )
     cells += [f"<td>{_text(word)}</td>" for word in model.words]
     links = " ".join(f'<a href="{escape(quote(path))}">{_text(label)}</a>' for label, path in model.links)
@@ -125,22 +125,22 @@ def _row(model: ModelLine, digits: Sequence[int]) -> str:
 
 
 def _histogram(caption: str, values: Iterable[float]) -> str:
-    """Bars of how many values lie where, with the median marked; outliers far beyond the rest are only counted."""
-    known = sorted(value for value in values if abs(value) < _LARGEST)
-    if not known:
+    """Draw a histogram with the median marked; outliers far beyond the others are only counted."""
+    values = sorted(value for value in values if abs(value) < _LARGEST)
+    if not values:
         return ""
-    low, high = known[0], known[-1]
-    usual = known[math.ceil(0.98 * len(known)) - 1]
+    low, high = values[0], values[-1]
+    usual = values[math.ceil(0.98 * len(values)) - 1]
     if high - low > 2 * (usual - low) > 0:
         high = usual
     if high - low <= 1e-6 * max(1.0, abs(low)):
         low, high = low - 0.5, high + 0.5
-    step = _step((high - low) / min(BINS, max(8, round(2 * math.sqrt(len(known))))))
+    step = _step((high - low) / min(BINS, max(8, round(2 * math.sqrt(len(values))))))
     first = math.floor(low / step) * step
     number = max(1, math.ceil((high - first) / step - 1e-9))
     counts = [0] * number
     beyond = 0
-    for value in known:
+    for value in values:
         if value > high:
             beyond += 1
         else:
@@ -170,7 +170,7 @@ def _histogram(caption: str, values: Iterable[float]) -> str:
     while n * tick <= last + 1e-9:
         parts.append(f'<text x="{x(n * tick):.1f}" y="{base + 16}" text-anchor="middle">{n * tick:.4g}</text>')
         n += 1
-    middle = median(known)
+    middle = median(values)
     at = x(min(middle, last))
     anchor = "end" if at > _WIDTH * 0.7 else "start"
     shift = -5 if anchor == "end" else 5
@@ -178,15 +178,15 @@ def _histogram(caption: str, values: Iterable[float]) -> str:
     label = f"median {middle:.2f}"
     parts.append(f'<text class="strong" x="{at + shift:.1f}" y="{_TOP - 6}" text-anchor="{anchor}">{label}</text>')
     more = f", {beyond} beyond {high:.3g} not drawn" if beyond else ""
-    said = f"{caption} ({len(known)}{more})"
+    caption = f"{caption} ({len(values)}{more})"
     return (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(f"{said}, {label}")}">'
-        f"{''.join(parts)}</svg><figcaption>{_text(said)}</figcaption></figure>"
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(f"{caption}, {label}")}">'
+        f"{''.join(parts)}</svg><figcaption>{_text(caption)}</figcaption></figure>"
     )
 
 
 def _step(about: float) -> float:
-    """The round number, 1, 2 or 5 times a power of ten, that is at least as large."""
+    """Return the smallest round number, 1, 2 or 5 times a power of ten, that is at least as large."""
     power = 10.0 ** math.floor(math.log10(about))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= about * 0.999)
 

@@ -1,4 +1,4 @@
-"""What a dispatcher does -> the lines of the live view for a terminal of some size. Prints nothing, reads nothing."""
+"""Lay out the live view of a dispatcher for a terminal of a given size. Prints nothing, reads nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_GROUPS = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is shown. `tail` gives the last line of a job's logs."""
+    """The contents of the live view. `tail` returns the last line of a job's logs."""
 
     name: str
     frame: Frame
@@ -32,12 +32,11 @@ class Picture:
 
 
 def lay_out(picture: Picture, width: int, height: int, *, unicode: bool = True) -> Lines:
-    """At most `height` - 1 lines of at most `width` cells; what matters least is left out first."""
+    """Return at most `height` - 1 lines of at most `width` cells; the least important are left out first."""
     rows = max(1, height - 1)
     frame = picture.frame
     devices = [device_line(item, frame.board.max_checks) for item in frame.board.devices]
-    shown = list(picture.running[:rows])
-    jobs = [_job_lines(job, picture.tail(job.logs), width, unicode) for job in shown]
+    jobs = [_job_lines(job, picture.tail(job.logs), width, unicode) for job in picture.running[:rows]]
     foot = _groups(picture.groups, 1 if height < 20 else SHOWN_GROUPS, width, unicode)
     foot += _foot(picture, width, unicode, 1 if height < 20 else 2)
     title = _title(picture, width)
@@ -73,37 +72,36 @@ def _title(picture: Picture, width: int) -> Line:
 
 
 def _device_lines(devices: Sequence[DeviceLine], width: int, unicode: bool) -> Lines:
-    wide = 20 if width >= 120 else 10 if width >= 76 else 0
-    use_wide = 8 if width >= 120 else 0
-    widest = max((len(d.memory) for d in devices), default=0)
-    lines: Lines = []
+    if not devices:
+        return []
+    memory_bar = 20 if width >= 120 else 10 if width >= 76 else 0
+    use_bar = 8 if width >= 120 else 0
+    memories = max(len(d.memory) for d in devices)
     labels = max([3, *(len(d.label) for d in devices)])
-    words = min(16, max((len(d.word) for d in devices), default=0))
-    names = min(24, max((len(d.name) for d in devices), default=0)) if width >= 132 else 0
+    words = min(16, max(len(d.word) for d in devices))
+    names = min(24, max(len(d.name) for d in devices)) if width >= 132 else 0
+    head = "GPU".rjust(labels) + (f"  {'MODEL':<{names}}" if names else "")
+    head += "  " + "MEMORY".ljust((memory_bar + 1 if memory_bar else 0) + memories)
+    head += "  " + "USE".ljust(use_bar + 1 + 4 if use_bar else 4)
+    lines = [line((f"{head}  STATE", DIM))]
     for d in devices:
         parts: list[Part] = [(d.label.rjust(labels), HEAD)]
         if names:
             parts.append((f"  {d.name[:names].ljust(names)}", DIM))
-        if wide:
-            parts += [("  ", ""), *bar(_memory_shares(d), wide, plain=not unicode)]
-        parts.append((f"{' ' if wide else '  '}{d.memory.rjust(widest)}  ", ""))
-        if use_wide:
-            parts += [*bar([(d.utilisation or 0.0, "green")], use_wide, plain=not unicode), (" ", "")]
-        parts.append((d.use.rjust(4), ""))
-        parts += [("  ", ""), (d.word.ljust(words), TONES[d.tone])]
-        used = sum(cell_len(text) for text, _ in parts) + 2
-        parts += [("  ", ""), (_why(d, width - used), "" if d.tone == "bad" else DIM)]
+        if memory_bar:
+            parts += [("  ", ""), *bar(_memory_shares(d), memory_bar, plain=not unicode)]
+        parts.append((f"{' ' if memory_bar else '  '}{d.memory.rjust(memories)}  ", ""))
+        if use_bar:
+            parts += [*bar([(d.utilisation or 0.0, "green")], use_bar, plain=not unicode), (" ", "")]
+        parts += [(d.use.rjust(4), ""), ("  ", ""), (d.word.ljust(words), TONES[d.tone])]
+        room = width - sum(cell_len(text) for text, _ in parts) - 2
+        parts += [("  ", ""), (_short_detail(d, room), "" if d.tone == "bad" else DIM)]
         lines.append(Line(tuple(parts), table=True))
-    if not lines:
-        return []
-    lead = "GPU".rjust(labels) + (f"  {'MODEL':<{names}}" if names else "")
-    lead += "  " + "MEMORY".ljust((wide + 1 if wide else 0) + widest)
-    lead += "  " + "USE".ljust(use_wide + 1 + 4 if use_wide else 4)
-    return [line((f"{lead}  STATE", DIM)), *lines]
+    return lines
 
 
 def _memory_shares(d: DeviceLine) -> list[tuple[float, str]]:
-    """Ours, then that of others; what the driver keeps for itself is too little to be seen."""
+    """Return the shares of our memory and of that of others; the driver's own is too little to be visible."""
     if not d.total_bytes or d.used_bytes is None:
         return []
     others = d.used_bytes if d.foreign_bytes is None else min(d.foreign_bytes, d.used_bytes)
@@ -112,8 +110,8 @@ def _memory_shares(d: DeviceLine) -> list[tuple[float, str]]:
     return [(share, style) for share, style in shares if share > 0.005]
 
 
-def _why(d: DeviceLine, room: int) -> str:
-    """Why, in the space that there is: who it is says more than how much."""
+def _short_detail(d: DeviceLine, room: int) -> str:
+    """Return the detail if it fits, else the first process, which says more than the amount of memory."""
     if len(d.detail) <= room or d.tone != "busy" or not d.processes:
         return d.detail
     more = f" +{len(d.processes) - 1}" if len(d.processes) > 1 else ""
@@ -121,16 +119,15 @@ def _why(d: DeviceLine, room: int) -> str:
 
 
 def _fewer_devices(devices: Sequence[DeviceLine], lines: Lines, rows: int) -> Lines:
-    """The first devices, and the rest in one line."""
+    """Return the first devices, and one line for the others."""
     if len(lines) <= rows:
         return lines
     if rows < 3:
-        return [line(_summed_up(devices))][:rows]
-    shown = rows - 2
-    return [*lines[: rows - 1], line((f"  and {_summed_up(devices[shown:], 'more ')}", DIM))]
+        return [line(_state_counts(devices))][:rows]
+    return [*lines[: rows - 1], line((f"  and {_state_counts(devices[rows - 2 :], 'more ')}", DIM))]
 
 
-def _summed_up(devices: Sequence[DeviceLine], more: str = "") -> str:
+def _state_counts(devices: Sequence[DeviceLine], more: str = "") -> str:
     words = Counter("running" if d.tone == "ours" else d.word.split(" ")[0] for d in devices)
     noun = f"{more}GPU" if len(devices) == 1 else f"{more}GPUs"
     return f"{len(devices)} {noun}: " + ", ".join(f"{n} {word}" for word, n in words.most_common())
@@ -140,14 +137,14 @@ def _summed_up(devices: Sequence[DeviceLine], more: str = "") -> str:
 
 
 def _job_lines(job: RunningLine, tail: str, width: int, unicode: bool) -> list[list[Part]]:
-    """The command; how far it says it is; the last line of its log."""
+    """Return up to three lines of a job: the command, the progress that it reports, the last line of its log."""
     command: list[Part] = [(job.command, "")]
     if job.mark:
         command.insert(0, (f"[{job.mark}] ", "yellow"))
     lines = [command]
     if job.fraction is not None:
-        done = bar([(job.fraction, "cyan")], 20 if width >= 100 else 10, plain=not unicode)
-        lines.append([*done, (f" {job.fraction:4.0%}  {job.progress}", "")])
+        progress = bar([(job.fraction, "cyan")], 20 if width >= 100 else 10, plain=not unicode)
+        lines.append([*progress, (f" {job.fraction:4.0%}  {job.progress}", "")])
     elif job.progress:
         lines.append([(job.progress, "")])
     if tail:
@@ -158,34 +155,34 @@ def _job_lines(job: RunningLine, tail: str, width: int, unicode: bool) -> list[l
 def _job_block(
     running: Sequence[RunningLine], jobs: Sequence[list[list[Part]]], most: int, rows: int, width: int
 ) -> Lines:
-    """The running jobs, `most` lines for each, in at most `rows` lines."""
+    """Return the running jobs, at most `most` lines for each, in at most `rows` lines."""
     if not running or rows < 2:
         return []
-    shown = len(jobs) if most > 1 or len(running) < rows else min(len(jobs), max(0, rows - 2))
+    fitting = len(jobs) if most > 1 or len(running) < rows else min(len(jobs), max(0, rows - 2))
     ids = max([3, *(len(str(job.job_id)) for job in running)])
     where = min(max([3, *(len(job.where) for job in running)]), max(3, width // 6))
     times = max([4, *(len(clock(job.elapsed_s)) for job in running)])
     lines = [line((f"{'JOB':>{ids}}  {'GPU':<{where}}  {'TIME':>{times}}  COMMAND", DIM))]
     blank = " " * (ids + where + times + 6)
-    for job, texts in zip(running[:shown], jobs, strict=False):
+    for job, texts in zip(running[:fitting], jobs, strict=False):
         lead = [(f"{job.job_id:>{ids}}", HEAD), (f"  {job.where[:where]:<{where}}  ", "")]
         lead.append((f"{clock(job.elapsed_s):>{times}}  ", ""))
         lines.append(Line((*lead, *texts[0]), table=True))
         lines += [Line(((blank, ""), *text), table=True) for text in texts[1:most]]
-    if shown < len(running):
-        lines.append(line((f"{'':>{ids}}  and {len(running) - shown} more running", DIM)))
+    if fitting < len(running):
+        lines.append(line((f"{'':>{ids}}  and {len(running) - fitting} more running", DIM)))
     return lines
 
 
 def _groups(groups: Sequence[GroupLine], most: int, width: int, unicode: bool) -> Lines:
-    """Jobs that do items together, a line for each group."""
+    """Return a line for each group of jobs with items."""
     names = max((cell_len(group.name) for group in groups[:most]), default=0)
     wide = 20 if width >= 100 else 10
     lines = []
     for group in groups[:most]:
         lead = group.name + " " * (names - cell_len(group.name))
-        done = bar([(group.fraction, "cyan")], wide, plain=not unicode)
-        lines.append(line((lead, HEAD), "  ", *done, f" {group.fraction:4.0%}  {group.text}"))
+        progress = bar([(group.fraction, "cyan")], wide, plain=not unicode)
+        lines.append(line((lead, HEAD), "  ", *progress, f" {group.fraction:4.0%}  {group.text}"))
     if len(groups) > most:
         lines.append(line((f"  and {count(len(groups) - most, 'more group')}", DIM)))
     return lines
@@ -207,9 +204,9 @@ def _foot(picture: Picture, width: int, unicode: bool, reason_lines: int) -> Lin
         (counts.cancelled / total, "yellow"),
     ]
     ended = f" {counts.ended}/{counts.total}"
-    left = time_left(picture.pace, 0 if frame.closing else counts.queued, _elapsed(picture.running))
-    if left is not None:
-        ended += f"  {about(left)} left"
+    left_s = time_left(picture.pace, 0 if frame.closing else counts.queued, _elapsed(picture.running))
+    if left_s is not None:
+        ended += f"  {about(left_s)} left"
     progress = bar(shares, min(40, max(10, width // 3)), plain=not unicode)
     lines: Lines = [line(*words), line(*progress, ended)]
     if width >= 110:

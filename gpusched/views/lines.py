@@ -1,4 +1,4 @@
-"""One line per event, for logs, pipes and cron. No colours, no redraws; a reader may be slow or gone."""
+"""Print one line per event, for logs, pipes and cron. No colours, no redraws; the reader may be slow or gone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpusched.common.text import clean
 from gpusched.core.model import Event
 
 LOUD = ("warning", "error")
-IMPORTANT = (*LOUD, "queue", "device")  # what a quiet run tells
-PENDING = 10_000  # lines kept for a reader that does not read; the dispatcher's log has them all
-PIECE_BYTES = 4096  # a pipe or terminal that is ready takes this much without making the writer wait
+IMPORTANT = (*LOUD, "queue", "device")  # the events of a quiet run
+PENDING = 10_000  # lines kept for a slow reader; the dispatcher's log has them all
+PIECE_BYTES = 4096  # a pipe or terminal that is ready takes this much without blocking
 
 
 class EventLines:
-    """An observer that writes events as they come. `quiet`: only what a person should act on."""
+    """An observer that writes events at once. `quiet`: only those that a person should act on."""
 
     refresh_s: float | None = None
 
@@ -46,7 +46,7 @@ class EventLines:
         self._write()
 
     def _write(self) -> None:
-        """Write what is pending while that does not make the dispatcher wait for its reader."""
+        """Write pending lines as long as that does not block the dispatcher."""
         while self._pending and self._out is not None:
             if self._ready is not None and not self._ready.poll(0):
                 return

@@ -1,5 +1,6 @@
-"""The live view of a dispatcher: GPUs, running jobs, counts, and what is waited for. Keeps no state of the queue, and
-never fails for a terminal that is small, slow or gone.
+"""The live view of a dispatcher: GPUs, running jobs, counts, and the reason why the next job waits.
+
+Keeps no state of the queue, and works with a terminal that is small, slow or gone.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _STYLES = {"warning": "yellow", "error": "bold red", "queue": "bold", "device": 
 
 
 class LiveView:
-    """An observer that draws on a terminal. Everything it prints goes out in frame() and close(), never between."""
+    """An observer that draws on a terminal. Only frame() and close() print."""
 
     def __init__(self, out: TextIO, queue: str, *, width: int | None = None, height: int | None = None) -> None:
-        """`queue` is the queue's directory: its name is shown, and its logs are read from there."""
+        """Start the view of the queue in the directory `queue`, whose logs it reads."""
         self.refresh_s: float | None = REFRESH_S
         self._queue = queue
         self._area: Area | None = Area(out, width=width, height=height)  # None: the terminal is gone
@@ -40,7 +41,7 @@ class LiveView:
         self._tails = LogTails(queue)
         self._pace: Pace | None = None
         self._failed_before = 0
-        self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # of each group: when it was seen, items done then
+        self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # tags -> first time, items done then
 
     def event(self, event: Event) -> None:
         if not _is_important(event):
@@ -64,7 +65,7 @@ class LiveView:
         self._area = None
 
     def close(self) -> None:
-        """Take the view away, so that what comes next stands in its place; say what has not been said."""
+        """Remove the view, and print the events that it has not shown yet."""
         area, self._area = self._area, None
         if area is None:
             return
@@ -74,7 +75,7 @@ class LiveView:
             pass
 
     def _news(self) -> list[Text]:
-        """The events that have come since the last look."""
+        """Return the events since the last frame."""
         texts: list[Text] = []
         for event in self._pending:
             stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
@@ -114,42 +115,42 @@ class LiveView:
 
 
 def _is_important(event: Event) -> bool:
-    """What a person should see pass by: all that asks for action, and failed attempts."""
+    """Return True for events that need an action, and for failed attempts."""
     if event.kind in IMPORTANT or event.kind == "retried":
         return True
     return event.kind == "ended" and not event.text.startswith(f"job {event.job_id} succeeded")
 
 
 class LogTails:
-    """The last line of each log that is shown, read again only when the log has grown."""
+    """The last line of each visible log, read again only if the log has grown."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[tuple[int, int], str]] = {}
+        self._cache: dict[str, tuple[tuple[int, int], str]] = {}  # name -> time and size, last line
 
     def last(self, logs: Iterable[str]) -> str:
-        """The last line of the log that was written to last."""
+        """Return the last line of the log with the newest change."""
         return max((self._read(name) for name in logs), default=(0, ""))[1]
 
     def _read(self, name: str) -> tuple[int, str]:
         path = os.path.join(self._directory, name)
         try:
-            found = os.stat(path, follow_symlinks=False)
-            stamp = (found.st_mtime_ns, found.st_size)
-            known = self._known.get(name)
-            if known is not None and known[0] == stamp:
-                return stamp[0], known[1]
+            status = os.stat(path, follow_symlinks=False)
+            stamp = (status.st_mtime_ns, status.st_size)
+            cached = self._cache.get(name)
+            if cached is not None and cached[0] == stamp:
+                return stamp[0], cached[1]
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                tail = os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
+                tail = os.pread(fd, TAIL_BYTES, max(0, status.st_size - TAIL_BYTES))
             finally:
                 os.close(fd)
         except OSError:
             return 0, ""
         text = last_line(tail)
-        self._known[name] = (stamp, text)
+        self._cache[name] = (stamp, text)
         return stamp[0], text
 
     def forget_but(self, names: set[str]) -> None:
-        for name in self._known.keys() - names:
-            del self._known[name]
+        for name in self._cache.keys() - names:
+            del self._cache[name]

@@ -1,4 +1,4 @@
-"""Rows of a queue -> the pages of `status` and `explain`. Reads no clock and no file, and prints nothing."""
+"""Make the pages of `status` and `explain` from rows of a queue. Reads no clock and no file, and prints nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, gri
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
 
-SHOWN_JOBS = 10  # of each group, unless all are asked for
-OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for so long may be stuck, or unable to
+SHOWN_JOBS = 10  # of each group, without -v
+OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for longer may be stuck
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -43,13 +43,14 @@ def _dispatcher_word(head: QueueSummary) -> Cell:
 
 
 def queue_page(report: QueueReport, *, every_job: bool = False) -> list[Line]:
+    """Return the page of a queue: its GPUs, running, waiting and failed jobs; all jobs with `every_job`."""
     scene, head = report.scene, report.summary
     source = clean(short_path(report.source, scene.cwd))
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
     lines.append(line(_by_whom(scene, head, report.looked_at)))
     if head.full_disk:
         where = clean(short_path(head.full_disk, scene.cwd))
-        what = f"the disk of {where} is full: until it has room nothing new starts, and no end of a job is noted"
+        what = f"the disk of {where} is full: until it has room, no job starts and no end of a job is recorded"
         lines.append(line((what, "bold red")))
     words: list[Cell] = []
     for word, number in head.counts.parts():
@@ -74,26 +75,26 @@ def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
             return who
         since_s = max(0.0, scene.now - looked_at)
         if since_s >= OLD_LOOK_S:
-            return f"{who}, which has told nothing since it looked at the GPUs {clock(since_s)} ago"
-        return f"{who}, which looked at the GPUs {since_s:.0f} s ago"
+            return f"{who}, which has reported nothing since its reading of the GPUs {clock(since_s)} ago"
+        return f"{who}, which read the GPUs {since_s:.0f} s ago"
     if head.runs_on:
-        return f"no dispatcher; {count(head.runs_on, 'job')} go on by themselves; to take them over: {scene.resume}"
+        return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
-        return f"no dispatcher; to go on: {scene.resume}"
+        return f"no dispatcher; to continue: {scene.resume}"
     if head.counts.queued:
-        return f"what is queued waits for held jobs: gpusched explain JOB -q {scene.option} says why they are held"
+        return f"all queued jobs wait for held jobs; for the reason: gpusched explain JOB -q {scene.option}"
     if head.counts.held:
-        return f"what is not held has ended; to let held jobs start: gpusched release JOB -q {scene.option}"
-    return "all has ended; no dispatcher is needed" if head.counts.total else "holds no jobs"
+        return f"all jobs have ended or are held; to let held jobs start: gpusched release JOB -q {scene.option}"
+    return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"
 
 
 def device_table(devices: Sequence[DeviceLine], *, full: bool = False) -> list[Line]:
-    """The GPUs; with `full` also their names and every process on them."""
+    """Return the table of GPUs; with `full` also their names and all processes on them."""
     rows: list[Row] = []
     for d in devices:
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
         if full and d.tone == "busy" and d.processes:
-            why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say it better
+            why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
         who: list[Cell] = list(d.processes) if full else []
         rows.append([d.label, d.name if full else "", d.memory, d.use, (d.word, TONES[d.tone]), who, why])
     head = ["GPU", "NAME", "MEMORY", "USE", "STATE", "WHO", "WHY"]
@@ -103,17 +104,17 @@ def device_table(devices: Sequence[DeviceLine], *, full: bool = False) -> list[L
 def _running(running: Sequence[tuple[RunningLine, str]]) -> list[Line]:
     rows: list[Row] = []
     for job, tail in running:
-        told = job.progress if job.fraction is None else f"{job.fraction:.0%}  {job.progress}"
+        progress = job.progress if job.fraction is None else f"{job.fraction:.0%}  {job.progress}"
         texts: list[Cell] = [job.command]
         texts += [(f"[{job.mark}]", "yellow")] if job.mark else []
-        texts += [told] if told else []
+        texts += [progress] if progress else []
         texts += [(tail, DIM)] if tail else []
         rows.append([str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), texts])
     return grid(["RUNNING", "LINE", "GPU", "TIME", "COMMAND"], rows, right="RUNNING LINE TIME")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
-    """Jobs that wait for the same stand together, in the order in which they will start."""
+    """Return the waiting jobs in the order of their start, with one heading for neighbours of the same reason."""
     lines: list[Line] = []
     width = max(7, *(len(str(job.id)) for job in waiting))
     lines.append(line((f"{'WAITING':>{width}}  LINE  COMMAND", HEAD)))
@@ -137,8 +138,8 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
         rows.append([str(job.id), str(job.line), how, command_text(job.command)])
     table = grid(["FAILED", "LINE", "HOW", "COMMAND"], rows, right="FAILED LINE")
     lines = table[:1]
-    for shown, (_, last) in zip(table[1:], failed, strict=False):
-        lines.append(shown)
+    for row, (_, last) in zip(table[1:], failed, strict=False):
+        lines.append(row)
         if last is not None:
             lines.append(line((f"{'':>14}{scene.path(last.error_log or last.log)}", DIM)))
     if total > SHOWN_JOBS:
@@ -146,16 +147,16 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     return lines
 
 
-_UNTRIED = {  # why a job was not tried, by its cause
-    CAUSE_REMOVED: "its line is gone",
-    CAUSE_DEPENDENCY: "for what it waits for",
+_UNTRIED = {  # cause -> why a job was not tried
+    CAUSE_REMOVED: "its line was removed",
+    CAUSE_DEPENDENCY: "a dependency failed",
     CAUSE_NOT_NEEDED: "not needed",
     CAUSE_FAILURES: "its tag fails at once",
 }
 
 
 def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
-    """Every job, one line each."""
+    """Return the table of all jobs, one line each."""
     rows: list[Row] = []
     for job, last in jobs:
         spent, how = "", ""
@@ -176,6 +177,7 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
 
 
 def job_page(report: JobReport) -> list[Line]:
+    """Return the page of one job with its attempts."""
     scene, job, attempts = report.scene, report.job, report.attempts
     head = line((f"job {job.id}", HEAD), f", line {job.line}: ", (job.state.value, STATES[job.state.value]))
     lines = [head, line(f"  {command_text(job.command)}")]
@@ -226,16 +228,16 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
     if job.state is JobState.FAILED:
         tries = f"no try is left (--retries {job.retries})"
         if job.tries <= job.retries:
-            tries = "it is not tried again by itself"
+            tries = "it is not retried automatically"
         if job.losses > LOSS_LIMIT:
-            tries = f"it was repeated {LOSS_LIMIT} times without a fault of its own, and is not repeated again"
+            tries = f"it was repeated {LOSS_LIMIT} times without a fault of its own; that is the limit"
         return [tries, again]
     if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
-        return ["its line is no longer in the list; it comes back with the line"]
+        return ["its line was removed from the list; it is queued again if the line returns"]
     if job.state in (JobState.CANCELLED, JobState.HELD) and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):
-        return ["it is freed by itself when one of those that it waits for is queued again"]
+        return ["it is released when one of the jobs that it waits for is queued again"]
     if job.state is JobState.CANCELLED:
-        return ["it was cancelled, and stays so", again]
+        return ["it was cancelled", again]
     if job.state is JobState.HELD:
         return [f"to let it start again: gpusched release {job.id} -q {scene.option}"]
     if job.state is JobState.QUEUED and attempts and job.retries:
@@ -247,12 +249,12 @@ _CAUSE_HINTS = {
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
-    "gpu_busy": "somebody else took the GPU; it spends no try and is repeated elsewhere",
-    "gpu_lost": "the driver lost the GPU; it spends no try and is repeated elsewhere; the box may need its admin",
-    "unkillable": "it hangs in the kernel and did not die of KILL; its GPU stays claimed until it does",
+    "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
+    "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
+    "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
     "disk_full": "the disk was full before it could start; it is repeated",
     "bad_command": "the shell or the working directory is missing",
-    "idle": "its log may tell what it waited for; --idle-action report leaves such jobs running",
+    "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
 }
 _EXIT_HINTS = {
     126: "the file is there but may not be executed: chmod +x",
@@ -264,17 +266,15 @@ _EXIT_HINTS = {
 
 
 def hints(outcome: Outcome, *, stated: bool = False) -> list[str]:
-    """What to do about an end, where there is something to say. `stated`: the job says how much memory it needs."""
+    """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
     cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
-    found = [_CAUSE_HINTS[cause]] if cause in _CAUSE_HINTS else []
+    texts = [_CAUSE_HINTS[cause]] if cause in _CAUSE_HINTS else []
     if outcome.kind is OutcomeKind.EXITED and outcome.exit_code in _EXIT_HINTS:
-        found.append(_EXIT_HINTS[outcome.exit_code])
-    if not found and 9 in (outcome.signal, (outcome.exit_code or 0) - 128) and not outcome.cause:
-        found.append("KILL from outside is often the kernel short of main memory: `dmesg | tail` shows it")
+        texts.append(_EXIT_HINTS[outcome.exit_code])
+    if not texts and 9 in (outcome.signal, (outcome.exit_code or 0) - 128) and not outcome.cause:
+        texts.append("SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`")
     if outcome.kind is OutcomeKind.TIMED_OUT and outcome.cause != "idle":
-        found.append("--time-limit TIME gives the next one longer")
+        texts.append("--time-limit TIME gives the next one longer")
     if outcome.kind is OutcomeKind.LOST:
-        found.append(
-            "whatever killed it killed gpusched's process beside it too: systemd, logind, docker stop, a reboot"
-        )
-    return found
+        texts.append("its shepherd was killed too, for example by systemd, logind, docker stop or a reboot")
+    return texts

@@ -1,4 +1,4 @@
-"""Rows and readings -> what people are shown of devices and jobs, not yet laid out. Reads no clock and no file."""
+"""Turn rows and readings into texts about devices and jobs for people, not yet laid out. Reads no clock and no file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLING_WHY = "waiting for the memory of our last job: "
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """One GPU for people. `tone` is good, ours, wait, busy or bad; `detail` says why, if the word does not."""
+    """One GPU for people. `tone` is good, ours, wait, busy or bad; `detail` is the reason, unless `word` says it."""
 
     uuid: str
     label: str
@@ -63,8 +63,9 @@ def device_label(device: Device) -> str:
 
 
 def device_line(item: BoardDevice, max_checks: int, *, of_queue: str = "") -> DeviceLine:
-    """A device of a dispatcher's board. `of_queue` names the queue where there may be several."""
-    known, sample = item.view.availability, item.view.availability.sample
+    """Return the line of a device of a dispatcher's board. `of_queue` names the queue if there may be several."""
+    availability = item.view.availability
+    sample = availability.sample
     word, detail = _state_words(item, max_checks)
     if of_queue and item.job_ids:
         word += f" of {of_queue}"
@@ -74,25 +75,25 @@ def device_line(item: BoardDevice, max_checks: int, *, of_queue: str = "") -> De
         name=clean(item.device.name),
         used_bytes=sample.used_bytes if sample else None,
         total_bytes=item.view.total_bytes,
-        foreign_bytes=known.foreign_bytes,
+        foreign_bytes=availability.foreign_bytes,
         utilisation=sample.utilisation if sample else None,
         word=word,
         detail=clean(detail),
-        tone="busy" if item.view.refused else _TONES.get(known.state, "bad"),
+        tone="busy" if item.view.refused else _TONES.get(availability.state, "bad"),
         processes=process_texts(sample.processes if sample and not sample.error else ()),
     )
 
 
 def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
-    known = item.view.availability
-    state, why = known.state, known.why
+    availability = item.view.availability
+    state, why = availability.state, availability.why
     if item.job_ids:
         jobs = "jobs " if len(item.job_ids) > 1 else "job "
         return jobs + ", ".join(map(str, item.job_ids)), "" if why in (_RUNNING_WHY, "free") else why
     if item.view.refused:
         return "claimed", item.view.refused.removeprefix("claimed ")
     if state is DeviceState.CHECKING:
-        return f"checking {known.count}/{max_checks}", ""
+        return f"checking {availability.count}/{max_checks}", ""
     if state is DeviceState.RUNNING:
         return "ours", ""
     word = state.value.replace("_", " ")
@@ -103,9 +104,9 @@ def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
 
 
 def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
-    """Who is on a device: user, program, pid and memory; graphics processes are marked."""
+    """Return the processes on a device: user, program, pid and memory; graphics processes are marked."""
     if processes is None:
-        return ("processes cannot be told apart",)
+        return ("its processes cannot be listed",)
     return tuple(
         f"{clean(p.user)} {clean(p.program)} (pid {p.pid}, {mib(p.used_bytes)} MiB"
         + (", graphics)" if p.kind == "G" else ")")
@@ -118,7 +119,7 @@ def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunningLine:
-    """One running job for people. `fraction` and `progress` come from the job's own progress file."""
+    """One running job for people. `fraction` and `progress` are from the job's own progress file."""
 
     job_id: int
     line: int
@@ -129,16 +130,16 @@ class RunningLine:
     logs: tuple[str, ...]
     fraction: float | None = None
     progress: str = ""
-    mark: str = ""  # stopping, or what it has left behind
+    mark: str = ""  # stopping, or its leftover processes
 
 
 def running_line(view: RunningView, now: float) -> RunningLine:
     job, attempt = view.job, view.attempt
-    told = parse_progress(attempt.progress)
+    report = parse_progress(attempt.progress)
     mark = "stopping" if view.stopping or job.cancel_requested_at is not None else ""
     if view.leftovers:
-        left = f"ended, but left {clean(leftover_text(view.leftovers))}"
-        mark = f"{mark}, {left}" if mark else left
+        leftovers = f"ended, but left {clean(leftover_text(view.leftovers))}"
+        mark = f"{mark}, {leftovers}" if mark else leftovers
     return RunningLine(
         job_id=job.id,
         line=job.line,
@@ -147,44 +148,44 @@ def running_line(view: RunningView, now: float) -> RunningLine:
         elapsed_s=max(0.0, now - attempt.started_at),
         command=command_text(job.command),
         logs=tuple(name for name in (attempt.log, attempt.error_log) if name),
-        fraction=_fraction(told),
-        progress=_progress_text(told),
+        fraction=_fraction(report),
+        progress=_progress_text(report),
         mark=mark,
     )
 
 
 def leftover_text(names: str) -> str:
-    """`51 sleep, 52 tee` as a shepherd writes it -> `sleep (pid 51), tee (pid 52)`."""
+    """Turn `51 sleep, 52 tee`, as a shepherd writes it, into `sleep (pid 51), tee (pid 52)`."""
     return re.sub(r"(\d+) ([^,]+)", r"\2 (pid \1)", names)
 
 
 def places(devices: Sequence[Any]) -> str:
-    """The indices of an attempt's devices; CPU for a job without any."""
+    """Return the indices of an attempt's devices; CPU for a job without any."""
     return ",".join(str(device.index) for device in devices) or "CPU"
 
 
-def _fraction(told: Mapping[str, Any]) -> float | None:
-    done, total = told.get("done"), told.get("total")
+def _fraction(report: Mapping[str, Any]) -> float | None:
+    done, total = report.get("done"), report.get("total")
     if done is None or not total or total <= 0:
         return None
     return float(min(1.0, max(0.0, done / total)))
 
 
-def _progress_text(told: Mapping[str, Any]) -> str:
+def _progress_text(report: Mapping[str, Any]) -> str:
     parts = []
-    if "done" in told:
-        number = f"{told['done']:g}" + (f"/{told['total']:g}" if "total" in told else "")
-        parts.append(" ".join(part for part in (number, told.get("unit", "")) if part))
-    if told.get("message"):
-        parts.append(told["message"])
-    if not parts and told.get("ready"):
+    if "done" in report:
+        number = f"{report['done']:g}" + (f"/{report['total']:g}" if "total" in report else "")
+        parts.append(" ".join(part for part in (number, report.get("unit", "")) if part))
+    if report.get("message"):
+        parts.append(report["message"])
+    if not parts and report.get("ready"):
         parts.append("ready")
     return clean(", ".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """Jobs with items of the same tags, for people: how far they are, and the words that say so."""
+    """Jobs with items of the same tags, for people: their progress, and the words for it."""
 
     name: str
     fraction: float
@@ -192,7 +193,7 @@ class GroupLine:
 
 
 def group_line(group: ItemGroup, per_s: float) -> GroupLine:
-    """`per_s`: items that it does in a second now; 0: nobody can say."""
+    """Return the line of a group. `per_s`: its present rate, in items per second; 0 if unknown."""
     parts = [f"{int(group.done)}/{count(group.items, 'item')}"]
     if group.done < group.items and per_s > 0:
         parts += [rate(per_s), f"{about((group.items - group.done) / per_s)} left"]
@@ -202,7 +203,7 @@ def group_line(group: ItemGroup, per_s: float) -> GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """How many jobs are in each state, without those whose line was removed."""
+    """The number of jobs in each state, without jobs whose line was removed."""
 
     queued: int
     held: int
@@ -220,7 +221,7 @@ class JobCounts:
         return self.succeeded + self.failed + self.cancelled
 
     def parts(self, *, ended_first: bool = False) -> list[tuple[str, int]]:
-        """Word and number; held and cancelled only where there are any."""
+        """Return words and numbers; held and cancelled only if there are any."""
         going = [("running", self.running), ("queued", self.queued), ("held", self.held)]
         ended = [("succeeded", self.succeeded), ("failed", self.failed), ("cancelled", self.cancelled)]
         rows = ended + going if ended_first else going + ended

@@ -1,4 +1,4 @@
-"""Columns and pages of text: coloured and cut to fit on a terminal, plain and whole elsewhere. Knows no job."""
+"""Lay out columns and pages of text: coloured and cut to fit on a terminal, plain and whole elsewhere. Knows no job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a page. `table`: cut at the terminal's edge; else it goes on in the next line, indented alike."""
+    """One line of a page. `table`: it is cut at the terminal's edge; others are wrapped with the same indent."""
 
     parts: tuple[Part, ...] = ()
     table: bool = False
@@ -57,25 +57,27 @@ def grid(
     right: str = "",
     indent: int = 0,
 ) -> list[Line]:
-    """Aligned columns, two blanks apart. `right` names the columns that end flush.
+    """Align columns, two blanks apart. `right` names the columns that are right-aligned.
 
-    A cell may be a list: it takes several lines of its row. Columns that are empty throughout are left out.
+    A cell may be a list: it has several lines in its row. Columns without any text are left out.
     """
     table = [[_cell(cell) for cell in row] for row in rows]
     used = [n for n in range(len(head)) if any(text for row in table for text, _ in row[n])]
-    wide = {n: max([cell_len(head[n]), *(cell_len(t) for row in table for t, _ in row[n])]) for n in used}
+    widths = {n: max([cell_len(head[n]), *(cell_len(t) for row in table for t, _ in row[n])]) for n in used}
     flush = {n for n in used if head[n] in right.split()}
-    title: list[Part] = [(" " * indent, "")]
-    for n in used:
-        title += _padded((head[n], HEAD), wide[n], n in flush, n == used[-1])
-    lines = [Line(tuple(title), table=True)] if any(head) else []
+
+    def lay_out(parts: Sequence[Part]) -> Line:
+        padded = [
+            part
+            for n, cell in zip(used, parts, strict=True)
+            for part in _padded(cell, widths[n], n in flush, n == used[-1])
+        ]
+        return Line(((" " * indent, ""), *padded), table=True)
+
+    lines = [lay_out([(head[n], HEAD) for n in used])] if any(head) else []
     for cells in table:
-        for depth in range(max(len(cells[n]) for n in used) if used else 0):
-            parts: list[Part] = [(" " * indent, "")]
-            for n in used:
-                part = cells[n][depth] if depth < len(cells[n]) else ("", "")
-                parts += _padded(part, wide[n], n in flush, n == used[-1])
-            lines.append(Line(tuple(parts), table=True))
+        for depth in range(max((len(cells[n]) for n in used), default=0)):
+            lines.append(lay_out([cells[n][depth] if depth < len(cells[n]) else ("", "") for n in used]))
     return lines
 
 
@@ -90,27 +92,27 @@ def _padded(part: Part, width: int, flush: bool, last: bool) -> list[Part]:
 
 
 def bar(shares: Sequence[tuple[float, str]], width: int, *, plain: bool = False) -> list[Part]:
-    """A bar of `width` cells: each share of it in its style, the rest faint."""
+    """Draw a bar of `width` cells: each share in its style, the rest dim."""
     full, empty = ("#", "-") if plain else ("━", "─")
     parts: list[Part] = []
-    left = width
+    room = width
     for fraction, style in shares:
-        cells = min(left, _cells(fraction, width))
-        left -= cells
+        cells = min(room, _cells(fraction, width))
+        room -= cells
         if cells:
             parts.append((full * cells, style))
-    return [*parts, (empty * left, DIM)]
+    return [*parts, (empty * room, DIM)]
 
 
 def _cells(fraction: float, width: int) -> int:
-    """Never empty for something, never full for less than all."""
+    """Return the cells of a fraction: at least one if it is more than 0, and not all if it is less than 1."""
     if fraction <= 0 or fraction >= 1:
         return width if fraction >= 1 else 0
     return min(width - 1, max(1, round(fraction * width)))
 
 
 def write(out: TextIO, lines: Iterable[Line], *, console: Console | None = None) -> None:
-    """Print a page. Not on a terminal: no colour, nothing cut, nothing wrapped, whatever the width."""
+    """Print a page. If `out` is no terminal: without colours, cuts and line breaks."""
     console = console or make_console(out)
     if not console.is_terminal:
         for each in lines:
@@ -132,7 +134,7 @@ def _is_terminal(out: TextIO) -> bool:
 
 
 def laid_out(lines: Iterable[Line], console: Console) -> Iterable[Text]:
-    """The lines as they go to a terminal of the console's width."""
+    """Yield the lines cut or wrapped to the console's width."""
     mark = "…" if is_unicode(console) else "..."
     for each in lines:
         if each.table:
@@ -142,23 +144,23 @@ def laid_out(lines: Iterable[Line], console: Console) -> Iterable[Text]:
 
 
 def cut(each: Line, width: int, mark: str = "…") -> Line:
-    """The line without blanks at its end, cut to `width` cells."""
+    """Remove the blanks at the end of a line, and cut it to `width` cells."""
     parts = list(each.parts)
     while parts and not parts[-1][0].strip():
         parts.pop()
     if sum(cell_len(text) for text, _ in parts) <= width:
         return Line(tuple(parts), each.table)
-    kept: list[Part] = []
+    fitting: list[Part] = []
     room = width
     for n, (text, style) in enumerate(parts):
         cells = cell_len(text)
         if cells <= room - len(mark) or (n == len(parts) - 1 and cells <= room):
-            kept.append((text, style))
+            fitting.append((text, style))
             room -= cells
             continue
-        kept.append((fit(text, room - len(mark), cell_len, "").rstrip() + mark, style))
+        fitting.append((fit(text, room - len(mark), cell_len, "").rstrip() + mark, style))
         break
-    return Line(tuple(kept), each.table)
+    return Line(tuple(fitting), each.table)
 
 
 def fit_height(lines: list[Line], height: int) -> list[Line]:
@@ -170,9 +172,9 @@ def fit_height(lines: list[Line], height: int) -> list[Line]:
 
 
 def _wrapped(text: Text, console: Console) -> Iterable[Text]:
-    """Broken at blanks, with what follows below the text after a label.
+    """Wrap a line at blanks; the next lines are indented to the text after the label.
 
-    A line with a word that fits nowhere, such as a path, is left to the terminal, so that it can be copied.
+    A line with a word that is too long, such as a path, is left to the terminal, so that it can be copied.
     """
     text.rstrip()
     label = re.match(r" *\S+ {2,}(?=\S)", text.plain)

@@ -1,4 +1,4 @@
-"""Numbers, durations and texts -> the words that people read, and how long something will take. Lays nothing out."""
+"""Format numbers, durations and texts for people, and estimate the time left. Lays nothing out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusched.core.model import MIB
 
 
 def clock(seconds: float) -> str:
-    """A duration as a watch shows it: 0:05, 12:34, 1:02:03, 2d 03:04."""
+    """Format a duration as a clock does: 0:05, 12:34, 1:02:03, 2d 03:04."""
     whole = max(0, int(seconds))
     minutes, s = divmod(whole, 60)
     hours, m = divmod(minutes, 60)
@@ -24,12 +24,12 @@ def clock(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration that may be short: 1.4 s, 1:05."""
+    """Format a duration that may be short: 1.4 s, 1:05."""
     return f"{seconds:.1f} s" if seconds < 59.95 else clock(seconds)
 
 
 def age(seconds: float) -> str:
-    """A duration in its largest unit: 5s, 3m, 2h, 4d."""
+    """Format a duration in its largest unit: 5s, 3m, 2h, 4d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -37,14 +37,14 @@ def age(seconds: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """A time of day, with the date unless it is today's."""
+    """Format a time of day, with the date unless it is today."""
     then, today = time.localtime(at), time.localtime(now)
     same = then[:3] == today[:3]
     return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", then)
 
 
 def about(seconds: float) -> str:
-    """An estimate in words, no more exact than it is."""
+    """Format an estimated duration, rounded: ~25 s, ~12 min, ~3 h 20 min."""
     if seconds < 90:
         return f"~{max(5, 5 * round(seconds / 5))} s"
     minutes = round(seconds / 60)
@@ -64,7 +64,7 @@ def count(number: int, noun: str) -> str:
 
 
 def ranges(ids: Iterable[int]) -> str:
-    """Ids in order, neighbours joined: 1, 3-7."""
+    """Format ids in order, with neighbours joined: 1, 3-7."""
     spans: list[list[int]] = []
     for job_id in sorted(ids):
         if spans and job_id == spans[-1][1] + 1:
@@ -75,40 +75,40 @@ def ranges(ids: Iterable[int]) -> str:
 
 
 def short_path(path: str, cwd: str) -> str:
-    """The path as one would type it here: relative if it lies below."""
+    """Return the path as a user types it in `cwd`: relative if it is below."""
     return path[len(cwd) + 1 :] if cwd != "/" and path.startswith(f"{cwd}/") else path
 
 
 def command_text(command: bytes) -> str:
-    """A command on one line: masked, without runs of blanks, with nothing in it that a terminal would obey."""
+    """Return a command on one line: secrets masked, runs of blanks joined, control characters visible."""
     return re.sub("  +", " ", clean(shown_line(command)))
 
 
 def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:
-    """The beginning of the text that fits into `width` cells; `mark` says that there was more."""
+    """Cut the text to `width` cells; `mark` shows that it was longer."""
     if cells(text) <= width:
         return text
     room = width - len(mark)
     if room < 1:
         return text[: max(0, width)] if text.isascii() else ""
-    kept = text[:room]
-    while cells(kept) > room:
-        kept = kept[:-1]
-    return kept.rstrip() + mark
+    text = text[:room]
+    while cells(text) > room:
+        text = text[:-1]
+    return text.rstrip() + mark
 
 
 def rate(per_s: float) -> str:
-    """Items a second, or a minute where that is few: 12.3/s, 4.5/min."""
+    """Format items per second, or per minute if they are few: 12.3/s, 4.5/min."""
     number, unit = (per_s, "s") if per_s >= 1 else (per_s * 60, "min")
     return f"{number:.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
 
 
-# ---- how long it will take -------------------------------------------------------------------------
+# ---- time left -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a dispatcher has done since `since`, seen at `at`: time spent in attempts, attempts finished."""
+    """The work of a dispatcher from `since` to `at`: time spent in attempts, and attempts finished."""
 
     since: float
     at: float
@@ -116,28 +116,28 @@ class Pace:
     finished: int = 0
 
     def seen(self, at: float, running: int, finished: int) -> Pace:
-        """One more look, with `running` attempts going on since the last one."""
+        """Return the pace at `at`, with `running` attempts in progress since the last update."""
         step = max(0.0, at - self.at)
         return replace(self, at=at, spent_s=self.spent_s + running * step, finished=finished)
 
 
 def time_left(pace: Pace, queued: int, running: Sequence[tuple[float, float | None]]) -> float | None:
-    """Seconds until all has ended, from the mean duration so far and the jobs at once; None: nobody can say.
+    """Estimate the seconds until all jobs have ended, by their mean duration and the jobs at once; None if unknown.
 
-    `running` holds each running job's elapsed time and the fraction that it says is done.
+    `running` has each running job's elapsed time, and the fraction that it reports as done.
     """
     if not queued and not running:
         return None
-    said = [elapsed / fraction for elapsed, fraction in running if fraction and fraction > 0.02]
+    estimates = [elapsed / fraction for elapsed, fraction in running if fraction and fraction > 0.02]
     window = pace.at - pace.since
     if pace.finished:
         unfinished = sum(min(elapsed, window) for elapsed, _ in running)
         mean = max(0.0, pace.spent_s - unfinished) / pace.finished
-    elif said:
-        mean = sum(said) / len(said)
+    elif estimates:
+        mean = sum(estimates) / len(estimates)
     else:
         return None
-    if not pace.finished and not queued and len(said) < len(running):
+    if not pace.finished and not queued and len(estimates) < len(running):
         return None
     rest = []
     for elapsed, fraction in running:

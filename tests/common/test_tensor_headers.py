@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.common import hub_headers, tensor_headers
-from gpusched.common.tensor_headers import TensorShape
+from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.model import MIB
 from gpusched.esd.gpu_memory import CONTEXT_BYTES, GpuNeed, gpu_need, matrix_sides
 from tests.support import tiny_models
@@ -70,22 +70,26 @@ def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     assert "names no files beside it" in tensor_headers.read_directory(str(tmp_path)).why_not
 
 
+@pytest.mark.slow
 def test_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "hub/models--acme--tiny"
-    tiny_models.model(place / "snapshots/abc123", 1)
-    (place / "refs").mkdir()
-    (place / "refs/main").write_text("abc123")
-    env = {"HF_HOME": str(tmp_path)}
-    snapshot = str(place / "snapshots/abc123")
-    assert tensor_headers.cached("acme/tiny", environ=env) == snapshot
-    assert tensor_headers.cached("acme/tiny", "abc123", environ=env) == snapshot
-    assert tensor_headers.cached("acme/tiny", "v2", environ=env) == ""
-    assert tensor_headers.cached("acme/tiny", "../../x", environ=env) == ""
-    assert tensor_headers.cached("acme/tiny", environ={"HF_HUB_CACHE": str(tmp_path / "hub")}) == snapshot
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    found = tensor_headers.read("acme/tiny")
-    assert found is not None and found.tensors
-    assert tensor_headers.read("acme/other") is None
+    pytest.importorskip("huggingface_hub")
+    commit = "0123456789abcdef" * 2 + "01234567"
+    repository = tmp_path / "models--acme--tiny"
+    tiny_models.model(repository / "snapshots" / commit, 1)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    models = [("acme/tiny", ""), ("acme/tiny", commit), ("acme/tiny", "v2"), ("acme/other", "")]
+    assert all(tensor_headers.read(name) is None for name, _ in models)
+    found = hub_headers.ask(models)
+    assert (
+        found["acme/tiny", ""]
+        == found["acme/tiny", commit]
+        == tensor_headers.read_directory(str(repository / "snapshots" / commit))
+    )
+    for model in models[2:]:
+        assert found[model] == Shapes(why_not="it is not here, and HF_HUB_OFFLINE is set")
 
 
 def test_the_hub_is_not_asked_offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +156,24 @@ import time
 from types import SimpleNamespace as Name
 
 class GatedRepoError(Exception): ...
+class Other(Exception): ...
 
-class HfApi:
-    def get_safetensors_metadata(self, model, revision=None):
-        if model == "acme/gated":
-            raise GatedRepoError("https://token@host/")
-        if model == "acme/slow":
-            time.sleep(60)
-        tensors = {"w": Name(shape=[3, 4], dtype="BF16"), "r": Name(shape=[1], dtype=str(revision))}
-        return Name(files_metadata={"a": Name(tensors=tensors)})
+constants = Name(HF_HUB_OFFLINE=False)
+errors = Name(
+    GatedRepoError=GatedRepoError, RevisionNotFoundError=Other, RepositoryNotFoundError=Other,
+    NotASafetensorsRepoError=Other,
+)
+
+def snapshot_download(*_, **__):
+    raise FileNotFoundError("not in the cache")
+
+def get_safetensors_metadata(model, revision=None):
+    if model == "acme/gated":
+        raise GatedRepoError("https://token@host/")
+    if model == "acme/slow":
+        time.sleep(60)
+    tensors = {"w": Name(shape=[3, 4], dtype="BF16"), "r": Name(shape=[1], dtype=str(revision))}
+    return Name(files_metadata={"a": Name(tensors=tensors)})
 """
 
 

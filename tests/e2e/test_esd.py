@@ -175,7 +175,7 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
         (["--model-list", "a", "--single-model", "b"], "exclude each other"),
-        (["--single-model", "a", "--layers", "("], "not a regular expression"),
+        (["--single-model", "a", "--layers", "("], "must be a regular expression"),
         ([], "no models are named"),
     ):
         ended = box.gpusched("esd", *words)

@@ -624,7 +624,9 @@ def test_lock_files_that_a_cleaner_took_away(tmp_path: Path) -> None:
 IMPATIENT = [
     GPUSCHED[0],
     "-c",
-    "from gpusched.dispatcher import loop\nloop.TROUBLE_AGAIN_S = 0.5\nfrom gpusched.cli.main import main\nmain()",
+    "from gpusched.dispatcher import trouble\n"
+    "trouble.TROUBLE_AGAIN_S = 0.5\n"
+    "from gpusched.cli.main import main\nmain()",
 ]
 
 

@@ -7,12 +7,12 @@ import io
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.__main__ import _parser
+from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
@@ -21,15 +21,15 @@ from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
 from gpusched.esd import EsdBackend, EsdExperiment
-from gpusched.esd.config import CHOICES, RUN_FIELDS, EsdConfig
+from gpusched.esd.config import EsdConfig
 from gpusched.esd.model_list import ModelRow
-from gpusched.esd.model_record import CONVENTION, file_stem, options_of
+from gpusched.esd.model_record import CONVENTION, file_stem
+from gpusched.esd.options import AnalysisOptions, EsdOption, options_of
 from gpusched.esd.report import read_results
 from gpusched.lists.joblist import JobFile
 from gpusched.views.esd_report import page
 from gpusched.views.tables import write
 
-ROW = {"source_model", "relation", "revision"}  # of a single model; a list has columns
 HEAD = "full_name,source_model,base_model_relation"
 UP = TensorShape("up", (11008, 4096), "BF16")
 
@@ -106,7 +106,7 @@ def leave(output: Path, name: str, *, success: bool = True, **more: Any) -> None
         "success": success,
         "convention": CONVENTION,
         "revision": "",
-        "options": options_of({}),
+        "options": AnalysisOptions().as_record(),
         "layers": 4,
         "alpha_mean": 3.0,
         "skipped": [],
@@ -166,7 +166,7 @@ def test_what_is_done_is_reported_and_not_run_again(lab: Lab) -> None:
         lambda output: (output / "per_model_csv/acme--a.csv").write_text("cut"),
         lambda output: (output / "records/acme--a.json").write_text("{"),
         lambda output: leave(output, "acme/a", convention=CONVENTION + 1),
-        lambda output: leave(output, "acme/a", options=options_of({"bins": 7})),
+        lambda output: leave(output, "acme/a", options=AnalysisOptions(bins=7).as_record()),
     ],
 )
 def test_what_is_not_whole_or_otherwise_made_is_run_again(lab: Lab, spoil: Any) -> None:
@@ -333,7 +333,7 @@ def test_a_command_says_what_is_not_the_default(lab: Lab, monkeypatch: pytest.Mo
 
 
 def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
-    taken = {option for action in _parser()._actions for option in action.option_strings}
+    taken = {option for action in stage_parser(AnalysisOptions)._actions for option in action.option_strings}
     given = {option for parameter in esd.params for option in parameter.opts}
     assert taken - given == {"--model", "--name", "-h", "--help"}  # a row of the list has these
 
@@ -341,17 +341,19 @@ def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
 def test_every_option_of_the_analysis_reaches_the_stage(lab: Lab) -> None:
     texts = {"layers": "q", "device": "cpu", "cache_dir": "/c", "disk_reserve": "1G"}
 
-    def another(name: str, default: Any) -> Any:
-        """A value that the field may have, and has not."""
-        others = [texts[name]] if name in texts else [word for word in CHOICES.get(name, ()) if word != default]
-        return others[0] if others else not default if isinstance(default, bool) else default + 3
+    def another(each: EsdOption) -> Any:
+        """Return a value that is valid and not the default."""
+        if each.choices:
+            return each.choices[each.choices[0] == each.default]
+        if isinstance(each.default, bool):
+            return not each.default
+        return texts[each.name] if isinstance(each.default, str) else each.default + 3
 
-    of_the_verb = {"model_list", "single_model", "output_dir", *RUN_FIELDS, *ROW}
-    changed = {f.name: another(f.name, f.default) for f in fields(EsdConfig) if f.name not in of_the_verb}
+    changed = {each.name: another(each) for each in options_of(AnalysisOptions)}
     experiment = lab.experiment(**changed)
-    plain = vars(_parser().parse_args(lab.experiment().build_command(experiment.models.rows[0])[3:]))
-    read = vars(_parser().parse_args(experiment.build_command(experiment.models.rows[0])[3:]))
-    assert {name for name in read if read[name] != plain[name]} == {*changed} - {"parallel_gpu"} | {"parallel"}
+    words = experiment.build_command(experiment.models.rows[0])[3:]
+    read = vars(stage_parser(AnalysisOptions).parse_args(words))
+    assert {name: read[name] for name in changed} == changed
 
 
 def test_commands_can_be_overridden(lab: Lab) -> None:
@@ -372,7 +374,7 @@ def test_commands_can_be_overridden(lab: Lab) -> None:
         ({"single_model": "a", "bins": 0}, "--bins 0"),
         ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),
         ({"single_model": "a", "evals_thresh": float("nan")}, "--evals-thresh nan"),
-        ({"single_model": "a", "layers": "("}, "not a regular expression"),
+        ({"single_model": "a", "layers": "("}, "must be a regular expression"),
         ({"single_model": "a", "solver": "quick"}, "--solver quick"),
         ({"single_model": "a", "device": "gpu"}, "--device gpu"),
         ({"single_model": "a", "disk_reserve": "much"}, "--disk-reserve much"),
@@ -389,11 +391,6 @@ def test_the_settings_of_a_run_are_texts() -> None:
     assert config.words == ["esd", "--single-model", "a", "--output-dir", "esd_results"]
     words = EsdConfig(model_list="a.csv", overwrite=True, parallel_gpu=False, layers="-x").words[1:]
     assert words == [
-        "--model-list",
-        "a.csv",
-        "--output-dir",
-        "esd_results",
-        "--overwrite",
-        "--no-parallel-gpu",
-        "--layers=-x",
+        *("--model-list", "a.csv", "--layers=-x", "--no-parallel-gpu", "--overwrite"),
+        *("--output-dir", "esd_results"),
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.esd.model_record import CONVENTION, file_stem, is_done, model_name, options_of
+from gpusched.esd.model_record import CONVENTION, file_stem, is_done, model_name
 
 NAMES = st.text(st.sampled_from("a.B-_%/ é9~한"), min_size=1, max_size=24)
 
@@ -47,10 +47,3 @@ def test_done_is_by_convention_options_and_revision() -> None:
     assert not is_done({**record, "convention": CONVENTION + 1}, revision="main", options={"bins": 100})
     assert not is_done({**record, "success": False}, revision="main", options={"bins": 100})
     assert not is_done({}, revision="", options={})
-
-
-def test_the_label_of_an_adapter_is_an_option_and_its_base_too() -> None:
-    whole = options_of({"bins": 50, "device": "cpu"}, source_model="acme/a", relation="finetune")
-    assert whole == options_of({"bins": 50}) and "device" not in whole
-    merged = options_of({"bins": 50}, relation="LoRA")
-    assert merged not in (whole, options_of({"bins": 50}, relation="adapter", source_model="acme/a"))

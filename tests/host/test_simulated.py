@@ -78,7 +78,7 @@ def test_the_default_place_is_private_and_found_again(tmp_path: Path, monkeypatc
 def test_a_place_that_is_no_directory_of_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"gpusched-simulations-{os.getuid()}").symlink_to("/tmp")
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="belongs to another user"):
         simulation.locate("2", {})
 
 

@@ -483,34 +483,34 @@ def test_git_is_asked_once_for_a_tree(repo: Path, tmp_path: Path, asked: list[st
     dirs = JobDirs(str(repo))
     for n in range(50):
         place = os.fsencode(repo / "data" / "runs" / str(n))  # not there yet
-        assert dirs.place(place) == (place, head)
-        assert dirs.place(os.fsencode(tmp_path / str(n)))[1] == ""
+        assert dirs.resolve(place) == (place, head)
+        assert dirs.resolve(os.fsencode(tmp_path / str(n)))[1] == ""
     assert asked == [str(repo)]
-    assert dirs.place(b"/") == (b"/", "")
+    assert dirs.resolve(b"/") == (b"/", "")
 
 
 def test_links_lead_to_the_tree_that_they_lead_to(repo: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(repo / "lib")
     (repo / "out").symlink_to(tmp_path)
     dirs = JobDirs(str(repo))
-    assert dirs.place(os.fsencode(tmp_path / "link"))[1] == git(repo, "rev-parse", "HEAD") + "+dirty"
-    assert dirs.place(os.fsencode(repo / "out" / "elsewhere"))[1] == ""
-    assert dirs.place(os.fsencode(repo / "lib" / ".." / "lib"))[1] != ""
+    assert dirs.resolve(os.fsencode(tmp_path / "link"))[1] == git(repo, "rev-parse", "HEAD") + "+dirty"
+    assert dirs.resolve(os.fsencode(repo / "out" / "elsewhere"))[1] == ""
+    assert dirs.resolve(os.fsencode(repo / "lib" / ".." / "lib"))[1] != ""
 
 
 def test_what_git_said_counts_for_a_while(repo: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     dirs = JobDirs(str(repo))
     place = os.fsencode(repo)
-    clean = dirs.place(place)[1]
+    clean = dirs.resolve(place)[1]
     write(repo / "new.py")
     dirs.prepare()
-    assert dirs.place(place)[1] == clean
+    assert dirs.resolve(place)[1] == clean
     monkeypatch.setattr(job_dirs, "FRESH_S", 0.0)
     monkeypatch.setattr(job_dirs, "FRESH_TIMES", 0.0)
     dirs._known.clear()
-    dirs.place(place)
+    dirs.resolve(place)
     dirs.prepare()
-    assert dirs.place(place)[1] == clean + "+dirty"
+    assert dirs.resolve(place)[1] == clean + "+dirty"
     assert len(asked) == 3
 
 
@@ -520,13 +520,13 @@ def test_jobs_in_the_tree_get_places_in_the_copy(repo: Path, tmp_path: Path, tar
     (tmp_path / "link").symlink_to(repo / "lib")
     head = git(repo, "rev-parse", "HEAD")
     dirs = JobDirs(str(repo / "lib"), copies=target)
-    assert dirs.place(os.fsencode(repo)) == (os.fsencode(repo), head)  # nothing is copied yet
+    assert dirs.resolve(os.fsencode(repo)) == (os.fsencode(repo), head)  # nothing is copied yet
     assert not os.path.exists(target)
     dirs.prepare()
     (copy,) = [Path(target) / name for name in os.listdir(target) if name != "lock"]
 
     def place(directory: Path) -> Path:
-        where, commit_there = dirs.place(os.fsencode(directory))
+        where, commit_there = dirs.resolve(os.fsencode(directory))
         assert commit_there == head
         return Path(os.fsdecode(where))
 
@@ -535,10 +535,10 @@ def test_jobs_in_the_tree_get_places_in_the_copy(repo: Path, tmp_path: Path, tar
     assert place(repo / "data" / "runs") == copy / "data" / "runs" and (copy / "data" / "runs").is_dir()
     assert place(repo / "nowhere") == copy / "nowhere" and not (copy / "nowhere").exists()
     assert place(tmp_path / "other") == tmp_path / "other"
-    assert dirs.place(os.fsencode(tmp_path)) == (os.fsencode(tmp_path), "")
+    assert dirs.resolve(os.fsencode(tmp_path)) == (os.fsencode(tmp_path), "")
     again = JobDirs.from_json(dirs.to_json())
     again.prepare()
-    assert again.place(os.fsencode(repo / "lib")) == (os.fsencode(copy / "lib"), head)
+    assert again.resolve(os.fsencode(repo / "lib")) == (os.fsencode(copy / "lib"), head)
     write(repo / "train.py", "changed since")
     dirs.prepare()
     assert place(repo) == copy and (copy / "train.py").read_text() == "print(1)\n"

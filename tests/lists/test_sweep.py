@@ -545,7 +545,7 @@ def test_any_bytes_of_a_table_reach_the_shell(value: bytes) -> None:
         ("x ${y:-{v}}", "${…}"),
         ('x "${y:-{v}}"', "${…}"),
         ("x $'{v}'", "$'…'"),
-        ("x \\{v}", "behind a backslash"),
+        ("x \\{v}", "a backslash escape"),
         ("cat <<E\n{v}\nE\n", "a here-document"),
         ("cat <<-'E' && y\n\tit's {v}\n\tE\n", "a here-document"),
     ],

@@ -34,6 +34,7 @@ from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.preview import DryRunJob, first_reasons
 from gpusched.core.plan.snapshot import Claim, Limits, Resident, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, Holder
 from gpusched.lists.submit import SubmitOptions
 from tests.support.sample import stand_still
@@ -186,18 +187,18 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     """Where each job starts or why it waits, by what a dispatcher knows after its first reading."""
     chosen = options.settings
     uuids = [device.uuid for device in box.reading.devices]
-    book = DeviceBook(OneReading(box.reading), OthersClaims(box.holders), "/q", uuids, box.reading)
-    book.criteria = Criteria(
-        chosen.gpu_mem_threshold * MIB, 1, chosen.free_when == "idle", chosen.allow_unreadable_memory
-    )
-    book.take_in(NOW, lambda sample: pids_of_ours(box, sample), box.residents.keys())
+    book = DeviceBook(OneReading(box.reading), OthersClaims(box.holders), "/q", box.reading)
+    criteria = Criteria(chosen.gpu_mem_threshold * MIB, 1, chosen.free_when == "idle", chosen.allow_unreadable_memory)
+    book.configure(uuids, criteria)
+    moment = Moment(NOW, NOW)
+    book.take_in(moment, lambda sample: pids_of_ours(box, sample), box.residents.keys())
     for uuid in box.holders:
-        assert not book.claim([uuid], NOW)
+        assert not book.claim([uuid], moment)
     order = sorted(enumerate(needs, 1), key=lambda pair: -pair[1].prio)
     snapshot = Snapshot(
         NOW,
         options.limits,
-        book.views(box.residents),
+        tuple(view for _, view in book.views(box.residents)),
         tuple(Job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order),
         tuple(attempts_on(box)),
         threshold_bytes=chosen.gpu_mem_threshold * MIB,

@@ -11,8 +11,8 @@ import pytest
 
 from gpusched.cli import main as front
 from gpusched.core.model import JobState
-from gpusched.host.queue import queue_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, request_table
 from gpusched.operations import queues
 from tests.support.sample import Sample9, stand_still
@@ -35,7 +35,7 @@ class Projects:
         made.fill()
         self._made.append(made)
         if known:
-            queue_dir.remember(made.place)
+            queue_dirs.remember(made.place)
             for age, each in enumerate(reversed(self._made)):  # the last is the newest, whatever the clock's grain
                 entry = _entry(self.root, each.place.path)
                 os.utime(entry, (1e9 - age, 1e9 - age))
@@ -129,9 +129,9 @@ def test_gpusched_runs_goes_before_a_directory_and_a_log_dir_here_before_others(
 ) -> None:
     projects.add("b")
     runs = projects.add("a")
-    beside = queue_dir.locate(str(projects.root / "a/commands"))  # of --log-dir commands
+    beside = queue_dirs.locate(str(projects.root / "a/commands"))  # of --log-dir commands
     os.symlink(projects.root / "b/gpusched-runs/commands", beside.path)
-    queue_dir.remember(beside)
+    queue_dirs.remember(beside)
     monkeypatch.chdir(projects.root / "a")
     assert queues.find_queue("commands", to_change=True).path == runs.place.path
     assert queues.find_queue("./commands", to_change=True).path == beside.path
@@ -258,8 +258,8 @@ def test_queues_under_the_directory_are_found_without_the_list(
         assert front.run(argv) == 0, argv
         said = capsys.readouterr()
         assert said.err == "" and re.search("commands|job 5", said.out)
-    queue_dir.remember(made.place)
-    assert [queue.path for queue in queue_dir.known()] == [made.place.path]  # once
+    queue_dirs.remember(made.place)
+    assert [queue.path for queue in queue_dirs.list_queues()] == [made.place.path]  # once
 
 
 # ---- a directory that is gone ----------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
 ) -> None:
     other = Sample9(sample.home, "other")
     for made in (sample, other):
-        queue_dir.remember(made.place)
+        queue_dirs.remember(made.place)
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
     assert front.run(["cancel", "5"]) == 2
     assert "2 queues have a dispatcher" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import LoadedSettings, load
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobState
-from gpusched.host.queue import queue_dir as queue_dirs
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs as queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, request_table
 from gpusched.lists.submit import STREAM, JobSource, Sweep, read
 from gpusched.operations import submit
@@ -97,7 +97,7 @@ def test_two_lists_of_one_name_get_queues_of_their_own(tmp_path: Path) -> None:
     assert submit.make_queue_dir("list.txt", Settings()) == first
     with pytest.raises(GpuschedError, match="the queue of another list"):
         submit.make_queue_dir("other/list.txt", Settings(log_dir=first.path))
-    assert {first.path, second.path} == {queue.path for queue in queue_dirs.known()}
+    assert {first.path, second.path} == {queue.path for queue in queue_dirs.list_queues()}
 
 
 def test_a_stream_keeps_its_queue_for_as_long_as_its_process_lives() -> None:

@@ -27,8 +27,8 @@ from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
 from gpusched.host.gpus import board
-from gpusched.host.queue import queue_dir
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, dispatch_table, job_table, meta_table, submission
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.operations import queues
@@ -114,8 +114,8 @@ class Sample9:
 
     def __init__(self, home: Path, name: str = "commands") -> None:
         self.home = home
-        self.place: QueueDir = queue_dir.locate(str(home / "gpusched-runs" / name))
-        queue_dir.prepare(self.place)
+        self.place: QueueDir = queue_dirs.locate(str(home / "gpusched-runs" / name))
+        queue_dirs.prepare(self.place)
         self.store = Store(self.place.database, create=True)
         meta_table.write(self.store, "source", str(home / f"{name}.txt").encode())
         meta_table.write(self.store, "settings", Settings().to_json())

@@ -1,6 +1,6 @@
-"""The names in an adapter's file -> what is done to which tensor of the base. Names and shapes only, no numbers.
+"""Plan which tensors of the base an adapter changes, and how, from names and shapes. Reads no tensor.
 
-A name that matches nothing of the base, or two tensors, is an error: the base must never pass for the adapted model.
+A name that matches no tensor of the base, or two, is an error: the base must never pass for the adapted model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ..read.tensors import ModelError, TensorInfo
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
-from .tied_weights import is_embedding, is_head, leaf, partners, says_tied, unstored_head
+from .tied_weights import is_declared_tied, is_embedding, is_head, leaf, partners, unstored_head
 
 _PREFIX = "base_model.model."
 _PART = re.compile(
@@ -21,12 +21,12 @@ _PART = re.compile(
     r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
 )
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
-_TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # what a base need not have: it comes with the task
+_TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
-# Families whose layers of these names are stored transposed, (in, out); a square one cannot be told by its shape.
+# Families that store the layers of these names transposed, (in, out); the shape of a square one does not say it.
 _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"})
 _CONV1D_NAMES = frozenset({"c_attn", "q_attn", "c_proj", "c_fc"})
 
@@ -43,10 +43,10 @@ class Add:
 
 
 @dataclass(slots=True)
-class Change:
-    """What becomes of one tensor: read as `base`, or as `stored` in the adapter's file; then `adds` in order.
+class TensorChange:
+    """How one tensor is made: read `base`, or `stored` from the adapter's file, then apply `adds` in order.
 
-    A `copy` is a module that was saved whole, and shares its weight with no other.
+    A `copy` is a module that was saved whole and shares its weight with no other.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Change:
 
 @dataclass(slots=True)
 class _Parts:
-    """The names of the tensors of one module's LoRA."""
+    """The names of the LoRA tensors of one module."""
 
     embedding: bool = False
     a: str = ""
@@ -67,32 +67,20 @@ class _Parts:
 
 
 def suffix_matches(name: str, names: Collection[str]) -> list[str]:
-    """`name` alone where it is there; else those that differ by a leading part without a layer's number."""
+    """Return `name` if it is in `names`; else the names that differ by a leading part without a layer's number."""
     if name in names:
         return [name]
-    found = []
+    matches = []
     for other in names:
         longer, shorter = (other, name) if len(other) > len(name) else (name, other)
         if longer.endswith("." + shorter) and not re.search(r"\d", longer[: -len(shorter)]):
-            found.append(other)
-    return found
+            matches.append(other)
+    return matches
 
 
-def make_plan(
-    config: AdapterConfig,
-    label: str,
-    stored: Sequence[TensorInfo],
-    base: Sequence[TensorInfo],
-    base_config: Mapping[str, Any],
-) -> dict[str, Change]:
-    """By name of the merged model, what is changed. `stored` is what the adapter's file holds.
+class AdapterPlan:
+    """The changes that an adapter makes to a base, found by names and shapes."""
 
-    Raises ModelError, stage merge.
-    """
-    return _Planner(config, label, stored, base, base_config).plan()
-
-
-class _Planner:
     def __init__(
         self,
         config: AdapterConfig,
@@ -101,14 +89,19 @@ class _Planner:
         base: Sequence[TensorInfo],
         base_config: Mapping[str, Any],
     ) -> None:
+        """`stored`: the tensors of the adapter's file. `base`: those of the base."""
         self.config = config
         self.label = label
         self.stored = {info.name: info for info in stored}
         self.base = {info.name: info for info in base}
         self.base_config = base_config
-        self.changes: dict[str, Change] = {}
+        self.changes: dict[str, TensorChange] = {}
 
-    def plan(self) -> dict[str, Change]:
+    def make(self) -> dict[str, TensorChange]:
+        """Return the changed tensors by their name in the merged model.
+
+        Raises ModelError, stage merge, if adapter and base do not fit together.
+        """
         modules: dict[str, _Parts] = {}
         whole: dict[str, str] = {}
         for key in self.stored:
@@ -127,7 +120,7 @@ class _Planner:
         return ModelError("merge", f"adapter {self.label}: {reason}")
 
     def _sort(self, key: str, modules: dict[str, _Parts], whole: dict[str, str]) -> None:
-        """A name of the file -> a part of a module's LoRA, by the name of its weight; or a tensor by its own."""
+        """Add a name of the adapter's file to the LoRA parts of its module, or to the tensors that are stored whole."""
         if len(key) > _LONGEST_NAME:
             raise self.refuse(f"a name in its file has {len(key)} characters")
         if not self.stored[key].dtype.startswith(("float", "bfloat")):
@@ -149,14 +142,14 @@ class _Planner:
         parts.embedding = parts.embedding or bool(match["embedding"])
 
     def _find(self, name: str, shape: tuple[int, ...]) -> str:
-        """The tensor of the base that this name stands for, by itself or by a tied partner; "" for none."""
-        found = suffix_matches(name, self.base)
-        if not found and says_tied(self.base_config) is not False:
-            found = partners(name, self.base, shape)
-        if len(found) > 1:
-            few = ", ".join(other for other in found[:3])
-            raise self.refuse(f"{name} matches {len(found)} tensors of the base ({few}); which one is not clear")
-        return found[0] if found else ""
+        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for none."""
+        matches = suffix_matches(name, self.base)
+        if not matches and is_declared_tied(self.base_config) is not False:
+            matches = partners(name, self.base, shape)
+        if len(matches) > 1:
+            few = ", ".join(matches[:3])
+            raise self.refuse(f"{name} matches {len(matches)} tensors of the base ({few}); which one is not clear")
+        return matches[0] if matches else ""
 
     def _replace(self, name: str, key: str) -> None:
         shape = self.stored[key].shape
@@ -169,7 +162,7 @@ class _Planner:
         theirs = target
         if copy and not suffix_matches(name, [target]):
             target = name  # tied to that until now
-        self.changes[target] = Change(shape, base=theirs, stored=key, copy=copy)
+        self.changes[target] = TensorChange(shape, base=theirs, stored=key, copy=copy)
 
     def _add(self, name: str, parts: _Parts) -> None:
         where = name.removesuffix(".weight")
@@ -195,7 +188,7 @@ class _Planner:
             if own:
                 raise self.refuse(f"{where} has LoRA weights and is in modules_to_save as well")
             target = name  # tied to that until now
-        change = self.changes.setdefault(target, Change(info.shape, base=theirs))
+        change = self.changes.setdefault(target, TensorChange(info.shape, base=theirs))
         embedded = [add.kind for add in change.adds] == [EMBEDDING]
         if change.adds and not (embedded and is_head(name)):
             raise self.refuse(f"{theirs} is changed more than once, in an order that is not known")
@@ -224,16 +217,16 @@ class _Planner:
         return CONV1D
 
     def _untie(self) -> None:
-        """An embedding that was saved whole leaves the head that shared it with the base's weight."""
+        """Keep the base's weight for a head whose tied embedding was saved whole."""
         for name, change in list(self.changes.items()):
             if change.copy and change.base == name:
                 head = unstored_head(name, self.base, self.base_config)
                 if head:
-                    self.changes.setdefault(head, Change(self.base[name].shape, base=name))
+                    self.changes.setdefault(head, TensorChange(self.base[name].shape, base=name))
 
 
 def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Do A and B make a change of this shape?"""
+    """Return True if A and B make a change of this shape."""
     if kind == CONVOLUTION:
         unmergeable = len(shape) == 5 and shape[2:4] == (1, 1)  # peft takes it for a 1x1 kernel
         pointwise = b == (shape[0], a[0], *(1,) * (len(a) - 2))
@@ -246,6 +239,6 @@ def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, .
 
 
 def _may_replace(ours: tuple[int, ...], theirs: tuple[int, ...], name: str) -> bool:
-    """Equal shapes; or an embedding, a head or a task's head with another number of rows."""
+    """Return True for equal shapes, or for an embedding or a head with another number of rows."""
     resized = is_head(name) or is_embedding(name) or leaf(name) in _TASK_HEADS
     return ours == theirs or (resized and len(ours) == len(theirs) and ours[1:] == theirs[1:])

@@ -1,4 +1,4 @@
-"""One weight with one low-rank change merged, bit for bit as peft 0.21 does it on a CPU. Finds no tensor.
+"""Merge one low-rank change into one weight, bit for bit as peft 0.21 does it on a CPU.
 
 LoRA: Hu et al. 2021; DoRA: Liu et al. 2024. The operations and the memory layouts of their operands are those of
 peft: another order of the same arithmetic gives other last bits.
@@ -19,7 +19,7 @@ def merge(
     scale: float,
     magnitude: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weight plus (B A)·scale; with a magnitude, rescaled to it. Rounded once to the weight's dtype.
+    """Return the weight plus (B A)·scale, rounded once to the weight's dtype. A `magnitude` rescales it (DoRA).
 
     Shapes of A, B and the weight: linear (r, in), (out, r), (out, in); conv1d, the transposed linear of GPT-2, the
     same with (in, out); embedding (r, rows), (columns, r), (rows, columns); convolution (r, in, k…), (out, r, 1…),
@@ -34,7 +34,7 @@ def merge(
 
 
 def _operand(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """In float32, or float64 for such a weight, in memory of its own.
+    """Return a copy in float32, or in float64 for a float64 weight.
 
     A view into a file may lie at any address, and the last bits of a product depend on the alignment.
     """

@@ -1,4 +1,4 @@
-"""Which tensors of a model may share one weight: the input embedding and the head. Names, shapes, config; no file."""
+"""Find the tensors of a model that may share one weight: the input embedding and the head. Reads no file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WITH_HEAD = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of 
 
 
 def leaf(name: str) -> str:
-    """Of a tensor's name, the name of its module without the path: `a.b.weight` -> `b`."""
+    """Return the name of a tensor's module without its path: `a.b.weight` -> `b`."""
     return name.rpartition(".")[0].rpartition(".")[2]
 
 
@@ -26,7 +26,7 @@ def is_embedding(name: str) -> bool:
 
 
 def partners(name: str, infos: Mapping[str, TensorInfo], shape: tuple[int, ...]) -> list[str]:
-    """The tensors of this shape that an embedding or a head of this name may share its weight with."""
+    """Return the tensors of this shape that may share their weight with the embedding or head of this name."""
     if not is_head(name) and not is_embedding(name):
         return []
     return [
@@ -39,8 +39,8 @@ def partners(name: str, infos: Mapping[str, TensorInfo], shape: tuple[int, ...])
     ]
 
 
-def says_tied(config: Mapping[str, Any]) -> bool | None:
-    """What a config.json says of tying; None where it leaves it to the model's class."""
+def is_declared_tied(config: Mapping[str, Any]) -> bool | None:
+    """Return True or False as a config.json says it; None if it leaves the tying to the model's class."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         value = part.get("tie_word_embeddings")
@@ -50,8 +50,12 @@ def says_tied(config: Mapping[str, Any]) -> bool | None:
 
 
 def unstored_head(embedding: str, infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:
-    """The name of the head that shares this embedding and is not stored itself; "" where there is none."""
+    """Return the name of a head that shares this embedding and is not stored; "" if there is none."""
     names = config.get("architectures")
     named = isinstance(names, list) and any(part in str(name) for name in names for part in _WITH_HEAD)
     absent = not any(is_head(name) for name in infos)
-    return "lm_head.weight" if is_embedding(embedding) and named and absent and says_tied(config) is not False else ""
+    return (
+        "lm_head.weight"
+        if is_embedding(embedding) and named and absent and is_declared_tied(config) is not False
+        else ""
+    )

@@ -1,105 +1,69 @@
-"""A model by its name -> the source of its tensors: resolved, fetched, and its adapters merged. Analyses nothing."""
+"""Open the tensors of a model by its name or path: resolve it, fetch it, and merge its adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ..adapt.adapter_config import parse_adapter_config
 from ..adapt.adapters import Adapter, MergedSource, refuse_quantised
 from ..read.sources import open_local
-from ..read.tensors import TensorInfo, TensorSource
+from ..read.tensors import ModelError, TensorSource
 from .hub import Hub
-from .locations import Places
+from .locations import Locations
 from .resolve import adapter_weights, resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A base or an adapter as it was loaded. `commit` is that of the hub, "" for what lies on this box anyway."""
+class LoadedPart:
+    """A base or an adapter that was loaded. `commit` is its commit on the hub, "" for a path of this machine."""
 
     name: str
-    path: Path
     commit: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """The tensors of a model, and what it was put together of: the base first. Close it to let go of its files."""
+    """The tensors of a model, its parts (the base first), and remarks on how it was resolved and fetched."""
 
-    def __init__(self, source: TensorSource, parts: Sequence[Part], notes: Sequence[str], hub: Hub) -> None:
-        self._source = source
-        self._hub = hub
-        self.parts = tuple(parts)
-        self.notes = (*notes, *source.notes)
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self._source.config
-
-    def infos(self) -> Sequence[TensorInfo]:
-        return self._source.infos()
-
-    def read(self, name: str) -> torch.Tensor:
-        return self._source.read(name)
-
-    def read_part(self, name: str, part: int) -> torch.Tensor:
-        """One part of a tensor along its first dimension: an expert of a stack."""
-        read = getattr(self._source, "read_part", None)
-        found: torch.Tensor = self.read(name)[part] if read is None else read(name, part)
-        return found
-
-    def touched(self) -> set[str]:
-        """The names of the tensors that an adapter changed; all others have the bits of the base."""
-        return self._source.touched() if isinstance(self._source, MergedSource) else set()
-
-    def close(self) -> None:
-        self._source.close()
-        self._hub.close()
+    source: TensorSource
+    parts: Sequence[LoadedPart]
+    notes: Sequence[str]
 
 
+@contextmanager
 def open_model(
-    model: str,
-    *,
-    source_model: str = "",
-    relation: str = "",
-    revision: str = "",
-    cache_dir: str = "",
-    reserve_bytes: int = 0,
-    drop_downloads: bool = False,
-    endpoint: str | None = None,
-) -> OpenedModel:
-    """The model of one row of a list: a path on this box, or a name on the hub.
+    model: str, hub: Hub, *, source_model: str = "", relation: str = "", revision: str = ""
+) -> Iterator[OpenedModel]:
+    """Open the model of one row of a list: a path of this machine, or a name on the hub.
 
-    Raises ModelError with the stage: resolve (what is it?), download, load (is it whole?), merge (can it be exact?).
-    One with a true attribute `transient` may be over in a while.
+    Raises ModelError at one of the stages resolve, download, load (is it complete?) and merge (can it be exact?).
     """
-    hub = Hub(cache_dir=cache_dir, reserve_bytes=reserve_bytes, drop=drop_downloads, endpoint=endpoint)
-    source: TensorSource | None = None
+    with ExitStack() as opened:
+        locations = Locations(hub)
+        plan = resolve(model, locations, source=source_model, relation=relation, revision=revision)
+        configs = [parse_adapter_config(locations.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
+        if plan.adapters:
+            refuse_quantised(locations.config(plan.base), plan.adapters[0].name)
+        path, commit = locations.fetch(plan.base)
+        source = opened.enter_context(closing(_open(path, plan.base.name, commit)))
+        parts = [LoadedPart(plan.base.name, commit)]
+        for ref, config in zip(plan.adapters, configs, strict=True):
+            path, commit = locations.fetch(ref)
+            weights = path / adapter_weights(locations.look(ref).files)
+            tensors = opened.enter_context(closing(_open(weights, ref.name, commit)))
+            source = MergedSource(source, Adapter(ref.name, config, tensors))
+            parts.append(LoadedPart(ref.name, commit))
+        yield OpenedModel(source, parts, (*plan.notes, *hub.notes))
+
+
+def _open(path: Path, name: str, commit: str) -> TensorSource:
     try:
-        places = Places(hub)
-        plan = resolve(model, source=source_model, relation=relation, revision=revision, at=places)
-        settings = [parse_adapter_config(places.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
-        for ref in plan.adapters[:1]:
-            refuse_quantised(places.config(plan.base), ref.name)
-        path, commit = places.fetch(plan.base)
-        source = open_local(path)
-        parts = [Part(plan.base.name, path, commit)]
-        for ref, config in zip(plan.adapters, settings, strict=True):
-            path, commit = places.fetch(ref)
-            parts.append(Part(ref.name, path, commit))
-            adapter = Adapter(ref.name, config, open_local(path / adapter_weights(places.look(ref).files)))
-            try:
-                source = MergedSource(source, adapter)
-            except BaseException:
-                adapter.tensors.close()
-                raise
-        return OpenedModel(source, parts, (*plan.notes, *hub.notes), hub)
-    except BaseException:
-        if source is not None:
-            source.close()
-        hub.close()
+        return open_local(path)
+    except ModelError:
+        if commit and not path.exists():  # --drop-downloads of another job
+            problem = f"{name} was removed from the cache of the hub while it was opened"
+            raise ModelError("download", problem, transient=True) from None
         raise

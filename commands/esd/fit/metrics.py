@@ -1,4 +1,4 @@
-"""What a spectrum says besides its power law: norms, ranks, entropy; and where chance would end. Fits nothing."""
+"""Norms, ranks and entropy of a spectrum. Fits nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_SINGLE = float(np.finfo(np.float32).eps)  # no stored weight is more precise in a way that a rank could rest on
+_SINGLE = float(np.finfo(np.float32).eps)  # no stored weight is more precise in a way that matters for a rank
 
 
 def norms(evals: NDArray[np.float64], alpha: float) -> dict[str, float]:
-    """Spectral norm λmax, norm Σλ, their logarithms to base 10, stable rank Σλ/λmax, and what alpha weighs.
+    """Return λmax, Σλ, log10 Σλ, the stable rank Σλ/λmax, α log10 λmax and log10 Σ λ^α, by column.
 
-    alpha_weighted = α log10 λmax; log_alpha_norm = log10 Σ λ^α. NaN where a logarithm has no value.
+    `evals`: ascending. NaN where a logarithm has no value (Martin, Peng, Mahoney, Nature Communications 2021).
     """
     largest, total = float(evals[-1]), float(evals.sum())
     logarithm = math.log10(largest) if largest > 0 else math.nan
@@ -31,24 +31,15 @@ def norms(evals: NDArray[np.float64], alpha: float) -> dict[str, float]:
 
 
 def matrix_rank(evals: NDArray[np.float64], longest: int) -> int:
-    """How many singular values are above σmax · longest side · float32's eps."""
+    """Return the number of singular values above σmax · longest side · eps of float32."""
     singular = np.sqrt(evals)
     return int(np.count_nonzero(singular > singular[-1] * longest * _SINGLE))
 
 
 def entropy(evals: NDArray[np.float64], rank: int) -> float:
-    """-Σ p ln p / ln rank with p = λ/Σλ: 1 if all directions weigh the same. NaN for a rank below 2."""
+    """Return -Σ p ln p / ln rank with p = λ/Σλ: 1 if all directions weigh the same, NaN for a rank below 2."""
     total = float(evals.sum())
     if rank < 2 or not total > 0:
         return math.nan
     shares = evals[evals > 0] / total
     return float(-np.sum(shares * np.log(shares)) / math.log(rank))
-
-
-def bulk_edges(variance: float, rows: int, columns: int) -> tuple[float, float]:
-    """Least and greatest eigenvalue of WᵀW for independent entries of that variance: s² (√rows ∓ √columns)².
-
-    Marchenko and Pastur, Distribution of eigenvalues for some sets of random matrices, 1967, without its 1/N.
-    """
-    low, high = (variance * (math.sqrt(rows) + sign * math.sqrt(columns)) ** 2 for sign in (-1, 1))
-    return low, high

@@ -1,7 +1,7 @@
-"""The power law in the tail of a spectrum: where it begins, its exponent, how well it fits. Knows no matrix.
+"""Fit a power law to the tail of a spectrum: its start, its exponent, its distance. Knows no matrix.
 
-For the N eigenvalues λ in ascending order, the tail at index i has n = N - i of them and the exponent of greatest
-likelihood α = 1 + n / Σ_{j≥i} ln(λj/λi). Its distance from the power law is the Kolmogorov-Smirnov distance
+For N eigenvalues λ in ascending order, the tail at index i has n = N - i of them and the maximum-likelihood exponent
+α = 1 + n / Σ_{j≥i} ln(λj/λi). Its distance from the power law is the Kolmogorov-Smirnov distance
 D = max_{j≥i} |1 - (λj/λi)^(1-α) - (j-i)/n| (Clauset, Shalizi, Newman: Power-law distributions in empirical data, 2009).
 """
 
@@ -12,40 +12,40 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import Options
+from gpusched.esd.options import AnalysisOptions
 
 Floats = NDArray[np.float64]
 
 NAN = float("nan")
-_PROBES = np.arange(1, 9) / 8.0  # where in a tail the first lower bound of its D is looked up
-_SLACK = 1e-13  # a bound and a distance are the same sum in another order; nothing this close is ruled out
+_PROBES = np.arange(1, 9) / 8.0  # places in a tail for the first lower bound of its D
+_SLACK = 1e-13  # bounds and distances are sums in different orders: a tail this close is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`status`: ok; or why alpha, D and xmin are NaN: too_few, zeros, flat, no_candidate."""
+    """A power law. `status`: ok, or why alpha, D and xmin are NaN: too_few, zeros, flat, no_candidate."""
 
     status: str
     alpha: float = NAN
     D: float = NAN
     xmin: float = NAN  # the smallest eigenvalue of the tail
-    index: int = -1  # its place among the eigenvalues that were kept
+    index: int = -1  # its index among the eigenvalues above the threshold
     n_tail: int = 0
 
 
 def kept(evals: Floats, threshold: float) -> Floats:
-    """The eigenvalues above the threshold; all, if none is. Ascending, as given."""
+    """Return the eigenvalues above the threshold; all, if none is. They are ascending."""
     first = int(np.searchsorted(evals, threshold, side="right"))
     return evals[first:] if first < len(evals) else evals
 
 
-def fit(evals: Floats, options: Options) -> Fit:
-    """The power law of these eigenvalues: ascending, not negative, those to be kept."""
+def fit(evals: Floats, options: AnalysisOptions) -> Fit:
+    """Return the power law of these eigenvalues: ascending, not negative, above the threshold."""
     if len(evals) < options.min_evals:
         return Fit("too_few")
     if evals[-1] <= 0:
         return Fit("zeros")
-    tails = Tails(evals)
+    tails = PowerLawTails(evals)
     if options.fix_fingers == "xmin_mid":
         return tails.at(min(len(evals) // 2, len(evals) - 2))
     if options.fix_fingers == "DKS":
@@ -54,8 +54,8 @@ def fit(evals: Floats, options: Options) -> Fit:
     return tails.best(int(np.searchsorted(evals, low, "left")), int(np.searchsorted(evals, high, "right")))
 
 
-def peak_window(evals: Floats, options: Options) -> tuple[float, float]:
-    """The least and the greatest eigenvalue at which xmin_peak lets the tail begin.
+def peak_window(evals: Floats, options: AnalysisOptions) -> tuple[float, float]:
+    """Return the least and the greatest eigenvalue at which xmin_peak lets the tail begin.
 
     The peak is the left edge of the fullest of `bins` equal bins of log10 λ, the first of several.
     """
@@ -65,17 +65,17 @@ def peak_window(evals: Floats, options: Options) -> tuple[float, float]:
     return float(np.log10(low)) if options.peak_window == "legacy" else low, 1.5 * peak
 
 
-class Tails:
+class PowerLawTails:
     """All tails of one spectrum."""
 
     def __init__(self, evals: Floats) -> None:
         """`evals`: ascending; the last is greater than 0."""
         self.evals = evals
-        self.first = int(np.searchsorted(evals, 0.0, side="right"))  # a tail has a logarithm
+        self.first = int(np.searchsorted(evals, 0.0, side="right"))  # zeros have no logarithm
         self.logs = np.zeros(len(evals))
         self.logs[self.first :] = np.log(evals[self.first :])
         self.sizes = len(evals) - np.arange(len(evals), dtype=np.float64)
-        # Σ_{j≥i} ln(λj/λi), as a sum of what is not negative: no tail, however narrow, loses digits by cancelling.
+        # Σ_{j≥i} ln(λj/λi), as a sum of positive terms: no digits are lost by cancellation.
         sums = np.zeros(len(evals))
         with np.errstate(divide="ignore", over="ignore"):
             steps = np.log(evals[self.first + 1 :] / evals[self.first : -1])
@@ -84,7 +84,7 @@ class Tails:
             self.alphas = 1.0 + self.sizes / sums
 
     def at(self, index: int) -> Fit:
-        """The tail that begins there."""
+        """Return the fit of the tail that begins at this index."""
         if index < self.first:
             return Fit("zeros")
         alpha = float(self.alphas[index])
@@ -93,11 +93,11 @@ class Tails:
         return Fit("ok", alpha, self._distance(index)[0], float(self.evals[index]), index, len(self.evals) - index)
 
     def best(self, low: int, high: int) -> Fit:
-        """The tail of the smallest D among those that begin at low ≤ i < high and have two values; the first of equals.
+        """Return the fit of the smallest D among the tails that begin at low ≤ i < high and have two values or more.
 
-        The same answer as trying all, found sooner: D at a few points is less than D. Whoever's bound is above the
-        smallest D so far is out; and where one tail is farthest from its law, its neighbours are far from theirs, so
-        that each D found sharpens the bounds of those left.
+        Of equal ones, the first. The result is that of trying all tails: the distance at a few points is a lower bound
+        of D, and a tail whose bound is above the smallest D so far is dropped. Each D sharpens the other bounds, since
+        neighbouring tails are far from their laws at the same place.
         """
         left = np.arange(max(low, self.first), min(high, len(self.evals) - 1))
         if not len(left):
@@ -111,12 +111,12 @@ class Tails:
             np.maximum(bounds, self._gap(left, points), out=bounds)
         winner, smallest = -1, float("inf")
         while len(left):
-            place = int(np.argmin(bounds))
-            index = int(left[place])
-            found, farthest = self._distance(index)
-            if (found, index) < (smallest, winner):
-                winner, smallest = index, found
-            bounds[place] = float("inf")
+            best = int(np.argmin(bounds))
+            index = int(left[best])
+            distance, farthest = self._distance(index)
+            if (distance, index) < (smallest, winner):
+                winner, smallest = index, distance
+            bounds[best] = float("inf")
             reach = int(np.searchsorted(left, farthest, side="right"))
             np.maximum(bounds[:reach], self._gap(left[:reach], farthest), out=bounds[:reach])
             stay = bounds <= smallest + _SLACK
@@ -124,14 +124,14 @@ class Tails:
         return self.at(winner)
 
     def _distance(self, index: int) -> tuple[float, int]:
-        """D of a tail, and the index at which the tail is so far from its law."""
+        """Return D of a tail, and the index at which the tail is that far from its law."""
         law = -np.expm1((1.0 - self.alphas[index]) * (self.logs[index:] - self.logs[index]))
         gaps = np.abs(law - np.arange(len(law)) / len(law))
         farthest = int(np.argmax(gaps))
         return float(gaps[farthest]), index + farthest
 
     def _gap(self, tails: NDArray[np.int64], points: NDArray[np.int64] | int) -> Floats:
-        """How far each tail is from its law at one of its points."""
+        """Return the distance of each tail from its law at one of its points."""
         law = -np.expm1((1.0 - self.alphas[tails]) * (self.logs[points] - self.logs[tails]))
         gap: Floats = np.abs(law - (points - tails) / self.sizes[tails])
         return gap

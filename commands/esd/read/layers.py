@@ -1,8 +1,8 @@
-"""The tensors of a model -> the layers to analyse, and of each other tensor why not. Reads no tensor.
+"""Choose the layers to analyse, with a reason for each tensor that is skipped. Reads no tensor.
 
-Everything is decided by name, shape, dtype and config, so that it can be said before anything is read:
+Name, shape, dtype and config decide, so the choice is known before anything is read:
 
-- the last word of a name, or the one before `weight`, tells biases, embeddings and the parts of quantised weights;
+- the last word of a name, or the one before `weight`, shows biases, embeddings and the parts of quantised weights;
 - three dimensions are a stack of experts if the name says so (`experts`, `moe`, `input_linear`, `output_linear`), or if
   the last two are longer than 32 and the name says nothing of a convolution; otherwise a convolution (out, in, k);
 - four and five dimensions are convolutions. (out, in, k…) and, transposed, (in, out, k…) have the same spectrum;
@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..options import Options
+from gpusched.esd.options import AnalysisOptions
+
 from .tensors import TensorInfo
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -30,7 +31,7 @@ _EMBEDDING = re.compile(r"embed(?!.*(proj|map|out|dense|linear|fc))|(^|_)emb(s|_
 _EMBEDDINGS = ("shared", "relative_attention_bias", "relative_position_bias_table", "cls_token", "mask_token")
 _HEAD = re.compile(r"head|out|decoder|score|classif|predict|logit|proj|dense|fc|linear|cls", re.IGNORECASE)
 _TIED_HEADS = ("lm_head", "embed_out", "output", "output_projection")
-# Of a quantised weight: what stands beside it, and what is never anything else.
+# Tensors beside a quantised weight, and names that only parts of one have.
 _BESIDE = ("scale", "scales", "scale_weight", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "weight.SCB")
 _PARTS = re.compile(
     r"(^|[._])(qweight|qzeros|g_idx|SCB|absmax|quant_map|nested_absmax|nested_quant_map|weight_scale(_\w+)?|weight_packed"
@@ -40,7 +41,7 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One row to be: the whole tensor, or one expert of a stack."""
+    """One matrix or convolution to analyse: a whole tensor, or one expert of a stack."""
 
     name: str
     tensor: TensorInfo
@@ -53,7 +54,7 @@ class Layer:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows and columns of its matrix, or of each of them."""
+        """The rows and columns of its matrix, or of each matrix of a convolution."""
         return self.shape[0], self.shape[1]
 
     @property
@@ -63,23 +64,24 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A tensor with two or more dimensions that gets no row, and why."""
+    """A tensor with two or more dimensions that gets no row, and the reason."""
 
     tensor: TensorInfo
     reason: str
 
 
-def plan(
+def choose_layers(
     infos: Sequence[TensorInfo],
     config: Mapping[str, Any],
-    options: Options,
+    options: AnalysisOptions,
     embeddings: Collection[str] = (),
 ) -> tuple[list[Layer], list[Skip]]:
-    """What to analyse and what not, both in the order of `infos`; tensors of fewer dimensions are in neither.
+    """Return the layers and the skipped tensors, in the order of `infos`. Tensors below two dimensions are in neither.
 
-    `embeddings`: names that are known to be embeddings, whatever they are called.
+    `embeddings`: names of tensors that are embeddings by their type.
     """
     names = {info.name for info in infos}
+    is_wanted = re.compile(options.layers).search
     layers: list[Layer] = []
     skips: list[Skip] = []
     for info in infos:
@@ -91,7 +93,7 @@ def plan(
             reason = "an embedding (analysed with --embeddings)"
         if not reason and (first := _tied(info, infos, config)):
             reason = f"tied to {first}"
-        if not reason and not options.wanted(info.name):
+        if not reason and not is_wanted(info.name):
             reason = "left out by --layers"
         if reason:
             skips.append(Skip(info, reason))
@@ -101,7 +103,7 @@ def plan(
 
 
 def refusal(info: TensorInfo, names: Collection[str]) -> str:
-    """Why a tensor of two or more dimensions is no matrix of weights; empty if it is one. `names`: all of the model."""
+    """Return why a tensor is no matrix of weights; "" if it is one. `names`: the names of all tensors of the model."""
     if not info.name.isprintable():
         return "its name has characters that cannot be shown"
     if not info.elements:
@@ -121,10 +123,10 @@ def refusal(info: TensorInfo, names: Collection[str]) -> str:
 
 
 def embedding(info: TensorInfo, config: Mapping[str, Any]) -> bool:
-    """Is this a table that is looked up, not a matrix that is multiplied?
+    """Return True for a table that is looked up, False for a matrix that is multiplied.
 
-    By its own word (`wte`, `embed_tokens`, `position_embeddings`, `shared`; not `patch_embedding`, which multiplies),
-    or by as many rows as the config has words, unless its word is one of an output (`lm_head`).
+    It is recognised by its own word (`wte`, `embed_tokens`, `position_embeddings`, `shared`; not `patch_embedding`,
+    which multiplies), or by as many rows as the config has words, unless its word is one of an output (`lm_head`).
     """
     word = _word(info.name)
     if "patch" in word or (len(info.shape) > 3 and info.shape[0] != 1):
@@ -135,7 +137,7 @@ def embedding(info: TensorInfo, config: Mapping[str, Any]) -> bool:
 
 
 def is_stack(info: TensorInfo) -> bool:
-    """Is this tensor of three dimensions a stack of experts, rather than a convolution over one?"""
+    """Return True if a tensor of three dimensions is a stack of experts, False for a convolution over one dimension."""
     if len(info.shape) != 3:
         return False
     if _EXPERTS.search(info.name):
@@ -155,7 +157,7 @@ def _word(name: str) -> str:
 
 
 def _tied(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, Any]) -> str:
-    """The embedding that the model puts in place of this output head, though both are stored."""
+    """Return the embedding that the model uses instead of this output head, though both are stored; "" for none."""
     if not config.get("tie_word_embeddings") or _word(info.name) not in _TIED_HEADS:
         return ""
     twins = (i.name for i in infos if i.shape == info.shape and i.name != info.name and embedding(i, config))
@@ -163,7 +165,7 @@ def _tied(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, An
 
 
 def _quantised(info: TensorInfo, names: Collection[str]) -> str:
-    """Why this holds no weights as they are used: packed, or to be scaled by another tensor."""
+    """Return why a tensor is packed, or scaled by another one; "" if it holds plain weights."""
     stem = info.name.rpartition(".")[0]
     if _PARTS.search(info.name) or (_word(info.name) == "scales" and f"{stem}.qweight" in names):
         return f"part of a quantised weight ({info.dtype})"

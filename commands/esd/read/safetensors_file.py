@@ -1,6 +1,6 @@
-"""One safetensors file: its header, read with suspicion, and its tensors by pread. Knows no model, maps no memory.
+"""Read the tensors of one safetensors file with `pread`.
 
-A mapped file counts as this process's memory once it is read; a read into a new buffer does not outlive the tensor.
+A mapped file counts as this process's memory once it is read; the buffer of a read is freed with its tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _TORCH_NAMES = {
     **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
     **{"F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3", "F6_E3M2": "float6_e3m2"},
 }
+_LARGEST_READ_BYTES = 1 << 30
 
 
 class SafetensorsFile:
-    """An open file. Its tensors are found by name; ModelError for one that is not what its header says."""
+    """An open file. Raises ModelError if it is damaged, or changes while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,12 +36,10 @@ class SafetensorsFile:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._state = _state(self._fd)
             self._entries = read_header_of(self._fd).tensors
-        except OSError as error:
+        except (OSError, HeaderError) as error:
             self.close()
-            raise ModelError("load", f"{path.name} cannot be read: {error.strerror}") from None
-        except HeaderError as error:
-            self.close()
-            raise ModelError("load", f"{path.name} {error}") from None
+            problem = str(error) if isinstance(error, HeaderError) else f"cannot be read: {error.strerror}"
+            raise ModelError("load", f"{path.name} {problem}") from None
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -49,32 +48,34 @@ class SafetensorsFile:
 
     @property
     def infos(self) -> list[TensorInfo]:
+        """The tensors in the order of their data."""
         return [
             TensorInfo(entry.name, entry.shape, _TORCH_NAMES[entry.dtype], str(self.path))
             for entry in self._entries.values()
         ]
 
     def read(self, name: str, part: int | None = None) -> torch.Tensor:
-        """A tensor, or one part of it along its first dimension."""
+        """Read a tensor, or one part of it along its first dimension."""
         entry = self._entries[name]
-        begin, end, shape = entry.begin, entry.end, entry.shape
+        begin, size, shape = entry.begin, entry.size_bytes, entry.shape
         if part is not None:
-            size = (end - begin) // shape[0]
-            begin, end, shape = begin + part * size, begin + (part + 1) * size, shape[1:]
+            size //= shape[0]
+            begin, shape = begin + part * size, shape[1:]
         if _state(self._fd) != self._state:
             raise ModelError("load", f"{self.path.name} changed while it was read")
         dtype = getattr(torch, _TORCH_NAMES[entry.dtype], None)
         if dtype is None:
             raise ModelError("load", f"{name} is of type {entry.dtype}, which this PyTorch does not know")
-        buffer = torch.empty(end - begin, dtype=torch.uint8)
+        buffer = torch.empty(size, dtype=torch.uint8)
         self._fill(memoryview(buffer.numpy()), begin)
         return buffer.view(dtype).reshape(shape)
 
     def _fill(self, view: memoryview, offset: int) -> None:
+        """Read bytes of the file from `offset` until `view` is full."""
         done = 0
         while done < len(view):
             try:
-                count = os.preadv(self._fd, [view[done : done + (1 << 30)]], offset + done)
+                count = os.preadv(self._fd, [view[done : done + _LARGEST_READ_BYTES]], offset + done)
             except OSError as error:
                 raise ModelError("load", f"{self.path.name} cannot be read: {error.strerror}") from None
             if not count:
@@ -83,5 +84,6 @@ class SafetensorsFile:
 
 
 def _state(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_size, found.st_mtime_ns
+    """Return the size of a file in bytes and the time of its last change."""
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns

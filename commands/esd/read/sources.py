@@ -1,9 +1,8 @@
-"""Models that lie on this box, as sources of tensors: directories, files, state dicts, modules. Fetches nothing."""
+"""Sources of tensors for models on this machine: directories, files, state dicts and modules. Fetches nothing."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import pickle
@@ -14,141 +13,131 @@ from typing import Any
 
 import torch
 
+from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsFile
 from .tensors import ModelError, TensorInfo, TensorSource
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.(?:safetensors|bin)")
-_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_NO_WEIGHTS = (
+    *("adapter_model.safetensors", "adapter_model.bin"),
+    *("training_args.bin", "optimizer.pt", "scheduler.pt"),
+)
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights
 _DONTNEED = 4  # of madvise
 
 
 def open_local(path: str | os.PathLike[str]) -> TensorSource:
-    """A model's directory, or one file of weights. ModelError("load", …) if there is none, or it is damaged."""
-    place = Path(path)
-    if place.is_dir():
-        return _open_directory(place)
-    if not place.exists():
-        raise ModelError("load", f"{place} does not exist")
-    return _open_files([place], read_config(place.parent), [])
+    """Open a model's directory, or one file of weights.
+
+    Raises ModelError, stage load, if there are no weights, or if they are damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_directory(path)
+    if not path.exists():
+        raise ModelError("load", f"{path} does not exist")
+    return _open_files([path], read_config(path.parent))
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json as it is; empty if there is none. ModelError for one that is no JSON object."""
-    try:
-        found = json.loads((directory / "config.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError("load", f"config.json cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError("load", "config.json holds no JSON object")
-    return found
-
-
-def _open_directory(place: Path) -> TensorSource:
-    config = read_config(place)
+def _open_directory(directory: Path) -> TensorSource:
+    config = read_config(directory)
     for name in _NAMES:
-        if (place / f"{name}.index.json").exists():
-            return _open_index(place, f"{name}.index.json", config)
-        if (place / name).exists():
-            return _open_files([place / name], config, [])
+        if (directory / f"{name}.index.json").exists():
+            return _open_index(directory, f"{name}.index.json", config)
+        if (directory / name).exists():
+            return _open_files([directory / name], config)
+    names = sorted(path.name for path in directory.iterdir())
     for suffixes in ((".safetensors",), _PICKLES):
-        files = sorted(p for p in place.iterdir() if p.suffix in suffixes and p.name not in _ADAPTERS)
-        files = [p for p in files if p.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]
+        files = [directory / name for name in names if name.endswith(suffixes) and name not in _NO_WEIGHTS]
         if files:
-            _complete(files)
-            return _open_files(files, config, [] if len(files) == 1 else [f"{len(files)} files without an index"])
-    there = sorted(p.name for p in place.iterdir())
-    what = f"it holds {', '.join(n for n in there[:6])}" if there else "it is empty"
-    raise ModelError("load", f"{place} has no weights that can be read (safetensors or .bin); {what}")
+            _refuse_missing_shards(files)
+            return _open_files(files, config, notes=[] if len(files) == 1 else [f"{len(files)} files without an index"])
+    content = f"it holds {', '.join(name[:40] for name in names[:6])}" if names else "it is empty"
+    raise ModelError("load", f"{directory} has no weights that can be read (safetensors or .bin); {content}")
 
 
-def _complete(files: Sequence[Path]) -> None:
-    """ModelError if shards that count themselves are not all there."""
-    counted = [match for match in (_SHARD.fullmatch(p.name) for p in files) if match]
-    if counted and len(counted) != int(counted[0][2]):
-        raise ModelError("load", f"there are {len(counted)} shards of {int(counted[0][2])}, and no index")
+def _refuse_missing_shards(files: Sequence[Path]) -> None:
+    """Raise ModelError if the names of shards say that there are more of them."""
+    numbered = [match for match in (_SHARD.fullmatch(path.name) for path in files) if match]
+    if numbered and len(numbered) != int(numbered[0][2]):
+        raise ModelError("load", f"there are {len(numbered)} shards of {int(numbered[0][2])}, and no index")
 
 
-def _open_index(place: Path, name: str, config: Mapping[str, Any]) -> TensorSource:
-    try:
-        weights = json.loads((place / name).read_bytes())["weight_map"]
-        names = {str(tensor): str(file) for tensor, file in weights.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelError("load", f"{name} is no index of shards") from None
-    if not names:
+def _open_index(directory: Path, name: str, config: Mapping[str, Any]) -> TensorSource:
+    weights = read_json(directory / name, "load").get("weight_map")
+    if not isinstance(weights, Mapping):
+        raise ModelError("load", f"{name} is no index of shards")
+    index = {str(tensor): str(file) for tensor, file in weights.items()}
+    if not index:
         raise ModelError("load", f"{name} names no tensor")
-    files = sorted(set(names.values()))
+    files = sorted(set(index.values()))
     for file in files:
         if Path(file).name != file:
-            raise ModelError("load", f"{name} names {file}, which is not in its directory")
-        if not (place / file).exists():
+            raise ModelError("load", f"{name} names {file[:200]}, which is not in its directory")
+        if not (directory / file).exists():
             raise ModelError("load", f"{name} names {file}, which is missing")
-    return _open_files([place / file for file in files], config, [], names)
+    return _open_files([directory / file for file in files], config, index=index)
 
 
 def _open_files(
-    files: Sequence[Path], config: Mapping[str, Any], notes: Sequence[str], index: Mapping[str, str] | None = None
+    files: Sequence[Path],
+    config: Mapping[str, Any],
+    *,
+    notes: Sequence[str] = (),
+    index: Mapping[str, str] | None = None,
 ) -> TensorSource:
     if all(file.suffix == ".safetensors" for file in files):
         return SafetensorsSource(files, config, notes, index)
     if all(file.suffix in _PICKLES for file in files):
         return PickleSource(files, config, notes)
     kinds = ", ".join(sorted({file.suffix or file.name for file in files}))
-    raise ModelError("load", f"weights in {kinds} cannot be read; give safetensors, .bin, .pt or .pth")
+    raise ModelError("load", f"weights in {kinds} cannot be read; use safetensors, .bin, .pt or .pth")
 
 
 class SafetensorsSource:
-    """One or more safetensors files of one model. Reads headers now, tensors on demand."""
+    """One or more safetensors files of one model. Headers are read now, tensors on demand."""
 
     def __init__(
         self,
         files: Sequence[Path],
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any],
         notes: Sequence[str] = (),
         index: Mapping[str, str] | None = None,
     ) -> None:
-        """`index`: tensor -> name of its file, where the model has one; each must be where it says."""
-        self.config = config or {}
+        """`index`: the file name of each tensor, if the model has an index; every tensor has to be where it says."""
+        self.config = config
         self.notes = list(notes)
         self._files: list[SafetensorsFile] = []
-        self._of: dict[str, SafetensorsFile] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
         self._infos: list[TensorInfo] = []
         try:
             for path in files:
-                file = SafetensorsFile(path)
-                self._files.append(file)
-                self._take(file, index)
-        except BaseException:
+                self._files.append(SafetensorsFile(path))
+                self._add(self._files[-1], index)
+            for name, where in (index or {}).items():
+                if name not in self._file_of:
+                    raise ModelError("load", f"the index looks for {name} in {where}, which lacks it")
+        except ModelError:
             self.close()
             raise
-        for name, where in (index or {}).items():
-            if name not in self._of:
-                self.close()
-                raise ModelError("load", f"the index looks for {name} in {where}, which lacks it")
 
-    def _take(self, file: SafetensorsFile, index: Mapping[str, str] | None) -> None:
+    def _add(self, file: SafetensorsFile, index: Mapping[str, str] | None) -> None:
         for info in file.infos:
             if index is not None and index.get(info.name) != file.path.name:
                 self.notes.append(f"{info.name} in {file.path.name} is not in the index: left out")
-            elif info.name in self._of:
+            elif info.name in self._file_of:
                 raise ModelError("load", f"{info.name} is in two files, {file.path.name} the second")
             else:
-                self._of[info.name] = file
+                self._file_of[info.name] = file
                 self._infos.append(info)
 
     def infos(self) -> Sequence[TensorInfo]:
         return self._infos
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._of[name].read(name)
-
-    def read_part(self, name: str, part: int) -> torch.Tensor:
-        """One part of a tensor along its first dimension: an expert of a stack, without the others."""
-        return self._of[name].read(name, part)
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+        return self._file_of[name].read(name, part)
 
     def close(self) -> None:
         for file in self._files:
@@ -156,7 +145,7 @@ class SafetensorsSource:
 
 
 class StateSource:
-    """Tensors that are in memory already, by name; of those that share their memory, the first."""
+    """Tensors in memory by name; of several that share their memory, the first."""
 
     def __init__(
         self, state: Mapping[str, Any], config: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
@@ -170,8 +159,8 @@ class StateSource:
                 continue
             tensor = value.detach()
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
-                where = "has no data yet" if tensor.device.type == "meta" else f"is {tensor.layout}"
-                raise ModelError("load", f"{name} {where}; only dense tensors can be read")
+                problem = "has no data yet" if tensor.device.type == "meta" else f"is {tensor.layout}"
+                raise ModelError("load", f"{name} {problem}; only dense tensors can be read")
             identity = (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             first = seen.setdefault(identity, name) if tensor.numel() else name
             if first != name:
@@ -185,18 +174,16 @@ class StateSource:
             for name, tensor in self._tensors.items()
         ]
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._tensors[name].cpu()
-
-    def read_part(self, name: str, part: int) -> torch.Tensor:
-        return self._tensors[name][part].cpu()
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+        tensor = self._tensors[name]
+        return (tensor if part is None else tensor[part]).cpu()
 
     def close(self) -> None:
         self._tensors.clear()
 
 
 class ModuleSource(StateSource):
-    """A torch module in memory. Its embeddings are known by their type, not by their names."""
+    """A torch module in memory. Its embeddings are recognised by their type instead of their names."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         to_dict = getattr(getattr(module, "config", None), "to_dict", dict)
@@ -209,40 +196,33 @@ class ModuleSource(StateSource):
 
 
 class PickleSource(StateSource):
-    """Files written by torch.save, read with weights_only and mapped, so that only what is looked at is in memory."""
+    """Files of torch.save, read with weights_only and mapped, so that only the tensor in use takes memory."""
 
-    def __init__(
-        self, files: Sequence[Path], config: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
-    ) -> None:
-        found = list(notes)
+    def __init__(self, files: Sequence[Path], config: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
+        notes = list(notes)
         state: dict[str, Any] = {}
         self._mapped: set[str] = set()
         for path in files:
-            loaded, mapped = _load(path, found)
-            for name, value in _tensors(loaded, path, found).items():
-                if mapped:
-                    self._mapped.add(name)
+            loaded, is_mapped = _load(path, notes)
+            for name, value in _tensors(loaded, path, notes).items():
                 if name in state:
                     raise ModelError("load", f"{name} is in two files, {path.name} the second")
                 state[name] = value
-        super().__init__(state, config, found)
+                if is_mapped:
+                    self._mapped.add(name)
+        super().__init__(state, config, notes)
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._copied(name, self._tensors[name])
-
-    def read_part(self, name: str, part: int) -> torch.Tensor:
-        return self._copied(name, self._tensors[name][part])
-
-    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+        tensor = super().read(name, part)
         if name not in self._mapped:
             return tensor
-        copied = tensor.clone()
+        copy = tensor.clone()
         _drop_pages(tensor)
-        return copied
+        return copy
 
 
 def _load(path: Path, notes: list[str]) -> tuple[Any, bool]:
-    """What the file holds, and whether it is mapped."""
+    """Return the content of a file, and whether it is mapped."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         first = file.read(64)
@@ -250,24 +230,24 @@ def _load(path: Path, notes: list[str]) -> tuple[Any, bool]:
         raise ModelError("load", f"{path.name} is empty")
     if first.startswith(b"version https://git-lfs"):
         raise ModelError("load", f"{path.name} is a Git LFS pointer, not the weights; `git lfs pull` fetches them")
-    zipped = first.startswith(b"PK")
-    if not zipped:
+    is_zip = first.startswith(b"PK")
+    if not is_zip:
         notes.append(f"{path.name} is in the old format of torch.save: all of it is in memory at once")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped), zipped
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip), is_zip
     except pickle.UnpicklingError as error:
-        # The rest of what PyTorch says advises to run it all the same.
-        found = re.search(r"GLOBAL (\S+)|(Unsupported \w+ \d+)", str(error))
-        why = f" ({found[1] or found[2]})" if found else ""
+        # The rest of PyTorch's message advises to run it all the same.
+        match = re.search(r"GLOBAL (\S+)|(Unsupported \w+ \d+)", str(error))
+        reason = f" ({(match[1] or match[2])[:100]})" if match else ""
         raise ModelError(
-            "load", f"{path.name} holds more than weights{why}, and is not run; its tensors alone can be read"
+            "load", f"{path.name} holds more than weights{reason}, and is not run; its tensors alone can be read"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError("load", f"{path.name} is cut or damaged: {error}") from None
+        raise ModelError("load", f"{path.name} is cut or damaged: {str(error)[:200]}") from None
 
 
 def _tensors(loaded: Any, path: Path, notes: list[str]) -> Mapping[str, Any]:
-    """The mapping of names to tensors in what was loaded."""
+    """Return the mapping of names to tensors in the content of a file."""
     candidates: Iterable[tuple[str, Any]] = [("", loaded)]
     if isinstance(loaded, Mapping):
         candidates = [("", loaded), *((key, loaded[key]) for key in _WRAPPERS if key in loaded)]
@@ -280,10 +260,10 @@ def _tensors(loaded: Any, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _drop_pages(tensor: torch.Tensor) -> None:
-    """Let the kernel take back the pages of a mapped file: read once, they count as ours until the file is closed.
+    """Let the kernel take back the pages of a mapped file: once read, they count as ours until the file is closed.
 
-    Only for a tensor that is mapped and that nobody has written to: its pages come back from the file when they are
-    looked at, while those of any other memory would come back as zeros.
+    Only for a mapped tensor that nobody has written to: its pages are read from the file again when they are needed,
+    while the pages of any other memory would become zeros.
     """
     if not tensor.is_contiguous():
         return

@@ -1,7 +1,8 @@
-"""Where the tensors of a model come from: what a source of tensors offers. Knows no file format and no spectrum."""
+"""The interface of a source of tensors, and the error of a model that cannot be analysed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from gpusched.common.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor, before it is read. `dtype` as in torch, without its prefix: "bfloat16"."""
+    """A stored tensor before it is read. `dtype` is torch's name without the prefix, such as "bfloat16"."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,31 +23,31 @@ class TensorInfo:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 class TensorSource(Protocol):
-    """The tensors of one model. Holds no tensor itself: `read` makes a new one, on the CPU, in its stored dtype."""
+    """The tensors of one model. It holds none itself: `read` returns a new one, on the CPU, in its stored dtype."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The model's config.json; empty where there is none."""
+        """The model's config.json; empty if there is none."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a person should know of how this model was put together."""
+        """Remarks for people on how this model was put together."""
         ...
 
     def infos(self) -> Sequence[TensorInfo]:
-        """All tensors, in the order of the file; of tied ones, the first."""
+        """List all tensors in the order of the file; of tied tensors, the first."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor. Raises ModelError for a file that is cut, or changes under us."""
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+        """Read a tensor, or one part of it along its first dimension: an expert of a stack.
+
+        Raises ModelError for a file that is cut, or that changes while it is read.
+        """
         ...
 
     def close(self) -> None: ...
@@ -56,9 +57,11 @@ class ModelError(Exception):
     """A model that cannot be analysed.
 
     `stage` is resolve, download, load, merge or analyse. `reason` may hold text from others: it is cleaned here.
+    `transient`: it may be over in a while (the network is down, the hub is busy), so another try is worth it.
     """
 
-    def __init__(self, stage: str, reason: str) -> None:
+    def __init__(self, stage: str, reason: str, *, transient: bool = False) -> None:
         self.stage = stage
         self.reason = one_line(reason, 1000)
+        self.transient = transient
         super().__init__(f"{stage}: {self.reason}")

@@ -1,4 +1,4 @@
-"""How many bytes may be in memory at once, who waits for them, and who lets go. Allocates nothing itself."""
+"""The bytes that may be in memory at once, and a tensor that is read when it is needed. Allocates nothing itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Budget:
-    """Bytes that are taken in the order of asking. Whoever is alone always gets what it asks for."""
+    """Bytes that are taken in the order of the requests. A request that is alone is always granted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -17,24 +17,24 @@ class Budget:
         self._condition = threading.Condition()
 
     def take(self, amount: int) -> None:
-        """Wait until there is so much, or nobody holds anything."""
+        """Wait until so many bytes are free, or until nothing is taken."""
         with self._condition:
             self._condition.wait_for(lambda: not self._taken or self._taken + amount <= self._limit)
             self._taken += amount
 
-    def give(self, amount: int) -> None:
+    def give_back(self, amount: int) -> None:
         with self._condition:
             self._taken -= amount
             self._condition.notify_all()
 
 
-class Held:
-    """A tensor that is read when it is looked at, and again if it was let go before."""
+class LazyTensor:
+    """A tensor that is read on first use, and again if it was dropped before."""
 
-    def __init__(self, read: Callable[[], torch.Tensor], let_go: Callable[[], object] = lambda: None) -> None:
-        """`let_go` is called the first time that it is."""
+    def __init__(self, read: Callable[[], torch.Tensor], on_drop: Callable[[], object] = lambda: None) -> None:
+        """`on_drop` is called the first time that the tensor is dropped."""
         self._read = read
-        self._let_go: Callable[[], object] | None = let_go
+        self._on_drop: Callable[[], object] | None = on_drop
         self._tensor: torch.Tensor | None = None
 
     def get(self) -> torch.Tensor:
@@ -44,6 +44,6 @@ class Held:
 
     def drop(self) -> None:
         self._tensor = None
-        if self._let_go is not None:
-            self._let_go()
-            self._let_go = None
+        if self._on_drop is not None:
+            self._on_drop()
+            self._on_drop = None

@@ -1,14 +1,14 @@
-"""Spectra by the content of their tensor: what one model had computed, another one with the same tensor reads.
+"""A cache of spectra by the content of their tensors, shared by models and processes.
 
-Adapters on one base and finetunes with frozen layers share most of their tensors. Several processes may use one
-directory: a spectrum is written whole or not at all, and while one process computes it, another one turns to its next
-layer. Deletes nothing, and never stands in for a spectrum that it cannot read.
+Adapters on one base and finetunes with frozen layers share most of their tensors. A spectrum is written whole or not
+at all; while one process computes it, another one goes on with its next layer. An entry that cannot be read is absent.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import threading
 import zipfile
@@ -19,30 +19,31 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gpusched.common.files import write_atomically
 from gpusched.esd.model_record import CONVENTION
+from gpusched.esd.options import AnalysisOptions
 
-from ..options import Options
 from .spectrum import Spectrum
 
-_FORMAT = 1  # of the entries
+_FORMAT = 1  # version of the entries
 
 
-def content_key(tensor: torch.Tensor, options: Options, *, convolution: bool) -> str:
-    """A name for all that a layer's spectrum depends on: bytes, shape, type and way."""
+def content_key(tensor: torch.Tensor, options: AnalysisOptions, *, convolution: bool) -> str:
+    """Return a hash of all that a layer's spectrum depends on: bytes, shape, type and solver."""
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
-    told = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
-    found = hashlib.sha256(told.encode())
+    text = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
+    digest = hashlib.sha256(text.encode())
     plain = tensor.contiguous()
     if plain.numel():
-        found.update(plain.reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class SpectraCache:
     """A directory of spectra. Safe for many processes; in one process, for many threads."""
 
     def __init__(self, directory: Path) -> None:
-        """OSError if there can be no such directory."""
+        """Raises OSError if there can be no such directory."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._locks = os.open(directory / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -53,7 +54,7 @@ class SpectraCache:
         os.close(self._locks)
 
     def get(self, key: str) -> Spectrum | None:
-        """What was put, if it is there and whole."""
+        """Return the spectrum, or None if it is not there or damaged."""
         try:
             with open(self._path(key), "rb") as file, np.load(file, allow_pickle=False) as stored:
                 evals = np.asarray(stored["evals"], dtype=np.float64)
@@ -61,40 +62,39 @@ class SpectraCache:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
-    def put(self, key: str, found: Spectrum) -> None:
-        """Keep it. A disk that is full is no error: the cache is then smaller."""
+    def put(self, key: str, spectrum: Spectrum) -> None:
+        """Store a spectrum. A full disk is no error: the cache stays smaller."""
         path = self._path(key)
-        temporary = path.with_name(f".{key}.{os.getpid()}.{threading.get_ident()}")
+        data = io.BytesIO()
+        np.savez(data, evals=spectrum.evals, solver=spectrum.solver, device=spectrum.device, note=spectrum.note)
         try:
             path.parent.mkdir(exist_ok=True)
-            with open(temporary, "xb") as file:
-                np.savez(file, evals=found.evals, solver=found.solver, device=found.device, note=found.note)
-            os.replace(temporary, path)
+            write_atomically(str(path), data.getvalue(), mode=0o666)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            return
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Whether this thread alone may compute it now: no other one here, no other process, has claimed it.
+        """Yield True if this thread may compute the spectrum: no other thread and no other process has claimed it.
 
-        A claim is a lock on one byte of one file, at a place that the key gives; it ends with its holder.
+        A claim is a lock on one byte of one file, at an offset that the key gives; it ends with its process.
         """
-        place = int(key[:10], 16)  # a file system has no places further on
+        offset = int(key[:10], 16)  # file systems have no larger offsets
         with self._guard:
-            taken = place not in self._mine and self._lock(place, os.F_TLOCK)
+            taken = offset not in self._mine and self._lock(offset, os.F_TLOCK)
             if taken:
-                self._mine.add(place)
+                self._mine.add(offset)
         try:
             yield taken
         finally:
             if taken:
                 with self._guard:
-                    self._lock(place, os.F_ULOCK)
-                    self._mine.discard(place)
+                    self._lock(offset, os.F_ULOCK)
+                    self._mine.discard(offset)
 
-    def _lock(self, place: int, command: int) -> bool:
-        """False if another process has it. Where a file system has no locks, all may compute and none waits."""
-        os.lseek(self._locks, place, os.SEEK_SET)
+    def _lock(self, offset: int, command: int) -> bool:
+        """Return False if another process has the lock. On a file system without locks, all may compute."""
+        os.lseek(self._locks, offset, os.SEEK_SET)
         try:
             os.lockf(self._locks, command, 1)
         except OSError as error:

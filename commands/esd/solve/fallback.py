@@ -1,4 +1,4 @@
-"""Out of memory, and what else goes wrong on a device: told apart, and a layer tried in smaller ways. Reads nothing."""
+"""Recognise missing memory and a lost CUDA context, and try a layer in smaller ways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MMAP_THRESHOLD, _BLOCK_BYTES = -3, 1 << 20  # of mallopt
 _GPU_FULL = re.compile(r"CUDA out of memory|CUDA error: out of memory|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 _HOST_FULL = re.compile(r"DefaultCPUAllocator|not enough memory|[Cc]an(?:'t|not) allocate memory")
 _SOLVER_FAILED = re.compile(r"(cusolver|magma) error|CUSOLVER_STATUS", re.IGNORECASE)
-# After these nothing that this process asks of the card will be answered.
+# After these errors the card answers nothing more to this process.
 _POISONED = re.compile(
     r"CUDA error: (?!out of memory)|device-side assert|illegal (memory access|instruction)"
     r"|unspecified launch failure|uncorrectable (ECC|NVLink)"
@@ -30,17 +30,17 @@ _POISONED = re.compile(
 
 
 class Poisoned(Exception):
-    """A CUDA error after which only a new process can go on; its text is CUDA's."""
+    """A CUDA error after which only a new process can use the card. Its text is CUDA's."""
 
 
 class NoRoom(Exception):
-    """A layer for which there is no memory, on the device or beside it."""
+    """Too little memory for a layer, on the device and on the CPU."""
 
 
 def return_freed_blocks() -> None:
-    """Let what is freed go back to the system at once, for this process; nothing where the C library has no such wish.
+    """Return freed memory to the system at once, if the C library can.
 
-    Left alone, glibc keeps freed blocks of up to 32 MiB for each thread, twice of what the greatest layer needs.
+    By default, glibc keeps freed blocks of up to 32 MiB for each thread.
     """
     try:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)
@@ -49,7 +49,7 @@ def return_freed_blocks() -> None:
 
 
 def ways(device: torch.device) -> Iterator[tuple[torch.device, int, str]]:
-    """How to try a layer, one after the other: device, rows converted at once, and what to say of it."""
+    """Yield the ways to try a layer: device, rows that are converted at a time, and words for the note."""
     yield device, BLOCK, ""
     yield device, SMALL_BLOCK, "smaller blocks"
     if device.type != "cpu":
@@ -58,15 +58,15 @@ def ways(device: torch.device) -> Iterator[tuple[torch.device, int, str]]:
 
 
 def fallback(compute: Callable[[torch.device, int], T], device: torch.device) -> tuple[T, str]:
-    """What `compute` gives in the first way for which there is memory, and a note if it was not the first of all.
+    """Return the result of `compute` in the first way for which there is memory, and a note if that is a later one.
 
-    A solver of the GPU that fails is left for the CPU's, too. Raises NoRoom if there is memory in no way, Poisoned, and
-    whatever else `compute` raises.
+    After an error of the GPU's solver the CPU is tried, too. Raises NoRoom if there is memory in no way, Poisoned, and
+    any other error of `compute`.
     """
     why = ""
-    for place, block, words in ways(device):
+    for where, block, words in ways(device):
         try:
-            return compute(place, block), f"{why}: done with {words}" if words else ""
+            return compute(where, block), f"{why}: done with {words}" if words else ""
         except Exception as error:
             failed = device.type == "cuda" and isinstance(error, RuntimeError) and _SOLVER_FAILED.search(str(error))
             why = shortage(error) or ("the solver of the GPU failed" if failed else "")
@@ -78,7 +78,7 @@ def fallback(compute: Callable[[torch.device, int], T], device: torch.device) ->
 
 
 def shortage(error: BaseException) -> str:
-    """Which memory was short, if that is what the error says; else empty. Raises Poisoned for a dead CUDA context."""
+    """Return which memory an error says is missing; "" for another error. Raises Poisoned for a lost CUDA context."""
     text = str(error)
     if isinstance(error, MemoryError) or _HOST_FULL.search(text):
         return "out of host memory"

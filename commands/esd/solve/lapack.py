@@ -1,8 +1,7 @@
-"""Gram matrices and their eigenvalues, each where it lies. Reads no tensor of a model, chooses no solver.
+"""Gram matrices and their eigenvalues, computed in place where LAPACK allows it. Chooses no solver.
 
-PyTorch's own eigvalsh works on a copy, which is the largest thing that an analysis would have in memory. The LAPACK
-that PyTorch brings is therefore called directly; where its library shows none, or one that fails a trial, PyTorch's
-function does the same on a copy.
+PyTorch's own eigvalsh works on a copy, which would be the largest thing in memory. So the LAPACK inside PyTorch is
+called directly; if its library exports none, or one that fails a trial, PyTorch's function is used on a copy.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class NotConverged(Exception):
 
 
 def add_gram(gram: torch.Tensor, block: torch.Tensor) -> None:
-    """Add blockᵀ·block to the lower triangle of `gram`; what is above the diagonal means nothing afterwards.
+    """Add blockᵀ·block to the lower triangle of `gram`; the upper triangle has no meaning afterwards.
 
     gram: n×n, block: k×n, of one type and on one device. Panel by panel up to the diagonal: half of the products.
     """
@@ -36,18 +35,18 @@ def add_gram(gram: torch.Tensor, block: torch.Tensor) -> None:
 
 
 def eigenvalues(gram: torch.Tensor) -> torch.Tensor:
-    """Ascending eigenvalues of the symmetric matrix whose lower triangle this is. Leaves nonsense in `gram`.
+    """Return the ascending eigenvalues of the symmetric matrix with this lower triangle. Destroys `gram`.
 
-    gram: n×n, contiguous, float64 or float32. Raises NotConverged, and what PyTorch raises for want of memory.
+    gram: n×n, contiguous, float64 or float32. Raises NotConverged, and PyTorch's errors for missing memory.
     """
     library = _library() if gram.device.type == "cpu" else None
     if library is not None:
         return _in_place(library, gram)
     try:
-        found: torch.Tensor = torch.linalg.eigvalsh(gram)
+        values: torch.Tensor = torch.linalg.eigvalsh(gram)
     except torch.linalg.LinAlgError as error:
         raise NotConverged(str(error)) from None
-    return found
+    return values
 
 
 def _in_place(library: Any, gram: torch.Tensor) -> torch.Tensor:
@@ -65,15 +64,15 @@ def _in_place(library: Any, gram: torch.Tensor) -> torch.Tensor:
         if code := ctypes.c_int32(info.value & 0xFFFFFFFF).value:
             raise NotConverged(f"the eigensolver stopped with {code}")
 
-    wish, iwork = torch.zeros(1, dtype=gram.dtype), torch.zeros(8, dtype=torch.int64)
-    call(wish, -1, iwork, -1)  # asks how much room it would like; the least is 2n + 1
-    length = max(2 * n + 1, int(wish.item()))
+    best, iwork = torch.zeros(1, dtype=gram.dtype), torch.zeros(8, dtype=torch.int64)
+    call(best, -1, iwork, -1)  # asks for the best size of the workspace; the least is 2n + 1
+    length = max(2 * n + 1, int(best.item()))
     call(torch.empty(length, dtype=gram.dtype), length, iwork, 8)
     return values
 
 
 def _int(value: int) -> Any:
-    # Whether this LAPACK has integers of 32 or 64 bits is not known; on a little-endian machine both read this rightly.
+    # This LAPACK has integers of 32 or 64 bits; on a little-endian machine both read this rightly.
     return ctypes.byref(ctypes.c_int64(value))
 
 
@@ -83,7 +82,7 @@ def _at(tensor: torch.Tensor) -> Any:
 
 @functools.cache
 def _library() -> Any | None:
-    """PyTorch's library, if its LAPACK passes a trial in both precisions."""
+    """Return PyTorch's library if its LAPACK passes a trial in both precisions, else None."""
     directory = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         try:
@@ -96,6 +95,6 @@ def _library() -> Any | None:
 
 
 def _passes(library: Any, dtype: torch.dtype) -> bool:
-    """Whether it gives 2 and 4 for a matrix that has these eigenvalues, by its lower triangle."""
+    """Return True if the solver finds the eigenvalues 2 and 4 of a matrix by its lower triangle."""
     gram = torch.tensor([[3.0, -9.0], [1.0, 3.0]], dtype=dtype)
     return bool(torch.allclose(_in_place(library, gram), torch.tensor([2.0, 4.0], dtype=dtype)))

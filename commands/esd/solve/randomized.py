@@ -1,13 +1,13 @@
-"""The same entries in random order: what spectrum chance would give them. Fits nothing."""
+"""Compare a layer with chance: the same entries in random order, and the edges of a random matrix's spectrum."""
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import numpy as np
 import torch
 
-from ..fit.metrics import bulk_edges
 from ..read.layers import Layer
 from .spectrum import BLOCK, CONVOLUTION, windows
 
@@ -15,7 +15,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def shuffled(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy whose entries are in an order that depends on nothing but the name and their number."""
+    """Return a copy whose entries are in an order that depends only on the name and their number."""
     copied = tensor.clone(memory_format=torch.contiguous_format)
     flat = copied.view(-1).view(_WORDS[copied.element_size()]).numpy()
     np.random.default_rng(zlib.crc32(name.encode())).shuffle(flat)
@@ -23,7 +23,7 @@ def shuffled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def bulk(tensor: torch.Tensor, layer: Layer, *, farms: bool) -> tuple[float, float]:
-    """The eigenvalues between which chance alone would keep this layer's: by its entries' variance and its shape."""
+    """Return the edges of the spectrum of a random matrix with this layer's shape and variance of entries."""
     total = squares = 0.0
     for part in tensor.split(BLOCK):
         entries = part.to(torch.float64)
@@ -35,3 +35,12 @@ def bulk(tensor: torch.Tensor, layer: Layer, *, farms: bool) -> tuple[float, flo
     if farms:
         rows, columns = windows(torch.empty(rows, columns, device="meta"))[0].shape
     return bulk_edges(variance * (CONVOLUTION if layer.convolution else 1.0), rows, columns)
+
+
+def bulk_edges(variance: float, rows: int, columns: int) -> tuple[float, float]:
+    """Return the least and the greatest eigenvalue of WᵀW for independent entries: s² (√rows ∓ √columns)².
+
+    Marchenko and Pastur, Distribution of eigenvalues for some sets of random matrices, 1967, without its 1/N.
+    """
+    low, high = (variance * (math.sqrt(rows) + sign * math.sqrt(columns)) ** 2 for sign in (-1, 1))
+    return low, high

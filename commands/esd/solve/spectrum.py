@@ -1,4 +1,4 @@
-"""A matrix -> the ascending eigenvalues of WᵀW, by one of three ways. Reads no tensor, picks no layer, fits nothing.
+"""The ascending eigenvalues of WᵀW of a matrix W, computed in one of three ways. Picks no layer, fits nothing.
 
 gram  float64 Gram matrix, summed up in blocks, and its eigenvalues. Agrees with float64 SVD to 3e-14 of the exponent on
       real weights. It resolves λ down to n·2e-16·λmax.
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..options import Options
-from .budget import Held
+from gpusched.esd.gpu_memory import BLOCK_ROWS
+from gpusched.esd.options import AnalysisOptions
+
+from .budget import LazyTensor
 from .lapack import NotConverged, add_gram, eigenvalues
 
-BLOCK = 512  # rows or columns of the matrix that are in float64 at a time
+BLOCK = BLOCK_ROWS
 SMALL_BLOCK = 64
 FARMS_WINDOWS = 10  # along a side; more only where it takes more to cover it
 
@@ -29,12 +31,12 @@ CONVOLUTION = 0.5  # of each eigenvalue: the matrices of a convolution count tim
 
 
 class NotFinite(Exception):
-    """The matrix holds what is no number: NaN or Inf."""
+    """The matrix holds NaN or Inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """All eigenvalues of one layer, ascending, none below 0, and how they were come by."""
+    """All eigenvalues of one layer, ascending, none below 0, and how they were computed."""
 
     evals: NDArray[np.float64]
     solver: str
@@ -43,7 +45,7 @@ class Spectrum:
 
 
 def matrices(tensor: torch.Tensor, *, convolution: bool) -> list[torch.Tensor]:
-    """The matrices of one layer: the tensor, or of a convolution (out, in, k…) one out×in for each kernel position."""
+    """Return the matrices of a layer: the tensor, or out×in for each kernel position of a convolution (out, in, k…)."""
     if not convolution:
         return [tensor]
     out, inner = tensor.shape[:2]
@@ -51,7 +53,7 @@ def matrices(tensor: torch.Tensor, *, convolution: bool) -> list[torch.Tensor]:
 
 
 def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
-    """Overlapping square submatrices that cover a matrix; their side is half of its shorter one.
+    """Return overlapping square submatrices that cover a matrix; their side is half of its shorter side.
 
     FARMS: spectra of matrices of different aspect ratios differ in shape before any training, so that the spectra of
     submatrices of one aspect ratio are taken together instead (Hu, Goel, Killiakov, Yang: Eigenspectrum Analysis of
@@ -68,94 +70,96 @@ def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
 def _starts(length: int, side: int) -> list[int]:
     overlapping, touching = math.ceil((length - side) / (side / 2)) + 1, math.ceil(length / side)
     count = max(min(overlapping, FARMS_WINDOWS), touching)
-    return [round(place * (length - side) / max(1, count - 1)) for place in range(count)]
+    return [round(index * (length - side) / max(1, count - 1)) for index in range(count)]
 
 
-def spectrum(held: Held, options: Options, *, convolution: bool, device: torch.device, block: int = BLOCK) -> Spectrum:
-    """The eigenvalues of a layer's matrices together.
+def spectrum(
+    lazy: LazyTensor, options: AnalysisOptions, *, convolution: bool, device: torch.device, block: int = BLOCK
+) -> Spectrum:
+    """Return the eigenvalues of all matrices of a layer together.
 
-    A tensor that is one matrix is let go as soon as its Gram matrix is made. Raises NotFinite, NotConverged, and what
-    PyTorch raises for want of memory.
+    A tensor that is one matrix is dropped as soon as its Gram matrix is made. Raises NotFinite, NotConverged, and
+    PyTorch's errors for missing memory.
     """
     solver, note = options.solver, ""
     if solver != "svd":
         dtype = torch.float32 if solver == "fast" else torch.float64
         try:
-            found = _pooled(_by_gram(held, options, dtype, convolution, device, block))
-            lost = _lost(found, dtype) > options.evals_thresh
+            evals = _pooled(_by_gram(lazy, options, dtype, convolution, device, block))
+            lost = _lost(evals, dtype) > options.evals_thresh
             if lost and solver == "auto":
-                solver, note = "svd", f"λmax {found[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
+                solver, note = "svd", f"λmax {evals[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
             elif lost:
-                note = f"λmax {found[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
+                note = f"λmax {evals[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
         except NotConverged as error:
             solver, note = "svd", f"by way of the Gram matrix, {error}"
     if solver == "svd":
-        parts = _parts(held.get(), options, convolution)
-        found = _pooled(_squared_singular_values(part, device) for part in parts)
+        parts = _parts(lazy.get(), options, convolution)
+        evals = _pooled(_squared_singular_values(part, device) for part in parts)
     if convolution:
-        found = found * CONVOLUTION
-    return Spectrum(found, "gram" if solver == "auto" else solver, str(device), note)
+        evals = evals * CONVOLUTION
+    return Spectrum(evals, "gram" if solver == "auto" else solver, str(device), note)
 
 
-def _parts(tensor: torch.Tensor, options: Options, convolution: bool) -> list[torch.Tensor]:
+def _parts(tensor: torch.Tensor, options: AnalysisOptions, convolution: bool) -> list[torch.Tensor]:
     parts = matrices(tensor, convolution=convolution)
     return [window for part in parts for window in windows(part)] if options.farms else parts
 
 
 def _by_gram(
-    held: Held, options: Options, dtype: torch.dtype, convolution: bool, device: torch.device, block: int
+    lazy: LazyTensor, options: AnalysisOptions, dtype: torch.dtype, convolution: bool, device: torch.device, block: int
 ) -> Iterator[NDArray[np.float64]]:
-    parts = _parts(held.get(), options, convolution)
+    parts = _parts(lazy.get(), options, convolution)
     single = len(parts) == 1
     while parts:
         part = parts.pop()
-        found = gram(part, dtype, device, block)
-        if not bool(torch.isfinite(found.diagonal()).all()):
+        product = gram(part, dtype, device, block)
+        if not bool(torch.isfinite(product.diagonal()).all()):
             _check(part)
             raise NotConverged("its entries overflow")
         del part  # nothing here holds the tensor any more
         if single:
-            held.drop()
-        values: NDArray[np.float64] = eigenvalues(found).to("cpu", torch.float64).numpy()
-        del found
+            lazy.drop()
+        values: NDArray[np.float64] = eigenvalues(product).to("cpu", torch.float64).numpy()
+        del product
         yield values
 
 
 def _lost(evals: NDArray[np.float64], dtype: torch.dtype) -> float:
-    """Below this a Gram matrix in that precision gives noise: its rounding, seen from the greatest eigenvalue.
+    """Return the eigenvalue below which a Gram matrix in this precision holds only rounding errors.
 
-    Cautious in float64, where doubt costs a singular value decomposition; as measured in float32, where it is a note.
+    Cautious in float64, where a doubt costs a singular value decomposition; as measured in float32, where it is a note.
     """
     factor = len(evals) if dtype == torch.float64 else 1
     return float(factor * torch.finfo(dtype).eps * evals[-1])
 
 
 def _pooled(parts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.concatenate(list(parts))
-    np.maximum(found, 0.0, out=found)
-    found.sort()
-    return found
+    evals: NDArray[np.float64] = np.concatenate(list(parts))
+    np.maximum(evals, 0.0, out=evals)
+    evals.sort()
+    return evals
 
 
 def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: int) -> torch.Tensor:
-    """The lower triangle of WᵀW or WWᵀ, whichever is smaller, on `device`; only one block is converted at a time."""
+    """Return the lower triangle of WᵀW or WWᵀ, whichever is smaller, on `device`. One block is converted at a time."""
     rows, columns = matrix.shape
     tall = matrix if rows >= columns else matrix.T
     if block >= BLOCK:
         tall = tall.to(device, non_blocking=True)
-    found = torch.zeros((min(rows, columns),) * 2, dtype=dtype, device=device)
+    result = torch.zeros((min(rows, columns),) * 2, dtype=dtype, device=device)
     for part in tall.split(block):
-        add_gram(found, part.to(device).to(dtype))
-    return found
+        add_gram(result, part.to(device).to(dtype))
+    return result
 
 
 def _squared_singular_values(matrix: torch.Tensor, device: torch.device) -> NDArray[np.float64]:
     _check(matrix)
     try:
-        found = torch.linalg.svdvals(matrix.to(device).to(torch.float64))
+        singular = torch.linalg.svdvals(matrix.to(device).to(torch.float64))
     except torch.linalg.LinAlgError as error:
         raise NotConverged(str(error)) from None
-    values: NDArray[np.float64] = found.square().flip(0).cpu().numpy()
+    values: NDArray[np.float64] = singular.square().flip(0).cpu().numpy()
     return values
 
 

@@ -1,13 +1,14 @@
-"""Pictures of what one analysis left: alpha by layer, and the spectra with their fitted tails. Analyses nothing.
+"""Draw the results of one model: alpha by layer, and the spectra with their fitted tails. Analyses nothing.
 
-`python -m gpusched.commands.esd.plots --output-dir OUT STEM…` draws them by hand, from OUT/per_model_csv/STEM.csv and
-OUT/spectra/STEM.npz, into OUT/plots.
+`python -m gpusched.commands.esd.write.plots --output-dir OUT STEM…` draws OUT/per_model_csv/STEM.csv and
+OUT/spectra/STEM.npz into OUT/plots.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from gpusched.esd.model_record import SPECTRA, TABLES, model_name
 
-from .results import replace
+from .results import write_file
 
 Floats = NDArray[np.float64]
 
@@ -43,8 +44,8 @@ _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Ma
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One row of the table of a model. NaN where there is no fit."""
+class PlottedLayer:
+    """One row of the table of a model. NaN if there is no fit."""
 
     name: str
     alpha: float
@@ -55,19 +56,19 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """What it is in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
+        """Its name in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
         parts = self.name.removesuffix(".weight").split(".")
         last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
         return ".".join(parts[last + 1 :]) or ".".join(parts)
 
     @property
     def block(self) -> str:
-        found = _BLOCK.search(self.name)
-        return found[1] if found else ""
+        match = _BLOCK.search(self.name)
+        return match[1] if match else ""
 
 
 def write(output_dir: str, stem: str) -> list[str]:
-    """Draw the pictures of one model; their paths. Raises OSError or ValueError where its table cannot be read."""
+    """Draw the plots of one model; return their paths. Raises OSError or ValueError if its table cannot be read."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -75,29 +76,29 @@ def write(output_dir: str, stem: str) -> list[str]:
     title = _plain(model_name(stem))
     paths = list(_spectra(output_dir, stem, title, layers))
     _remove_pages(f"{output_dir}/{PLOTS}/{stem}-esd", len(paths))
-    # last, since a model whose alphas are drawn counts as drawn
+    # The alphas are drawn last: a model that has them counts as drawn.
     return [_save(_alphas(title, layers), f"{output_dir}/{PLOTS}/{stem}-alpha.png"), *paths]
 
 
 def _remove_pages(path: str, kept: int) -> None:
-    """Pages of an earlier analysis that had more layers."""
+    """Remove the pages of an earlier analysis that had more layers."""
     number = kept + 1
     while os.path.exists(page := f"{path}{f'-{number}' if number > 1 else ''}.png"):
         os.unlink(page)
         number += 1
 
 
-def read_table(path: str) -> list[Layer]:
-    """The rows of the table of a model."""
+def read_table(path: str) -> list[PlottedLayer]:
+    """Return the rows of the table of a model."""
     with open(path, encoding="utf-8", newline="") as file:
         return [_layer(row) for row in csv.DictReader(file)]
 
 
-def _layer(row: dict[str, str]) -> Layer:
+def _layer(row: dict[str, str]) -> PlottedLayer:
     alpha, distance, xmin, n_tail, kept = (
         _number(row.get(k)) for k in ("alpha", "D", "fit_xmin", "n_tail", "num_evals")
     )
-    return Layer(row["longname"], alpha, distance, xmin, _count(n_tail), _count(kept))
+    return PlottedLayer(row["longname"], alpha, distance, xmin, _count(n_tail), _count(kept))
 
 
 def _number(text: str | None) -> float:
@@ -114,15 +115,15 @@ def _count(value: float) -> int:
 # ---- alpha by layer --------------------------------------------------------------------------------
 
 
-def _alphas(title: str, layers: Sequence[Layer]) -> Any:
+def _alphas(title: str, layers: Sequence[PlottedLayer]) -> Any:
     from matplotlib.figure import Figure
 
     width = max(7.0, min(16.0, 3.0 + 0.06 * len(layers)))
     figure = Figure(figsize=(width, _HEIGHT_IN))
     sides = (0.55 / width, 0.55 / _HEIGHT_IN, (width - 0.55 - _LEGEND_IN) / width, 1 - 0.95 / _HEIGHT_IN)
     axes = figure.add_axes(sides)
-    known = np.array([layer.alpha for layer in layers if math.isfinite(layer.alpha)])
-    top = _top(known)
+    finite = np.array([layer.alpha for layer in layers if math.isfinite(layer.alpha)])
+    top = _top(finite)
     axes.axhspan(*_USUAL, color=_GREY, alpha=0.13, linewidth=0)
     common = [kind for kind, _ in Counter(layer.kind for layer in layers).most_common()]
     named = common if len(common) <= len(_SERIES) else common[: len(_SERIES) - 1]
@@ -133,36 +134,36 @@ def _alphas(title: str, layers: Sequence[Layer]) -> Any:
         _points(axes, rest, top, _GREY, "others")
     missing = [n for n, layer in enumerate(layers) if not math.isfinite(layer.alpha)]
     if missing:
-        place = axes.get_xaxis_transform()
-        axes.plot(missing, [0.02] * len(missing), "x", color=_INK, markersize=4, transform=place, label="no fit")
+        transform = axes.get_xaxis_transform()
+        axes.plot(missing, [0.02] * len(missing), "x", color=_INK, markersize=4, transform=transform, label="no fit")
     axes.set_xlim(-0.7, max(1, len(layers)) - 0.3)
-    axes.set_ylim(1.0 if not len(known) else min(1.0, float(known.min()) - 0.2), top * 1.04)
+    axes.set_ylim(1.0 if not len(finite) else min(1.0, float(finite.min()) - 0.2), top * 1.04)
     _blocks(axes, layers)
     axes.set_ylabel("α")
-    middle = f", median α {np.median(known):.2f}" if len(known) else ""
+    middle = f", median α {np.median(finite):.2f}" if len(finite) else ""
     axes.set_title(f"{title}: {len(layers)} layers{middle}", loc="left", fontsize=10)
     _tidy(axes)
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, handletextpad=0.2)
     return figure
 
 
-def _top(known: Floats) -> float:
-    """The upper end of the axis: a few layers far above all others must not flatten these."""
-    if not len(known):
+def _top(finite: Floats) -> float:
+    """Return the upper end of the axis, such that a few layers far above the others do not flatten them."""
+    if not len(finite):
         return 7.0
-    usual = float(np.quantile(known, 0.95)) * 1.6
-    return max(6.6, min(float(known.max()), usual))
+    usual = float(np.quantile(finite, 0.95)) * 1.6
+    return max(6.6, min(float(finite.max()), usual))
 
 
-def _points(axes: Any, points: Sequence[tuple[int, Layer]], top: float, colour: str, label: str) -> None:
+def _points(axes: Any, points: Sequence[tuple[int, PlottedLayer]], top: float, colour: str, label: str) -> None:
     inside = [(n, layer.alpha) for n, layer in points if layer.alpha <= top]
     above = [n for n, layer in points if layer.alpha > top]
     axes.plot(*(zip(*inside, strict=True) if inside else ((), ())), "o", color=colour, markersize=4.5, label=label)
     axes.plot(above, [top] * len(above), "^", color=colour, markersize=6, clip_on=False)
 
 
-def _blocks(axes: Any, layers: Sequence[Layer]) -> None:
-    """Ticks where a block begins, as many as are readable."""
+def _blocks(axes: Any, layers: Sequence[PlottedLayer]) -> None:
+    """Set ticks where a block begins, as many as are readable."""
     starts = [
         (n, layer.block)
         for n, layer in enumerate(layers)
@@ -179,8 +180,8 @@ def _blocks(axes: Any, layers: Sequence[Layer]) -> None:
 # ---- spectra ---------------------------------------------------------------------------------------
 
 
-def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[Layer]) -> Iterator[str]:
-    """Pages of log-log histograms, one field a layer."""
+def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[PlottedLayer]) -> Iterator[str]:
+    """Draw pages of log-log histograms, one for each layer; yield their paths."""
     from matplotlib.figure import Figure
 
     size = COLUMNS * ROWS
@@ -203,8 +204,8 @@ def _spectra(output_dir: str, stem: str, title: str, layers: Sequence[Layer]) ->
             yield _save(figure, f"{output_dir}/{PLOTS}/{stem}-esd{f'-{number}' if number > 1 else ''}.png")
 
 
-def _field(axes: Any, layer: Layer, values: Floats) -> None:
-    """The histogram of one spectrum with the tail in its own colour, the power law, and xmin; decimal logarithms."""
+def _field(axes: Any, layer: PlottedLayer, values: Floats) -> None:
+    """Draw the histogram of one spectrum in decimal logarithms, with tail, power law and xmin."""
     axes.set_title(_short(layer.name.removesuffix(".weight"), 42), loc="left", fontsize=7, color=_INK, pad=4)
     kept = np.sort(values[values > 0].astype(np.float64))[-layer.kept :]
     if not len(kept):
@@ -232,9 +233,9 @@ def _field(axes: Any, layer: Layer, values: Floats) -> None:
         axes.plot([start, high], [law, law - layer.alpha * (high - start)], color=_SERIES[3], linewidth=1.3)
         axes.axvline(start, color=_INK, linewidth=0.8, linestyle=(0, (3, 2)))
     note = f"α {layer.alpha:.2f}  D {layer.distance:.3f}" if has_fit else "no fit"
-    place = {"ha": "right", "va": "top", "transform": axes.transAxes, "zorder": 5}
+    corner = {"ha": "right", "va": "top", "transform": axes.transAxes, "zorder": 5}
     axes.text(
-        0.99, 0.98, note, fontsize=6.5, color=_INK, **place, bbox={"fc": "white", "alpha": 0.8, "lw": 0, "pad": 1}
+        0.99, 0.98, note, fontsize=6.5, color=_INK, **corner, bbox={"fc": "white", "alpha": 0.8, "lw": 0, "pad": 1}
     )
     axes.set_xlim(low, high)
     axes.set_ylim(bottom, float(heights.max()) + 0.25)
@@ -245,7 +246,7 @@ def _field(axes: Any, layer: Layer, values: Floats) -> None:
 
 
 def _decades(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks on an axis of decimal logarithms: whole decades, or rounder steps where there are not two of them."""
+    """Return ticks for an axis of decimal logarithms: whole decades, or 1, 2, 5 if there are fewer than two."""
     whole = range(math.ceil(low), math.floor(high) + 1)
     if len(whole) > 1:
         shown = whole[:: math.ceil(len(whole) / 5)]
@@ -263,7 +264,7 @@ def _short(name: str, width: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Fit for a picture: no formula, nothing that cannot be printed."""
+    """Return text for a plot: no formula, no character that cannot be printed."""
     return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
 
 
@@ -276,20 +277,22 @@ def _tidy(axes: Any) -> None:
 
 
 def _save(figure: Any, path: str) -> str:
-    replace(Path(path), lambda file: figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
+    write_file(Path(path), data.getvalue())
     return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the pictures of models that are analysed; 1 if one of them could not be drawn."""
-    parser = argparse.ArgumentParser(prog="python -m gpusched.commands.esd.plots", description=__doc__)
+    """Draw the plots of these models; return 1 if one of them could not be drawn."""
+    parser = argparse.ArgumentParser(prog="python -m gpusched.commands.esd.write.plots", description=__doc__)
     parser.add_argument("--output-dir", required=True)
     parser.add_argument("stems", nargs="+", metavar="STEM")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     code = 0
-    for stem in given.stems:
+    for stem in args.stems:
         try:
-            print("\n".join(write(given.output_dir, stem)))
+            print("\n".join(write(args.output_dir, stem)))
         except (OSError, ValueError, KeyError) as error:
             code = 1
             print(f"{_plain(stem)}: cannot be drawn: {_plain(str(error))}", file=sys.stderr)

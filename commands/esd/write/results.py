@@ -1,4 +1,4 @@
-"""What an analysis leaves of one model: rows, table, spectra, record, whole or not at all. Computes no spectrum."""
+"""The results of one model: rows, table, spectra and record, each file written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusched.common.files import write_atomically
 from gpusched.common.text import one_line
 from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
 from ..read.layers import Skip
 
 NAN = float("nan")
+_MEASURES = ("alpha", "D", "alpha_weighted", "log_alpha_norm", "log_norm", "spectral_norm", "stable_rank")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer. What could not be had is NaN, and `fit_status` says why there is no fit.
+    """One layer. A missing number is NaN; `fit_status` says why there is no fit.
 
-    Everything but raw_num_evals is of the eigenvalues that were kept (docs/esd-method.md).
+    All columns but raw_num_evals are of the eigenvalues above the threshold (docs/esd-method.md).
     """
 
     longname: str
@@ -58,9 +60,9 @@ class Row:
     convention: int = CONVENTION
     note: str = ""
     rand_xmax: float = NAN  # of the same entries in random order (--randomize)
-    rand_bulk_min: float = NAN  # where Marchenko and Pastur let chance begin
-    rand_bulk_max: float = NAN  # and end
-    rand_num_spikes: int | None = None  # eigenvalues of the layer above that
+    rand_bulk_min: float = NAN  # the edges of a random matrix's spectrum (Marchenko and Pastur)
+    rand_bulk_max: float = NAN
+    rand_num_spikes: int | None = None  # eigenvalues of the layer above the upper edge
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -68,7 +70,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The analysis of one model: a row for each layer, a skip for each tensor without one, all in the model's order."""
+    """The analysis of one model: a row for each layer, a skip for each other tensor, both in the model's order."""
 
     rows: Sequence[Row]
     skipped: Sequence[Skip]
@@ -76,36 +78,91 @@ class Table:
     notes: Sequence[str] = ()
 
     def as_columns(self) -> dict[str, list[Any]]:
-        """Column -> values: what a data frame is made of."""
+        """Return the values by column, as for a data frame."""
         return {name: [getattr(row, name) for row in self.rows] for name in COLUMNS}
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table as CSV, numbers in full; written there too, if a path is given."""
+        """Return the table as CSV with numbers in full; write it to `path`, if there is one."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(["" if value is None else value for value in astuple(row)] for row in self.rows)
         if path is not None:
-            written = text.getvalue()
-            replace(Path(path), lambda file: file.write(written.encode()))
+            write_file(Path(path), text.getvalue().encode())
         return text.getvalue()
 
     def statistics(self) -> dict[str, float | None]:
-        """Means and medians over the layers that have a fit; None where there is none."""
+        """Return means and medians over the layers that have a fit; None if there is none."""
         fitted = [row for row in self.rows if row.fit_status == "ok"]
 
-        def over(what: Callable[[Sequence[float]], float], name: str) -> float | None:
+        def over(function: Callable[[Sequence[float]], float], name: str) -> float | None:
             values = [value for value in (getattr(row, name) for row in fitted) if math.isfinite(value)]
-            return float(what(values)) if values else None
+            return float(function(values)) if values else None
 
-        found = {}
-        for name in ("alpha", "D", "alpha_weighted", "log_alpha_norm", "log_norm", "spectral_norm", "stable_rank"):
-            found[f"{name}_mean"] = over(statistics.fmean, name)
-            found[f"{name}_median"] = over(statistics.median, name)
-        return found
+        result = {}
+        for name in _MEASURES:
+            result[f"{name}_mean"] = over(statistics.fmean, name)
+            result[f"{name}_median"] = over(statistics.median, name)
+        return result
 
 
-def skip_record(skip: Skip) -> dict[str, str]:
+def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write table, spectra, and last the record, which contains `about`; return it. Raises OSError."""
+    stem = file_stem(name)
+    text = table.to_csv().encode()
+    write_file(directory / TABLES / f"{stem}.csv", text)
+    write_file(directory / SPECTRA / f"{stem}.npz", _spectra_file(table.spectra))
+    return _write_record(
+        directory,
+        {
+            **_head(name, about),
+            "success": True,
+            "layers": len(table.rows),
+            "fitted": sum(row.fit_status == "ok" for row in table.rows),
+            "skipped": [_skip_record(skip) for skip in table.skipped],
+            **table.statistics(),
+            "notes": [one_line(note) for note in table.notes],
+            "csv": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()},
+            "error": None,
+        },
+    )
+
+
+def save_failure(directory: Path, name: str, stage: str, reason: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the record of a model that cannot be analysed, and remove the results of an earlier analysis."""
+    stem = file_stem(name)
+    for room, suffix in ((TABLES, "csv"), (SPECTRA, "npz")):
+        (directory / room / f"{stem}.{suffix}").unlink(missing_ok=True)
+    error = {"stage": stage, "reason": one_line(reason)}
+    return _write_record(directory, {**_head(name, about), "success": False, "error": error})
+
+
+def read_record(directory: Path, name: str) -> dict[str, Any]:
+    """Return the record of a model; empty if it is missing, or if its table or spectra are not those it names."""
+    stem = file_stem(name)
+    try:
+        record = json.loads((directory / RECORDS / f"{stem}.json").read_bytes())
+        if record.get("success"):
+            text = (directory / TABLES / f"{stem}.csv").read_bytes()
+            is_whole = hashlib.sha256(text).hexdigest() == record["csv"]["sha256"]
+            if not (is_whole and (directory / SPECTRA / f"{stem}.npz").exists()):
+                return {}
+        return dict(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, in a directory that is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(str(path), data, sync=True, mode=0o666)
+
+
+def _head(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "convention": CONVENTION, **about}
+
+
+def _skip_record(skip: Skip) -> dict[str, str]:
     return {
         "tensor": one_line(skip.tensor.name),
         "shape": "x".join(map(str, skip.tensor.shape)),
@@ -114,79 +171,17 @@ def skip_record(skip: Skip) -> dict[str, str]:
     }
 
 
-def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write table, spectra, and last the record, of which `about` is a part. OSError where nothing can be written."""
-    stem = file_stem(name)
-    text = table.to_csv().encode()
-    replace(directory / TABLES / f"{stem}.csv", lambda file: file.write(text))
-    replace(directory / SPECTRA / f"{stem}.npz", lambda file: _write_spectra(file, table.spectra))
-    record = {
-        **_head(name, about),
-        "success": True,
-        "layers": len(table.rows),
-        "fitted": sum(row.fit_status == "ok" for row in table.rows),
-        "skipped": [skip_record(skip) for skip in table.skipped],
-        **table.statistics(),
-        "notes": [one_line(note) for note in table.notes],
-        "csv": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()},
-        "error": None,
-    }
-    _write_record(directory, stem, record)
-    return record
-
-
-def save_failure(directory: Path, name: str, stage: str, reason: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a model that cannot be analysed, and nothing else: what an older analysis left is taken away."""
-    stem = file_stem(name)
-    for room, suffix in ((TABLES, "csv"), (SPECTRA, "npz")):
-        (directory / room / f"{stem}.{suffix}").unlink(missing_ok=True)
-    record = {**_head(name, about), "success": False, "error": {"stage": stage, "reason": one_line(reason)}}
-    _write_record(directory, stem, record)
-    return record
-
-
-def read_record(directory: Path, name: str) -> dict[str, Any]:
-    """The record of that model, if it is there whole, with its spectra and the table that it names; else empty."""
-    stem = file_stem(name)
-    try:
-        record = json.loads((directory / RECORDS / f"{stem}.json").read_bytes())
-        if record.get("success"):
-            text = (directory / TABLES / f"{stem}.csv").read_bytes()
-            whole = hashlib.sha256(text).hexdigest() == record["csv"]["sha256"]
-            if not (whole and (directory / SPECTRA / f"{stem}.npz").exists()):
-                return {}
-        return dict(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file by temporary name, fsync and rename, so that it is there whole or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _head(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "convention": CONVENTION, **about}
-
-
-def _write_record(directory: Path, stem: str, record: Mapping[str, Any]) -> None:
+def _write_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    replace(directory / RECORDS / f"{stem}.json", lambda file: file.write(text.encode()))
+    write_file(directory / RECORDS / f"{file_stem(record['name'])}.json", text.encode())
+    return record
 
 
-def _write_spectra(file: IO[bytes], spectra: Mapping[str, NDArray[np.float64]]) -> None:
-    """An npz file, as numpy.load reads it; with no time in it, so that the same spectra make the same file."""
-    with zipfile.ZipFile(file, "w") as archive:
+def _spectra_file(spectra: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """Return an npz file without times in it, so that the same spectra make the same bytes."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
         for name, evals in spectra.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, evals, allow_pickle=False)
+    return data.getvalue()

@@ -14,8 +14,8 @@ from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
-from gpusched.esd.config import CHOICES, EsdConfig, flag
-from gpusched.esd.model_record import DEFAULTS
+from gpusched.esd.config import EsdConfig
+from gpusched.esd.options import EsdOption, options_of
 
 if TYPE_CHECKING:
     from gpusched.esd.backend import EsdBackend
@@ -25,72 +25,31 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _text(name: str, metavar: str, help: str) -> Callable[[F], F]:
-    return click.option(name, metavar=metavar, default="", help=help)
+def esd_options(kind: type) -> Callable[[F], F]:
+    """Return a decorator that gives a command the options of the dataclass `kind`."""
+
+    def decorate(callback: F) -> F:
+        for each in reversed(list(options_of(kind))):
+            callback = _click_option(each)(callback)
+        return callback
+
+    return decorate
 
 
-def _switch(name: str, help: str) -> Callable[[F], F]:
-    return click.option(name, is_flag=True, help=help)
-
-
-def _number(name: str, kind: type, help: str) -> Callable[[F], F]:
-    metavar, default = "X" if kind is float else "N", DEFAULTS[name]
-    help = f"{help}  [default: {default:g}]"
-    return click.option(flag(name), type=kind, metavar=metavar, default=default, help=help)
-
-
-def _choice(name: str, help: str) -> Callable[[F], F]:
-    words, default = CHOICES[name], DEFAULTS[name]
+def _click_option(each: EsdOption) -> Callable[[F], F]:
+    if isinstance(each.default, bool):
+        is_off = each.default  # the flag turns it off
+        return click.option(
+            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
+        )
+    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
     return click.option(
-        flag(name),
-        type=click.Choice(words, case_sensitive=False),
-        metavar="|".join(words),
-        default=default,
-        help=f"{help}  [default: {default}]",
+        each.flag,
+        type=click.Choice(each.choices, case_sensitive=False) if each.choices else type(each.default),
+        metavar="|".join(each.choices) or each.metavar,
+        default=each.default,
+        help=f"{each.help}  [default: {default}]" if default else each.help,
     )
-
-
-# The options of the analysis, by the names of the fields of EsdConfig.
-OPTIONS = (
-    _text("--model-list", "CSV", "Analyse the models of this table."),
-    _text("--single-model", "NAME|PATH", "Analyse this model."),
-    click.option(
-        "--output-dir",
-        metavar="DIR",
-        default="esd_results",
-        help="Keep the results, and what is needed to resume, in this directory.  [default: esd_results]",
-    ),
-    _text(
-        "--source-model", "NAME|PATH", "With --single-model: the model that it was made from, the base of an adapter."
-    ),
-    _text("--relation", "WORD", "With --single-model: adapter; any other word means a whole model."),
-    _text("--revision", "REV", "With --single-model: branch, tag or commit on the hub."),
-    _switch("--overwrite", "Analyse models again that are done already."),
-    _choice("fix_fingers", "Begin the tail at the median, at the peak, or where it fits best."),
-    _number("evals_thresh", float, "Leave out eigenvalues up to X."),
-    _number("bins", int, "Look for the peak in a histogram of N bins."),
-    _choice("peak_window", "Look for the tail of xmin_peak near the peak, or where much published code looks."),
-    _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact."),
-    _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
-    _switch("--no-parallel-gpu", "Analyse one layer after the other."),
-    _text("--layers", "REGEX", "Analyse only tensors whose name contains a match.  [default: all]"),
-    _switch("--embeddings", "Analyse embeddings too."),
-    _number("min_evals", int, "Fit no tail to fewer than N eigenvalues."),
-    _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
-    _switch("--randomize", "Compare with the same entries in random order."),
-    _switch("--dtype-report", "Print in the log of each job how its weights are stored."),
-    _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
-    _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
-    _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
-    _switch("--drop-downloads", "Delete the files that a job has downloaded at its end, unless others use them."),
-)
-
-
-def esd_options(callback: F) -> F:
-    """Give a command the options of the analysis."""
-    for decorate in reversed(OPTIONS):
-        callback = decorate(callback)
-    return callback
 
 
 @click.command(
@@ -98,9 +57,9 @@ def esd_options(callback: F) -> F:
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
-@esd_options
+@esd_options(EsdConfig)
 @run_options
-def esd(options: RunOptions, no_parallel_gpu: bool, **values: Any) -> int:
+def esd(options: RunOptions, **values: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
     Each model is a job. The same command again resumes: a model is done when its results are complete and were made
@@ -110,7 +69,7 @@ def esd(options: RunOptions, no_parallel_gpu: bool, **values: Any) -> int:
     from gpusched.esd.jobs import refuse_missing_libraries
     from gpusched.esd.report import write_report
 
-    config = EsdConfig(**values, parallel_gpu=not no_parallel_gpu, retry_failed=options.retry_failed)
+    config = EsdConfig(**values, retry_failed=options.retry_failed)
     config.check()
     refuse_missing_libraries(config)
     with _backend(config, options) as backend:

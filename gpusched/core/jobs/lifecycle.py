@@ -66,6 +66,7 @@ LOSS_LIMIT = 3  # repetitions after ends that spend no try: lost, gpu_busy, gpu_
 EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the program can succeed at another time, or on another device
 BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
+BACKOFF_HORIZON_S = BACKOFF_MAX_S + 1.0  # no back-off ends later than this, unless the clock was set back since
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
@@ -127,6 +128,14 @@ def asks_again(outcome: Outcome) -> bool:
 
 def _backoff_s(repetition: int) -> float:
     return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(repetition - 1, 30))
+
+
+def is_backing_off(not_before: float, now: float) -> bool:
+    """Return True while a job that may start at `not_before` has to wait for that; both are wall time.
+
+    A moment beyond the longest back-off was written before the clock was set back: nothing waits for it.
+    """
+    return now < not_before <= now + BACKOFF_HORIZON_S
 
 
 def steer(

@@ -48,7 +48,7 @@ class Availability:
     since: float = 0.0  # when `state` began
     sample: Sample | None = None
     foreign_bytes: int | None = None
-    settling_since: float | None = None
+    settling_since: float | None = None  # on a clock that is never set
     withheld: bool = False  # set aside because the memory of a job of ours was not freed
     ours: tuple[int, ...] = ()  # pids of our last attempt that the driver still lists, some of them perhaps dead
 
@@ -169,12 +169,15 @@ def fold(
     occupied: bool = False,
     polled: bool = True,
     criteria: Criteria,
+    now: float | None = None,
 ) -> Availability:
     """Return the availability after one more sample.
 
     `ours` are the pids of our own attempts on the device; `occupied` says that an attempt of ours is on it.
-    Only polls raise the count (`polled`); a look between polls can reset it, never raise it.
+    Only polls raise the count (`polled`); a look between polls can reset it, never raise it. `now` is the time of
+    the sample on the clock of `settling_since`; without it the sample's own time.
     """
+    now = sample.at if now is None else now
     why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
     listed = _still_listed({*before.ours, *ours}, sample)
     if why is None:
@@ -182,13 +185,13 @@ def fold(
     elif sample.error:
         after = _NextState(DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE, why)
     elif occupied:
-        after = _keep_running(before, device, sample, listed, criteria, why)
+        after = _keep_running(before, now, explained(device, sample, listed, criteria), criteria, why)
     elif never_used(device):
         after = _NextState(DeviceState.SET_ASIDE, why)
     elif explained(device, sample, listed, criteria):
         after = _NextState(DeviceState.BUSY, why)
     else:
-        after = _wait_for_memory(before, sample.at, criteria.settle_timeout_s, why)
+        after = _wait_for_memory(before, now, criteria.settle_timeout_s, why)
     return Availability(
         uuid=before.uuid,
         count=after.count,
@@ -213,27 +216,25 @@ def _count_free_poll(before: Availability, occupied: bool, polled: bool, max_che
     return _NextState(DeviceState.CHECKING, f"free at {count} of {max_checks} checks", count)
 
 
-def _keep_running(
-    before: Availability, device: Device, sample: Sample, listed: Set[int], criteria: Criteria, why: str
-) -> _NextState:
+def _keep_running(before: Availability, now: float, is_explained: bool, criteria: Criteria, why: str) -> _NextState:
     """Decide for a device with a job of ours that is not free of others.
 
     After one of the jobs that share it has ended, its memory may take a while to come back: the count is kept so long.
     """
     since = before.settling_since
-    if since is None or sample.at - since > criteria.settle_timeout_s or explained(device, sample, listed, criteria):
+    if since is None or now - since > criteria.settle_timeout_s or is_explained:
         return _NextState(DeviceState.RUNNING, why)
     return _NextState(DeviceState.RUNNING, why, before.count, since)
 
 
-def _wait_for_memory(before: Availability, at: float, settle_timeout_s: float, why: str) -> _NextState:
+def _wait_for_memory(before: Availability, now: float, settle_timeout_s: float, why: str) -> _NextState:
     """Decide for a device without a job of ours, whose memory in use no listed process explains."""
     since = before.settling_since
     if before.withheld:
         return _NextState(DeviceState.SET_ASIDE, before.why, settling_since=since, withheld=True)
     if since is None:
         return _NextState(DeviceState.BUSY, why)
-    if at - since > settle_timeout_s:
+    if now - since > settle_timeout_s:
         late = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
         return _NextState(DeviceState.SET_ASIDE, late, withheld=True)
     return _NextState(DeviceState.SETTLING, f"waiting for the memory of our last job: {why}", before.count, since)
@@ -243,17 +244,22 @@ def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
     return pids if sample.processes is None else pids & {p.pid for p in sample.processes}
 
 
-def settle(before: Availability, now: float, *, occupied: bool = False) -> Availability:
+def settle(
+    before: Availability, at: float, *, occupied: bool = False, settling_since: float | None = None
+) -> Availability:
     """Return the availability right after an attempt of ours has left the device.
 
     `occupied`: another attempt of ours is still on it. A device that is lost or cannot be read keeps its state, so
-    that no second event reports it.
+    that no second event reports it. `settling_since` is the same moment on the clock by which settling is measured;
+    without it `at`.
     """
     if before.state is DeviceState.LOST or (before.sample is not None and before.sample.error):
         return before
+    settling_since = at if settling_since is None else settling_since
     if occupied:
-        return replace(before, settling_since=now)
-    return replace(before, state=DeviceState.SETTLING, why="our job has just ended", since=now, settling_since=now)
+        return replace(before, settling_since=settling_since)
+    why = "our job has just ended"
+    return replace(before, state=DeviceState.SETTLING, why=why, since=at, settling_since=settling_since)
 
 
 def vanish(before: Availability, now: float) -> Availability:

@@ -122,7 +122,7 @@ def first_board(
         view = device_view(device, known, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
         items.append(BoardDevice(device, view))
     return Board(
-        at=reading.at,
+        at=max((sample.at for sample in reading.samples), default=0.0),
         pid=0,
         source="",
         limits=limits,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from gpusched.core.model import Job
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
-from gpusched.core.plan.wait_reason import free_bytes
 
 LOOK_FRESH_S = 0.5  # a reading this young is a last look at a device that jobs of ours share
 
@@ -64,7 +63,7 @@ class Occupancy:
             return None
         used = now.foreign_bytes + sum(resident.counted_bytes for resident in device.residents)
         left = device.capacity_bytes - used - MARGIN_BYTES
-        fresh = device.looked_again or self._at.now - now.at <= LOOK_FRESH_S
+        fresh = device.looked_again or abs(self._at.now - now.at) <= LOOK_FRESH_S  # a clock can be set back
         return Room(device, left, len(device.residents), True, fresh)
 
     @property
@@ -84,7 +83,7 @@ class Occupancy:
     def offer_bytes(self, device: DeviceView) -> int:
         """Return the largest budget that the device has room for now."""
         room = self.rooms.get(device.uuid)
-        return room.left_bytes if room else free_bytes(device) - MARGIN_BYTES
+        return room.left_bytes if room else device.free_bytes - MARGIN_BYTES
 
     # ---- assigning ----
 
@@ -122,5 +121,5 @@ class Occupancy:
         self.gpus_left -= 1
         self.whole.remove(device)
         if job.mem_bytes and not device.alone:
-            left = free_bytes(device) - job.mem_bytes - MARGIN_BYTES
+            left = device.free_bytes - job.mem_bytes - MARGIN_BYTES
             self.rooms[device.uuid] = Room(device, left, 1, startable and device.held and device.looked, True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import Job
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.occupancy import Occupancy, Room
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
-from gpusched.core.plan.wait_reason import free_bytes, is_model, is_present, limit_reached, shortage, want
+from gpusched.core.plan.wait_reason import limit_reached, shortage, want
 
 
 class Placement:
@@ -26,7 +27,7 @@ class Placement:
         self._backfill = Backfill(snapshot)
         self._shape_reasons: dict[tuple[object, ...], Reason] = {}  # for later jobs of a shape that cannot start now
         # the memory that each device is certain to offer once it is free of others, the largest first
-        certain = (d.capacity_bytes - snapshot.threshold_bytes for d in snapshot.devices if is_present(d))
+        certain = (d.capacity_bytes - snapshot.threshold_bytes for d in snapshot.devices if d.is_present)
         self._certain_bytes = sorted(certain, reverse=True)
 
     @property
@@ -38,7 +39,7 @@ class Placement:
         """Return the job's start, the claim that comes before it, or the reason why it does not start now."""
         if self._at.closed_to_starts:
             return Reason("closed", self._at.closed_to_starts)
-        if job.not_before > self._at.now:
+        if is_backing_off(job.not_before, self._at.now):
             return Reason("back_off", f"tried again in {job.not_before - self._at.now:.0f} s")
         if job.gpus == 0:
             return self._occupancy.assign_cpu(job)
@@ -74,7 +75,7 @@ class Placement:
         full_tag = self._full_tag(job, shared)
         if full_tag:
             return full_tag
-        whole = [d for d in self._occupancy.whole if _fits(d, job, needs_larger, free_bytes(d))]
+        whole = [d for d in self._occupancy.whole if _fits(d, job, needs_larger, d.free_bytes)]
         reserved = self._backfill.reserved
         reservations = [reserved[d.uuid] for d in (*shared, *whole) if d.uuid in reserved]
         shared = [d for d in shared if d.uuid not in reserved]
@@ -83,7 +84,7 @@ class Placement:
         if len(ranked) < job.gpus:
             if reservations:
                 return Reason("devices", f"waits for {want(job)}; {reservations[0]}")
-            return Reason("devices", self._shortage(job, len(ranked), needs_larger))
+            return Reason("devices", shortage(job, self._at, self._occupancy, len(ranked), needs_larger))
         for order in self._orders(job, ranked):
             chosen = self._affordable(job, order)
             if chosen:
@@ -144,7 +145,7 @@ class Placement:
 
     def _has_room(self, room: Room, job: Job) -> bool:
         fits = job.mem_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
-        return bool(fits) and is_model(room.device, job.gpu_model)
+        return bool(fits) and room.device.is_model(job.gpu_model)
 
     def _rank(
         self, job: Job, shared: list[DeviceView], whole: list[DeviceView], needs_larger: bool
@@ -153,7 +154,7 @@ class Placement:
         strategy, offer = self._limits.strategy, self._occupancy.offer_bytes
         if not job.mem_bytes:
             by_memory = strategy == "memory-aware" or (job.above_bytes and not needs_larger)
-            ranked = sorted(whole, key=free_bytes, reverse=True) if by_memory else whole
+            ranked = sorted(whole, key=lambda d: d.free_bytes, reverse=True) if by_memory else whole
         elif strategy == "fill-first":
             # by capacity: the memory that idle boards have in use differs a little and means nothing
             ranked = sorted(shared, key=offer) + sorted(whole, key=lambda d: d.capacity_bytes)
@@ -174,28 +175,17 @@ class Placement:
         fitting = [
             d
             for d in self._at.devices
-            if is_present(d)
-            and _fits(d, job, needs_larger, free_bytes(d) if d.uuid in free else d.capacity_bytes - margin)
+            if d.is_present
+            and _fits(d, job, needs_larger, d.free_bytes if d.uuid in free else d.capacity_bytes - margin)
         ]
         return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in ours))
-
-    def _shortage(self, job: Job, fitting: int, needs_larger: bool) -> str:
-        return shortage(
-            job,
-            self._at.devices,
-            self._limits,
-            fitting=fitting,
-            needs_larger=needs_larger,
-            rooms={uuid: (room.left_bytes, room.jobs) for uuid, room in self._occupancy.rooms.items()},
-            assigned=self._occupancy.assigned,
-        )
 
 
 def _fits(device: DeviceView, job: Job, needs_larger: bool, offer_bytes: int) -> bool:
     """Return True if a whole device that offers so much memory serves the job."""
     if needs_larger and offer_bytes <= job.above_bytes:
         return False
-    return is_model(device, job.gpu_model) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
+    return device.is_model(job.gpu_model) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
 
 
 def _one_group_first(job: Job, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:

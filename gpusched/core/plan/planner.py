@@ -30,7 +30,6 @@ from gpusched.core.plan.snapshot import (
     Snapshot,
     Stop,
 )
-from gpusched.core.plan.wait_reason import is_model
 
 BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
 GROWTH = 1.25  # of a budget, after an out-of-memory
@@ -87,7 +86,7 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
 def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
     """Return True if as many devices as the attempt had could ever offer this budget."""
     fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
-    return sum(is_model(device, attempt.gpu_model) for device in fitting) >= len(attempt.devices)
+    return sum(device.is_model(attempt.gpu_model) for device in fitting) >= len(attempt.devices)
 
 
 def round_budget(stated_bytes: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpusched.core.jobs.lifecycle import Verdict
 from gpusched.core.model import MIB, Attempt, AttemptFact, Job
-from gpusched.core.plan.availability import Availability
+from gpusched.core.plan.availability import Availability, DeviceState
 
 ENDED_FACTS = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
 MARGIN_BYTES = 512 * MIB  # of each shared device that no budget may use
@@ -64,6 +64,19 @@ class DeviceView:
     def capacity_bytes(self) -> int:
         """The memory that processes can use when the board is empty; 0 if not known."""
         return max(0, (self.total_bytes or 0) - self.reserved_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """The memory of the board that others do not use; 0 if that is not known."""
+        foreign = self.availability.foreign_bytes
+        return 0 if foreign is None else self.capacity_bytes - foreign
+
+    @property
+    def is_present(self) -> bool:
+        return self.availability.state not in (DeviceState.LOST, DeviceState.SET_ASIDE)
+
+    def is_model(self, gpu_model: str) -> bool:
+        return not gpu_model or gpu_model.lower() in self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The processes of a job: launched, stayed with, found again."""
+"""The processes of a job: starting them, staying with them, reading their records."""

@@ -1,15 +1,15 @@
-"""The files of one attempt: names, the start mark, the exit record. Judges nothing.
+"""The files of one attempt: their names, the start mark, the exit record. Judges nothing.
 
 An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
 
 - `life`: made and locked by the dispatcher before the attempt is booked; the shepherd holds the lock to the end.
   First it is empty. Then it holds the start mark, at the full size of a record and synced before the command starts,
   so that a full disk can no longer lose the exit code. Last it holds the exit record, written over the mark in one
-  write and synced. Nobody reads it for a record while the lock is held.
-- `progress.json`: the job's own (GPUSCHED_PROGRESS).
+  write and synced. Nobody reads a record from it while the lock is held.
+- `progress.json`: written by the job itself (GPUSCHED_PROGRESS).
 
 Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
-its own, so that half of one (after a power cut) is not taken for a whole one.
+its own, so that half a record (after a power cut) is not taken for a whole one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def directory(state_dir: str, job_id: int, number: int) -> str:
 
 
 def make(path: str) -> int:
-    """Make the attempt's directory and its life file; the descriptor, not locked yet.
+    """Make the attempt's directory and its life file; return the descriptor of the file, not locked yet.
 
-    An earlier start of the same attempt that was never booked leaves a directory without a mark: used again.
+    A directory without a mark, left by a start of the same attempt that was never booked, is used again.
     """
     try:
         os.mkdir(path, 0o700)
@@ -48,12 +48,12 @@ def make(path: str) -> int:
 
 
 def write_mark(fd: int, fields: Mapping[str, object]) -> None:
-    """Write the start mark and sync it. Raises OSError when the disk is full."""
+    """Write the start mark and sync it. Raises OSError if the disk is full."""
     _write(fd, fields, "")
 
 
 def write_record(fd: int, fields: Mapping[str, object]) -> None:
-    """Write the exit record over the mark and sync it: no new block is needed, so a full disk cannot stop it."""
+    """Write the exit record over the mark and sync it. It needs no new block, so a full disk cannot stop it."""
     _write(fd, fields, _END)
 
 
@@ -79,12 +79,12 @@ def parse_fields(data: bytes) -> dict[str, str]:
 
 
 def is_record(fields: Mapping[str, str]) -> bool:
-    """Whether these are the fields of a whole exit record, not of a start mark."""
+    """Return True if these are the fields of a whole exit record, False for those of a start mark."""
     return fields.get("record") == "whole"
 
 
 def open_life(path: str) -> int | None:
-    """The life file for looking at; None where the attempt was never prepared."""
+    """Open the life file for reading; return None if the attempt was never prepared."""
     try:
         return os.open(f"{path}/{LIFE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -92,12 +92,12 @@ def open_life(path: str) -> int | None:
 
 
 def exists(path: str) -> bool:
-    """Whether the attempt has its life file."""
+    """Return True if the attempt has its life file."""
     return os.path.exists(f"{path}/{LIFE}")
 
 
 def read_progress(path: str) -> bytes | None:
-    """The raw progress file of the job, if it wrote a regular one of sensible size."""
+    """Return the first PROGRESS_LIMIT_BYTES of the job's progress file; None if there is no file that can be read."""
     try:
         fd = os.open(f"{path}/{PROGRESS}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

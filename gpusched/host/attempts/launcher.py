@@ -1,7 +1,7 @@
-"""Start shepherds, hand them attempts with their locks, hear of their ends. Decides nothing.
+"""Start shepherds, hand them attempts with their locks, receive their notices. Decides nothing.
 
-A shepherd is reused: one process a slot, started when the first attempt needs it. Each is a child in a session of its
-own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
+A shepherd is used again: there are as many as attempts run at once, each started when an attempt needs it. Each is a
+child in a session of its own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BOOTSTRAP = (
     "main(int(sys.argv[2])); import os; os._exit(0)"
 )
 SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
-TOLD_LIMIT = 8192  # a directory and a few words
+NOTICE_LIMIT_BYTES = 8192  # a directory and a few words
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a shepherd needs to know of an attempt."""
+    """The order to run one attempt, as a shepherd gets it."""
 
     directory: str
     argv: tuple[bytes, ...]
@@ -49,7 +49,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ShepherdNotice:
-    """A wake-up from a shepherd: look at this attempt. `error` says why a command could not be started at all."""
+    """A shepherd's notice that an attempt has ended. `error` says why the command could not be started at all."""
 
     directory: str
     error: str = ""
@@ -63,19 +63,22 @@ class _Shepherd:
 
 
 class Launcher:
-    """The shepherds of one dispatcher. `selector` gets their channels, with the launcher's own bound method as data."""
+    """The shepherds of one dispatcher.
+
+    Their channels are registered with `selector`, each with a function as data that receives and calls `on_notice`.
+    """
 
     def __init__(
-        self, selector: selectors.BaseSelector, heard: Callable[[ShepherdNotice], None], error_log: str
+        self, selector: selectors.BaseSelector, on_notice: Callable[[ShepherdNotice], None], error_log: str
     ) -> None:
         self._selector = selector
-        self._heard = heard
+        self._on_notice = on_notice
         self._error_log = error_log
         self._idle: list[_Shepherd] = []
         self._busy: dict[str, _Shepherd] = {}
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
-        """Hand the attempt over. The descriptors stay the caller's to close."""
+        """Hand the attempt over. The caller still has to close its own descriptors."""
         message = marshal.dumps(
             {
                 "op": "start",
@@ -121,12 +124,12 @@ class Launcher:
                 cwd="/",
             )
         shepherd = _Shepherd(process, ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(shepherd))
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
         return shepherd
 
-    def _hear(self, shepherd: _Shepherd) -> None:
+    def _receive(self, shepherd: _Shepherd) -> None:
         try:
-            data = shepherd.channel.recv(TOLD_LIMIT)
+            data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -135,10 +138,10 @@ class Launcher:
             directory = shepherd.directory
             self._drop(shepherd)
             if directory:
-                self._heard(ShepherdNotice(directory))
+                self._on_notice(ShepherdNotice(directory))
             return
-        told, reusable = marshal.loads(data)
-        directory, _, error = told.partition("\0")
+        text, reusable = marshal.loads(data)
+        directory, _, error = text.partition("\0")
         self._busy.pop(directory, None)
         shepherd.directory = ""
         if reusable:
@@ -146,7 +149,7 @@ class Launcher:
         else:
             self._selector.unregister(shepherd.channel)
             shepherd.channel.close()
-        self._heard(ShepherdNotice(directory, error))
+        self._on_notice(ShepherdNotice(directory, error))
 
     def _drop(self, shepherd: _Shepherd) -> None:
         self._selector.unregister(shepherd.channel)
@@ -160,16 +163,16 @@ class Launcher:
             pass
 
     def has(self, directory: str) -> bool:
-        """Whether the attempt is with a shepherd of this launcher."""
+        """Return True if a shepherd of this launcher has the attempt."""
         return directory in self._busy
 
     def pid(self, directory: str) -> int | None:
-        """Pid of the shepherd that has the attempt."""
+        """Return the pid of the shepherd of this launcher that has the attempt, or None."""
         shepherd = self._busy.get(directory)
         return None if shepherd is None else shepherd.process.pid
 
     def stop(self, directory: str) -> bool:
-        """Ask the attempt's shepherd to end it. False when it is not one of ours."""
+        """Ask the attempt's shepherd to end it. Return False if no shepherd of this launcher has it."""
         shepherd = self._busy.get(directory)
         if shepherd is None:
             return False
@@ -180,7 +183,7 @@ class Launcher:
         return True
 
     def close(self) -> None:
-        """Leave. Idle shepherds end; busy ones go on alone to the end of their attempts."""
+        """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
         for shepherd in self._idle:  # all at once: each ends at the end of its channel
             self._selector.unregister(shepherd.channel)
             shepherd.channel.close()
@@ -195,7 +198,7 @@ class Launcher:
 
 
 def find_shell(name: str) -> tuple[bytes, ...]:
-    """The words before a command: `bash -o pipefail -c` where there is bash, else `sh -c`."""
+    """Return the words before a command: `bash -o pipefail -c` where there is bash, else `sh -c`."""
     path = shutil.which(name)
     if path is None and name == "bash":
         path = shutil.which("sh")

@@ -1,6 +1,6 @@
-"""Live attempts -> facts: alive, exited, lost, lingering, not started. Judges nothing, reads no queue.
+"""The facts about an attempt: alive, exited, lost, lingering, not started. Judges nothing, reads no queue.
 
-Alive means that the life lock is held; no pid is trusted for that. The lock is looked at first, the record after it.
+Alive means that the life lock is held; no pid is trusted for that. The lock is tried first, the record read after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOG_TAIL_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LifeReading:
-    """What was seen of an attempt: its fact and the fields of its mark or record."""
+    """The fact about an attempt, and the fields of its mark or record."""
 
     fact: AttemptFact
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -46,38 +46,38 @@ def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
 
 
 def _shepherd(mark: Mapping[str, str]) -> tuple[int, int] | None:
-    """Pid and start time of the shepherd that a mark names, if it is of this boot."""
+    """Return pid and start time of the shepherd that a mark names, if the mark is of this boot."""
     try:
-        found = int(mark["pid"]), int(mark["start_ticks"])
+        process = int(mark["pid"]), int(mark["start_ticks"])
     except (KeyError, ValueError):
         return None
-    return found if mark.get("boot_id") == processes.boot_id() else None
+    return process if mark.get("boot_id") == processes.boot_id() else None
 
 
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:
-    """A pidfd of the shepherd that a mark names, if that very process still lives."""
-    found = _shepherd(mark)
-    handle = None if found is None else processes.open_handle(found[0])
-    if found is not None and handle is not None and processes.process_start(found[0]) != found[1]:
+    """Return a pidfd of the shepherd that a mark names, if that very process still lives."""
+    shepherd = _shepherd(mark)
+    handle = None if shepherd is None else processes.open_handle(shepherd[0])
+    if shepherd is not None and handle is not None and processes.process_start(shepherd[0]) != shepherd[1]:
         os.close(handle)
         return None
     return handle
 
 
 def terminate(mark: Mapping[str, str]) -> bool:
-    """Ask an adopted attempt's shepherd to end it. False when that shepherd is no more."""
-    found = _shepherd(mark)
-    return found is not None and processes.send_signal(found[0], signal.SIGTERM, found[1])
+    """Ask an adopted attempt's shepherd to end it. Return False if that shepherd has ended."""
+    shepherd = _shepherd(mark)
+    return shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
 
 
 def end_strays(marker: tuple[bytes, ...], number: int) -> None:
-    """Signal what is left of an attempt whose shepherd was killed: processes with its environment marker."""
+    """Signal the processes left by an attempt whose shepherd was killed; its environment marker identifies them."""
     for pid in processes.marked_processes(marker):
         processes.send_signal(pid, number)
 
 
 def log_tail(path: str) -> bytes:
-    """The last bytes of a log; empty if it cannot be read."""
+    """Return the last LOG_TAIL_BYTES of a log; nothing if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -90,7 +90,10 @@ def log_tail(path: str) -> bytes:
 
 
 def shepherds_of(pids: Iterable[int], shepherds: Mapping[int, str]) -> dict[int, str]:
-    """Which of `pids` descend from which shepherd: pid -> the attempt directory of that shepherd (by its pid)."""
+    """Return, for each of `pids` that descends from a shepherd, the attempt directory of that shepherd.
+
+    `shepherds` has the directories by the pids of shepherds.
+    """
     owners: dict[int, str] = {}
     for pid in pids:
         current, steps = pid, 0

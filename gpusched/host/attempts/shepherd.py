@@ -3,9 +3,9 @@
 It decides nothing about jobs and reads no queue. It must work while everything else is down: it imports only
 what it needs at its start, and holds the attempt's life lock and claims until no process of the attempt is left.
 
-The dispatcher sends orders over a SOCK_SEQPACKET pair: a marshalled dict, with the life lock's descriptor and those
-of the claims beside it. A shepherd has one attempt at a time and may be given another when that has ended; once the
-dispatcher is gone it ends with its attempt. A message back only wakes the dispatcher: the truth is the record.
+The dispatcher sends orders over a SOCK_SEQPACKET pair: a marshalled dict, with the descriptors of the life lock and of
+the claims beside it. A shepherd has one attempt at a time and may get another when that has ended; once the dispatcher
+is gone it ends with its attempt. A message back only wakes the dispatcher: what counts is the record.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def main(channel_fd: int) -> None:
 
 
 class Shepherd:
+    """This process: its channel to the dispatcher, its signals, and the attempts that it tends."""
+
     def __init__(self, channel: socket.socket) -> None:
         self.channel: socket.socket | None = channel
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -79,7 +81,7 @@ class Shepherd:
     # ---- the dispatcher's end ----
 
     def next_order(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next attempt to tend; None when the dispatcher is gone. Idle, a TERM has nothing to end."""
+        """Return the next order and its descriptors; None if the dispatcher is gone. A TERM while idle ends nothing."""
         while True:
             received = self._receive()
             if received is None:
@@ -111,7 +113,7 @@ class Shepherd:
             self.channel.close()
             self.channel = None
 
-    def _tell(self, directory: str, reusable: bool) -> None:
+    def _report(self, directory: str, reusable: bool) -> None:
         if self.channel is not None:
             try:
                 self.channel.send(marshal.dumps((directory, reusable)))
@@ -132,7 +134,7 @@ class Shepherd:
     # ---- one attempt ----
 
     def tend(self, order: dict[str, Any], fds: list[int]) -> bool:
-        """Run one attempt to its end and leave its record. False when this shepherd must not be used again."""
+        """Run one attempt to its end and leave its record. Return False if this shepherd must not be used again."""
         life, claims = fds[0], fds[1:]
         directory: str = order["dir"]
         mark: dict[str, object] = {
@@ -151,7 +153,7 @@ class Shepherd:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
             self._let_go(life, claims)
-            self._tell(f"{directory}\0{_words(error)}", True)
+            self._report(f"{directory}\0{_describe(error)}", True)
             return True
         finally:
             for fd in logs:
@@ -162,13 +164,13 @@ class Shepherd:
         if self.channel is None and attempt.failed and not attempt.stopping:
             self._watch_for_shutdown(life, record)
         self._let_go(life, [] if stuck else claims)
-        self._tell(directory, not stuck)
+        self._report(directory, not stuck)
         if stuck:
             _wait_for_all()
         return not stuck
 
     def _watch_for_shutdown(self, life: int, record: dict[str, object]) -> None:
-        """Without a dispatcher: a TERM right after a failure says that the box went down, not the job."""
+        """Without a dispatcher, wait a moment for a TERM after a failure: then the box was going down, not the job."""
         deadline = time.monotonic() + SHUTDOWN_WINDOW_S
         while not self.terminated and (left := deadline - time.monotonic()) > 0:
             self.pause(left)
@@ -214,13 +216,13 @@ class _Attempt:
             self.error = f"{error.strerror}: {where}" if where else str(error.strerror)
 
     def run(self) -> dict[str, object]:
-        """Stay to the end of it; the exit record."""
+        """Stay until the attempt has ended; return the exit record."""
         if self.error:
             return self._record(error=self.error)
         began = self.began
         limit = self.order["time_limit"]
         limit_at = began + limit if limit else None
-        told_leftovers = False
+        leftovers_noted = False
         main_ended_at = kill_at = give_up_at = None
         while True:
             alive = self._reap()
@@ -229,8 +231,8 @@ class _Attempt:
                 return self._record()
             if self.status is not None and main_ended_at is None:
                 main_ended_at = now
-            if main_ended_at is not None and not told_leftovers and now - main_ended_at >= LEFTOVER_GRACE_S:
-                told_leftovers = True
+            if main_ended_at is not None and not leftovers_noted and now - main_ended_at >= LEFTOVER_GRACE_S:
+                leftovers_noted = True
                 self._mark_leftovers()
                 if self.order["leftovers"] == "stop" and not self.stopping:
                     self.stopping = "leftovers"
@@ -249,7 +251,7 @@ class _Attempt:
                 if now >= give_up_at:
                     return self._record(note="unkillable")
                 self._signal_all(signal.SIGKILL)
-            self.shepherd.pause(self._next_pause(now, limit_at, kill_at, main_ended_at, told_leftovers))
+            self.shepherd.pause(self._next_pause(now, limit_at, kill_at, main_ended_at, leftovers_noted))
 
     def _next_pause(
         self,
@@ -257,14 +259,14 @@ class _Attempt:
         limit_at: float | None,
         kill_at: float | None,
         main_ended_at: float | None,
-        told_leftovers: bool,
+        leftovers_noted: bool,
     ) -> float | None:
         if kill_at is not None:
             return KILL_AGAIN_S if now >= kill_at else min(KILL_AGAIN_S, kill_at - now)
         waits = []
         if limit_at is not None:
             waits.append(limit_at - now)
-        if main_ended_at is not None and not told_leftovers:
+        if main_ended_at is not None and not leftovers_noted:
             waits.append(main_ended_at + LEFTOVER_GRACE_S - now)
         return min(waits) if waits else None
 
@@ -292,7 +294,7 @@ class _Attempt:
             os.chdir("/")
 
     def _reap(self) -> bool:
-        """Collect every child that has ended; False when none is left, living or dead."""
+        """Collect every child that has ended; return False when no child is left, living or dead."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -309,7 +311,7 @@ class _Attempt:
 
     def _mark_leftovers(self) -> None:
         names = []
-        for pid in _descendants(os.getpid()):
+        for pid in processes.descendants(os.getpid()):
             try:
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                     names.append(f"{pid} {file.read().strip()}")
@@ -320,7 +322,7 @@ class _Attempt:
 
     def _signal_all(self, number: int) -> None:
         # parents first: a shell whose child has just been ended would go on with its next command
-        for pid in dict.fromkeys([*_descendants(os.getpid()), *_strays(self.order["marker"])]):
+        for pid in dict.fromkeys([*processes.descendants(os.getpid()), *_strays(self.order["marker"])]):
             if processes.send_signal(pid, number):
                 processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
 
@@ -351,21 +353,21 @@ def _open_log(path: str) -> int:
 
 
 def _open_logs(order: dict[str, Any]) -> list[int]:
-    """Descriptors of the log, and of that for stderr if it has one of its own."""
-    found: list[int] = []
+    """Open the log, and the one for stderr if that has its own; return their descriptors."""
+    logs: list[int] = []
     try:
         for path in (order["log"], order["error_log"]):
             if path:
-                found.append(_open_log(path))
-        return found
+                logs.append(_open_log(path))
+        return logs
     except OSError:
-        for fd in found:
+        for fd in logs:
             os.close(fd)
         raise
 
 
-def _words(error: OSError) -> str:
-    """What went wrong, and with which file."""
+def _describe(error: OSError) -> str:
+    """Return the error in words, with the file that it is about."""
     name = error.filename
     where = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
     return f"{error.strerror}{where}"
@@ -379,29 +381,8 @@ def _wait_for_all() -> None:
             return
 
 
-def _descendants(root: int) -> list[int]:
-    """Pids of live processes whose chain of parents leads to `root`, each after its parent."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = processes.process_stat(int(name))
-            if fields is not None and fields[0] not in ("Z", "X"):
-                parents[int(name)] = int(fields[1])
-    found: list[int] = []
-    known = {root}
-    grew = True
-    while grew:
-        grew = False
-        for pid, parent in parents.items():
-            if parent in known and pid not in known:
-                known.add(pid)
-                found.append(pid)
-                grew = True
-    return found
-
-
 def _strays(marker: tuple[bytes, ...]) -> list[int]:
-    """Processes that bear the attempt's marker in their environment, wherever they hang now."""
+    """Return the processes that have the attempt's marker in their environment, whatever their parents are now."""
     return [pid for pid in processes.marked_processes(marker) if pid != os.getpid()]
 
 

@@ -1,6 +1,6 @@
-"""The directories of jobs: which commit they are at, and where in a copy of the work tree they lie. Runs no job.
+"""The directories of jobs: the commit that each is at, and its counterpart in a copy of the work tree. Runs no job.
 
-Thousands of jobs may have directories of their own in a few work trees: git is asked once for a tree, not for each job.
+Thousands of jobs may have directories of their own in a few work trees: git is run once for a tree, not for each job.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from gpusched.host.code import work_tree
 from gpusched.host.code.tree_copy import snapshot
 from gpusched.host.code.work_tree import WorkTree
 
-FRESH_S = 10.0  # what git said of a tree counts for so long, or for longer where it is slow
+FRESH_S = 10.0  # the answer of git about a tree is used so long, or longer where git is slow
 FRESH_TIMES = 50
 
 
 class JobDirs:
-    """Places of jobs, found out when they are first asked for."""
+    """The directories in which jobs run, each determined when it is first needed."""
 
     def __init__(self, home: str, leave_out: Sequence[str] = (), copies: str = "") -> None:
-        """`home` is the submitter's directory. With `copies` the jobs in its work tree get places in a copy there.
+        """With `copies`, jobs in the work tree of `home`, the submitter's directory, run in a copy below `copies`.
 
-        What lies under `leave_out` is neither a change of a tree nor copied. Raises GpuschedError where there is
-        nothing to copy.
+        Files under `leave_out` are not copied and make no tree dirty. Raises GpuschedError where there is nothing to
+        copy.
         """
         self._leave_out = leave_out
         self._copies = copies
@@ -37,22 +37,22 @@ class JobDirs:
         self._copy = ""
         self._made: set[str] = set()  # directories of jobs in the copy
         if copies:
-            root = self._root(self._resolve(home))
+            root = self._root(self._without_links(home))
             self._tree = self._describe(root) if root else None
             if self._tree is None:
                 hint = "`git status` may say why; without --snapshot the jobs run where the files are"
                 raise GpuschedError("--snapshot copies a git work tree with a commit, and here is none", hint=hint)
 
     def prepare(self) -> None:
-        """Copy what is to be copied, if it has not been, and forget what git said a while ago. This may take long."""
+        """Copy the work tree, if that is wanted and not done yet, and forget old answers of git. This may take long."""
         now = time.monotonic()
-        self._known = {root: known for root, known in self._known.items() if now < known[1]}
+        self._known = {root: answer for root, answer in self._known.items() if now < answer[1]}
         if self._tree is not None and not self._copy:
             self._copy = snapshot(self._tree, self._copies, leave_out=self._leave_out)
 
-    def place(self, cwd: bytes) -> tuple[bytes, str]:
-        """Where a job of this directory runs, and its commit, as Requirements.git; "" outside git."""
-        directory = self._resolve(os.path.normpath(os.fsdecode(cwd)))
+    def resolve(self, cwd: bytes) -> tuple[bytes, str]:
+        """Return the directory in which a job of `cwd` runs, and its commit as in Requirements.git; "" outside git."""
+        directory = self._without_links(os.path.normpath(os.fsdecode(cwd)))
         if self._tree is not None and self._copy:
             root = self._tree.root
             if directory == root or directory.startswith(root.rstrip("/") + "/"):
@@ -62,13 +62,13 @@ class JobDirs:
         return cwd, tree.label if tree else ""
 
     def _in_copy(self, directory: str, inside: str) -> str:
-        """The directory in the copy; an empty one where git knows nothing of what is in it."""
-        place = os.path.normpath(os.path.join(self._copy, inside))
-        if place not in self._made:
-            self._made.add(place)
+        """Return the directory in the copy; it is made, empty, where git has no files in it."""
+        path = os.path.normpath(os.path.join(self._copy, inside))
+        if path not in self._made:
+            self._made.add(path)
             if os.path.isdir(directory):
-                os.makedirs(place, exist_ok=True)
-        return place
+                os.makedirs(path, exist_ok=True)
+        return path
 
     def _describe(self, root: str) -> WorkTree | None:
         if root not in self._known:
@@ -78,32 +78,32 @@ class JobDirs:
             self._known[root] = tree, now + max(FRESH_S, FRESH_TIMES * (now - began))
         return self._known[root][0]
 
-    def _resolve(self, directory: str) -> str:
-        """The directory without links in its path; what is not there is none."""
-        found = self._physical.get(directory)
-        if found is None:
+    def _without_links(self, directory: str) -> str:
+        """Return the directory without symbolic links in its path; it need not exist."""
+        real = self._physical.get(directory)
+        if real is None:
             above = os.path.dirname(directory)
             if os.path.islink(directory):
-                found = os.path.realpath(directory)
+                real = os.path.realpath(directory)
             else:
-                found = (
+                real = (
                     directory
                     if above == directory
-                    else os.path.join(self._resolve(above), directory[len(above) :].strip("/"))
+                    else os.path.join(self._without_links(above), directory[len(above) :].strip("/"))
                 )
-            self._physical[directory] = found
-        return found
+            self._physical[directory] = real
+        return real
 
     def _root(self, directory: str) -> str:
-        found = self._roots.get(directory)
-        if found is None:
+        root = self._roots.get(directory)
+        if root is None:
             above = os.path.dirname(directory)
             if os.path.lexists(os.path.join(directory, ".git")):
-                found = directory
+                root = directory
             else:
-                found = "" if above == directory else self._root(above)
-            self._roots[directory] = found
-        return found
+                root = "" if above == directory else self._root(above)
+            self._roots[directory] = root
+        return root
 
     # ---- for the dispatcher that works on the same queue ----
 
@@ -114,10 +114,10 @@ class JobDirs:
 
     @classmethod
     def from_json(cls, text: str) -> JobDirs:
-        """The same places: what was copied is not copied again."""
-        told = json.loads(text)
-        found = cls("/", told["leave_out"])
-        if told["copied"]:
-            root, commit, dirty, found._copy = told["copied"]
-            found._tree = WorkTree(root, commit, dirty)
-        return found
+        """Return the same directories as those that `text` was made from; nothing is copied again."""
+        document = json.loads(text)
+        dirs = cls("/", document["leave_out"])
+        if document["copied"]:
+            root, commit, dirty, dirs._copy = document["copied"]
+            dirs._tree = WorkTree(root, commit, dirty)
+        return dirs

@@ -27,14 +27,14 @@ _LOCK_AGAIN_S = 0.05
 
 
 def snapshot(tree: WorkTree, target: str, *, leave_out: Sequence[str] = (), limit_bytes: int = SIZE_LIMIT_BYTES) -> str:
-    """The directory in `target` with the tracked and the untracked files of the tree as they are; none that is ignored.
+    """Copy the tracked and untracked files of the tree, without ignored ones, into `target`; return their directory.
 
-    Raises GpuschedError where that cannot be had.
+    Raises GpuschedError if the tree cannot be copied.
     """
     leave_out = (*leave_out, target)
     try:
         os.makedirs(target, 0o700, exist_ok=True)
-        with _alone(target):
+        with _locked(target):
             for _ in range(TRIES):
                 listing = list_files(tree.root, leave_out)
                 _refuse_large(tree.root, listing, limit_bytes)
@@ -53,8 +53,8 @@ def snapshot(tree: WorkTree, target: str, *, leave_out: Sequence[str] = (), limi
 
 
 @contextmanager
-def _alone(target: str) -> Iterator[None]:
-    """Be the only one who copies into `target`; what others left half done goes."""
+def _locked(target: str) -> Iterator[None]:
+    """Hold the lock of `target`, so that only this process copies into it; remove half copies that others left."""
     while (lock := locks.take_file(os.path.join(target, "lock"), 0o600)) is None:
         time.sleep(_LOCK_AGAIN_S)
     try:
@@ -67,14 +67,16 @@ def _alone(target: str) -> Iterator[None]:
 
 
 def _copy(root: str, listing: TreeListing, target: str, leave_out: Sequence[str]) -> str:
-    """The whole copy; "" if commits or tracked files have changed under it."""
+    """Return the directory of the whole copy; "" if commits or tracked files changed meanwhile."""
     private = tempfile.mkdtemp(prefix=_PARTIAL, dir=target)
     try:
         _copy_files(root, listing, private)
         after = list_files(root, leave_out)
         if (after.commits, after.tracked_changes) != (listing.commits, listing.tracked_changes):
             return ""
-        done = os.path.join(target, _name(private, listing))  # by what was copied: untracked files may have changed
+        done = os.path.join(
+            target, _name(private, listing)
+        )  # named by the copied content: untracked files may have changed
         if not os.path.isdir(done):
             os.rename(private, done)
         return done
@@ -84,7 +86,7 @@ def _copy(root: str, listing: TreeListing, target: str, leave_out: Sequence[str]
 
 def _copy_files(root: str, listing: TreeListing, to: str) -> None:
     modes: dict[str, int] = {}
-    for path, found in _present(root, listing.paths):
+    for path, status in _present(root, listing.paths):
         source, copy = os.path.join(root, path), os.path.join(to, path)
         with suppress(FileNotFoundError):  # gone since it was listed
             for parent in _parents(path):
@@ -92,30 +94,30 @@ def _copy_files(root: str, listing: TreeListing, to: str) -> None:
                     mode = os.stat(os.path.join(root, parent)).st_mode & 0o777
                     os.mkdir(os.path.join(to, parent), 0o700)
                     modes[parent] = mode | 0o700
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 os.symlink(os.readlink(source), copy)
-            elif stat.S_ISREG(found.st_mode):
+            elif stat.S_ISREG(status.st_mode):
                 _copy_file(source, copy)
     for parent, mode in modes.items():
         os.chmod(os.path.join(to, parent), mode)
 
 
 def _copy_file(source: str, copy: str) -> None:
-    """Copy a file with its mode and times; its blocks are shared until one of both is written, where that is known."""
+    """Copy a file with its mode and times; the file system may share its blocks until one of both is written."""
     reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         writer = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with suppress(OSError):  # not on this file system; what is wrong otherwise shows below
+            with suppress(OSError):  # not on this file system; any other error shows below
                 while os.copy_file_range(reader, writer, 1 << 30):
                     pass
             while data := os.read(reader, 1 << 20):
                 view = memoryview(data)
                 while view:
                     view = view[os.write(writer, view) :]
-            found = os.fstat(reader)
-            os.fchmod(writer, found.st_mode & 0o777)
-            os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
+            status = os.fstat(reader)
+            os.fchmod(writer, status.st_mode & 0o777)
+            os.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             os.close(writer)
     finally:
@@ -123,7 +125,7 @@ def _copy_file(source: str, copy: str) -> None:
 
 
 def _present(root: str, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Those of the paths that are there, and not behind a link that has taken the place of a directory."""
+    """Yield the paths that exist, unless a directory in them has been replaced by a link; each with its status."""
     real = {"": True}
     for path in paths:
         for parent in _parents(path):
@@ -142,7 +144,7 @@ def _is_directory(path: str) -> bool:
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The directories of a path, the outermost first."""
+    """Yield the directories of a path, the outermost first."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]
@@ -150,19 +152,19 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _name(root: str, listing: TreeListing) -> str:
-    """The name of a copy of the files under `root`."""
+    """Return the name of a copy of the files under `root`."""
     total = hashlib.blake2b(digest_size=8)
-    told = sorted(listing.tracked_changes | listing.others)
-    there: Mapping[str, os.stat_result] = dict(_present(root, told))
-    for text in (*listing.commits, *told):
+    changed = sorted(listing.tracked_changes | listing.others)
+    present: Mapping[str, os.stat_result] = dict(_present(root, changed))
+    for text in (*listing.commits, *changed):
         total.update(os.fsencode(text) + b"\0")
-        if text in there:
-            total.update(_content(os.path.join(root, text), there[text].st_mode))
+        if text in present:
+            total.update(_content(os.path.join(root, text), present[text].st_mode))
     return f"{listing.commits[0][:12]}-{total.hexdigest()}"
 
 
 def _content(path: str, mode: int) -> bytes:
-    """Some bytes that stand for a file: what it is, whether it can be run, and what is in it."""
+    """Return a hash of a file: of its kind, of its executable bit, and of its content."""
     digest = hashlib.blake2b(b"link" if stat.S_ISLNK(mode) else b"run" if mode & 0o100 else b"file", digest_size=16)
     with suppress(FileNotFoundError):
         if stat.S_ISLNK(mode):
@@ -178,7 +180,7 @@ def _content(path: str, mode: int) -> bytes:
 
 
 def _refuse_large(root: str, listing: TreeListing, limit_bytes: int) -> None:
-    sizes = {path: found.st_size for path, found in _present(root, listing.paths) if stat.S_ISREG(found.st_mode)}
+    sizes = {path: status.st_size for path, status in _present(root, listing.paths) if stat.S_ISREG(status.st_mode)}
     total = sum(sizes.values())
     if total > limit_bytes:
         raise GpuschedError(
@@ -190,18 +192,18 @@ def _refuse_large(root: str, listing: TreeListing, limit_bytes: int) -> None:
 
 
 def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Where most of it is: the three largest entries of the deepest directory that holds more than half."""
-    place, total = "", sum(sizes.values())
+    """Return the three largest entries of the deepest directory that holds more than half of all bytes."""
+    top, total = "", sum(sizes.values())
     while True:
         entries: Counter[str] = Counter()
         for path, size in sizes.items():
-            if path.startswith(place):
-                first, slash, _ = path[len(place) :].partition("/")
-                entries[place + first + slash] += size
+            if path.startswith(top):
+                first, slash, _ = path[len(top) :].partition("/")
+                entries[top + first + slash] += size
         (name, size), *_ = largest = entries.most_common(3)
         if size * 2 <= total or not name.endswith("/"):
             return largest
-        place = name
+        top = name
 
 
 def _human(size: float) -> str:

@@ -1,4 +1,4 @@
-"""The git work tree of a directory: its commit, whether it is changed, and its files. Changes no repository."""
+"""The git work tree of a directory: its commit, its changes, and its files. Changes no repository."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = ("core.fsmonitor=", "diff.renames=false", "status.renames=false")  # st
 
 @dataclass(frozen=True, slots=True)
 class WorkTree:
-    """A checked out commit. `dirty`: something tracked is changed, or something is there that git does not ignore."""
+    """A checked out commit. `dirty`: a tracked file is changed, or there is an untracked one that is not ignored."""
 
     root: str
     commit: str
@@ -38,19 +38,19 @@ class WorkTree:
 class TreeListing:
     """The files of a work tree and of the repositories in it, by their paths from the root."""
 
-    commits: list[str] = field(default_factory=list)  # of each repository, with its place; the root's own first
+    commits: list[str] = field(default_factory=list)  # of each repository, with its path; that of the root first
     paths: list[str] = field(default_factory=list)
     tracked_changes: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)  # untracked, or not watched by git: the commit says nothing of them
+    others: set[str] = field(default_factory=set)  # untracked, or not watched by git: no commit has them
 
 
 def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMIT_S) -> WorkTree | None:
-    """The work tree that the directory is in; None where git knows none, is not there, or does not answer in time.
+    """Return the work tree that the directory is in; None if there is none, no git, or no answer in time.
 
-    What lies under `leave_out` makes no tree dirty.
+    Files under `leave_out` make no tree dirty.
     """
-    found = _git(cwd, limit_s, "rev-parse", "--show-toplevel", "HEAD")
-    root, _, commit = os.fsdecode(found or b"").removesuffix("\n").rpartition("\n")
+    output = _git(cwd, limit_s, "rev-parse", "--show-toplevel", "HEAD")
+    root, _, commit = os.fsdecode(output or b"").removesuffix("\n").rpartition("\n")
     if not root or not re.fullmatch("[0-9a-f]{40,64}", commit):
         return None
     words = ("status", "--porcelain=v2", "-z", "--untracked-files=normal", "--ignore-submodules=none", "--")
@@ -62,7 +62,7 @@ def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMI
 
 
 def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
-    """What a git command writes; None where it fails, is not there, or takes too long."""
+    """Return the output of a git command; None if it fails, is not installed, or takes too long."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     try:
         process = subprocess.Popen(
@@ -76,13 +76,13 @@ def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
     except OSError:
         return None
     try:
-        found, _ = process.communicate(timeout=limit_s)
+        output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if process.returncode is None:
             _end(process)
-    return found if process.returncode == 0 else None
+    return output if process.returncode == 0 else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -97,16 +97,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _without(root: str, leave_out: Iterable[str]) -> Iterator[str]:
-    """Pathspecs for all but these paths."""
+    """Yield the pathspecs that exclude these paths."""
     for path in leave_out:
         inside = os.path.relpath(os.path.realpath(path), root)
         if inside != "." and inside.split(os.sep)[0] != "..":
             yield f":(top,literal,exclude){inside}"
 
 
-def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: TreeListing | None = None) -> TreeListing:
-    """The files under `prefix`, but for those under `leave_out` and those that git ignores. Raises GpuschedError."""
-    found = found or TreeListing()
+def list_files(
+    root: str, leave_out: Sequence[str], prefix: str = "", listing: TreeListing | None = None
+) -> TreeListing:
+    """List the files under `prefix`, without those under `leave_out` and ignored ones.
+
+    Raises GpuschedError if git cannot list them.
+    """
+    listing = listing or TreeListing()
     files = os.path.join(root, prefix)
     without = ("--", *_without(os.path.realpath(files), leave_out))
     words = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
@@ -118,28 +123,28 @@ def list_files(root: str, leave_out: Sequence[str], prefix: str = "", found: Tre
     for record in _records(status):
         kind, _, rest = record.partition(" ")
         if kind == "#" and rest.startswith("branch.oid "):
-            found.commits.append(prefix + rest.removeprefix("branch.oid "))
+            listing.commits.append(prefix + rest.removeprefix("branch.oid "))
         elif kind == "?":
             if rest.endswith("/"):  # git lists no directory, unless it is a repository of its own
                 nested.add(rest)
             else:
-                found.others.add(prefix + rest)
+                listing.others.add(prefix + rest)
         elif kind in ("1", "u"):
-            found.tracked_changes.add(prefix + rest.split(" ", 7 if kind == "1" else 9)[-1])
+            listing.tracked_changes.add(prefix + rest.split(" ", 7 if kind == "1" else 9)[-1])
     for record in _records(index):
         marks, _, path = record.partition("\t")
         tag, mode, *_ = marks.split(" ")
         if mode == GITLINK:
             nested.add(f"{path}/")
             continue
-        found.paths.append(prefix + path)
-        if tag != "H":  # assumed to be unchanged, left out of the work tree …
-            found.others.add(prefix + path)
-    found.paths = [*dict.fromkeys((*found.paths, *sorted(found.others)))]
+        listing.paths.append(prefix + path)
+        if tag != "H":  # such as skip-worktree or assume-unchanged
+            listing.others.add(prefix + path)
+    listing.paths = [*dict.fromkeys((*listing.paths, *sorted(listing.others)))]
     for path in sorted(nested):
         if os.path.lexists(os.path.join(files, path, ".git")):  # else a submodule that is not checked out
-            list_files(root, leave_out, prefix + path, found)
-    return found
+            list_files(root, leave_out, prefix + path, listing)
+    return listing
 
 
 def _records(data: bytes) -> list[str]:

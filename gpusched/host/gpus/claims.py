@@ -1,4 +1,4 @@
-"""Device UUID -> a lock file that all users of the box share, plus a label for people. Decides nothing.
+"""Claims of devices: a lock file for each, which all users of the box share, and a label for people. Decides nothing.
 
 A claim is a lock on `<claims dir>/<uuid>.lock`. It lives as long as any process holds the descriptor: the
 dispatcher, and the shepherds of its attempts. Labels say who claimed and since when; they never decide.
@@ -26,7 +26,7 @@ _FUSE_LOCAL = frozenset(("fuse.overlayfs", "fuse.fuse-overlayfs", "fuseblk"))
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who says that a claim is theirs. For people; every text comes from another user and is not cleaned here."""
+    """The label of a claim. For people; every text comes from another user and is not cleaned here."""
 
     user: str
     pid: int | None
@@ -35,7 +35,7 @@ class Holder:
 
 
 def file_system_type(path: str) -> str:
-    """Type of the mounted file system that holds `path`; "" where /proc does not tell."""
+    """Return the type of the file system that holds `path`; "" if /proc cannot be read."""
     best, kind = "", ""
     try:
         real = os.path.realpath(path)
@@ -52,13 +52,16 @@ def file_system_type(path: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether locks in `path` are seen by this host alone (no network file system)."""
+    """Return True unless `path` is on a network file system, where locks do not count."""
     kind = file_system_type(path)
     return kind not in _NETWORK_TYPES and not (kind.startswith("fuse") and kind not in _FUSE_LOCAL)
 
 
 def find_directory(configured: str | None) -> str:
-    """The claims directory of this box: the configured one, or `gpusched` in the first fit shared place."""
+    """Return the claims directory of this box: the configured one, or one in the first suitable shared directory.
+
+    Raises GpuschedError if no directory can be used.
+    """
     if configured:
         return _prepare(os.path.abspath(configured))
     for parent in CANDIDATES:
@@ -69,7 +72,7 @@ def find_directory(configured: str | None) -> str:
         if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & 0o002 and is_local(parent):
             return _prepare(f"{parent}/gpusched-claims")
     raise GpuschedError(
-        f"no place for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
+        f"no directory for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
         hint="set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777",
         exit_code=EXIT_CANNOT_WORK,
     )
@@ -77,7 +80,7 @@ def find_directory(configured: str | None) -> str:
 
 def _prepare(path: str) -> str:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         private = f"{path}.{os.getpid()}"
         try:
@@ -94,9 +97,9 @@ def _prepare(path: str) -> str:
                     hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
                     exit_code=EXIT_CANNOT_WORK,
                 ) from None
-        found = os.lstat(path)
-    trusted = found.st_uid in (0, os.getuid()) or bool(found.st_mode & stat.S_ISVTX)
-    if not stat.S_ISDIR(found.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
+        status = os.lstat(path)
+    trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
+    if not stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
         raise GpuschedError(
             "is not a directory in which this user can make claims",
             where=path,
@@ -116,7 +119,7 @@ class Claims:
         return f"{self.path}/{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.lock"
 
     def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
-        """The descriptor that is the claim (close-on-exec), or None if another holder has it."""
+        """Return the descriptor that is the claim (close-on-exec), or None if somebody else has it."""
         path = self._lock_path(uuid)
         try:
             fd = locks.take_file(path)
@@ -139,7 +142,7 @@ class Claims:
             pass  # a label is for people; the claim stands without it
 
     def holder(self, uuid: str) -> Holder | None:
-        """Who holds the device, as far as can be told; None if nobody does."""
+        """Return who holds the device, as far as that can be found out; None if nobody does."""
         path = self._lock_path(uuid)
         pids = locks.holders(path)
         if not pids and not locks.is_held(path):
@@ -158,13 +161,13 @@ class Claims:
 
     def _labels(self, path: str) -> list[Holder]:
         directory, base = os.path.split(path)
-        found = []
+        labels = []
         for name in os.listdir(directory):
             if name.startswith(base + ".by-") and name.rpartition("-")[2].isdigit():
                 label = _read_label(f"{directory}/{name}")
                 if label:
-                    found.append(label)
-        return found
+                    labels.append(label)
+        return labels
 
 
 def _read_label(path: str) -> Holder | None:
@@ -173,14 +176,14 @@ def _read_label(path: str) -> Holder | None:
     except OSError:
         return None
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or path.rpartition("-")[2] != str(found.st_uid):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or path.rpartition("-")[2] != str(status.st_uid):
             return None
         try:
             data = json.loads(file.read(4096))
-            return Holder(_user(found.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
+            return Holder(_user(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
         except (ValueError, KeyError, TypeError):
-            return Holder(_user(found.st_uid), None, "", None)
+            return Holder(_user(status.st_uid), None, "", None)
 
 
 def _owner_of(pid: int) -> str | None:

@@ -1,7 +1,7 @@
-"""What the dispatcher asks of any GPU source, and the choice of source. Judges no reading.
+"""The interface of every source of GPU readings, and the choice of the source. Judges no reading.
 
-A source never makes its caller wait and never raises for a device's trouble: request() puts a question,
-poll() brings what has been answered.
+A source never makes its caller wait and never raises for the trouble of a device: request() sends a question,
+poll() returns the answers that have come.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from gpusched.host.gpus.simulated import SimulatedSource
 
 
 class DeviceSource(Protocol):
-    """Where readings come from. Times are epoch seconds; no method waits, none raises for device trouble."""
+    """A source of readings of GPUs. Times are on the monotonic clock; no method waits or raises for device trouble."""
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
-        """Ask for these devices, or (None) for all that there are, with what costs more to read.
+        """Ask for these devices, or (None) for all devices and also for the values that are slow to read.
 
-        Requests that cannot be put at once are merged and put later. A reading's asked_at is that of the
+        Requests that cannot be sent at once are merged and sent later. A reading's asked_at is that of the
         newest request that it answers, and it was taken after that moment.
         """
 
     def poll(self, now: float) -> list[Reading]:
-        """Readings that have come since, oldest first. One with an error stands for a whole outage."""
+        """Return the readings since the last call, the oldest first; one with an error stands for an outage."""
 
     def deadline(self) -> float | None:
-        """When poll() wants to be called at the latest."""
+        """Return the moment at which poll() wants to be called at the latest."""
 
     def fileno(self) -> int | None:
-        """Readable when poll() may bring something; stays the same. None: go by deadline() alone."""
+        """Return a descriptor, always the same, that is readable when poll() has work; None: use deadline() alone."""
 
     def trouble(self) -> GpuschedError | None:
-        """Why the source as a whole does not answer now, ready to be shown or raised. None: it does."""
+        """Return why the source as a whole does not answer now, ready to be shown or raised; None if it does."""
 
     def job_environment(self) -> dict[str, str]:
-        """What a job's environment needs so that it finds the same devices."""
+        """Return the variables by which a job finds the same devices."""
 
     def describe(self) -> str:
-        """The source in a few words."""
+        """Return the source in a few words."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """End the processes and close the descriptors of the source."""
 
 
 def open_source(
@@ -57,7 +57,7 @@ def open_source(
     timeout_s: float = 10.0,
     environment: Mapping[str, str] | None = None,
 ) -> DeviceSource:
-    """The simulation that `simulate` or GPUSCHED_SIMULATION names, else this box's NVML."""
+    """Return the simulation that `simulate` or GPUSCHED_SIMULATION names, else the NVML of this box."""
     environment = os.environ if environment is None else environment
     if not simulate and not environment.get(simulation.ENV_DIRECTORY):
         return NvmlSource(timeout_s, environment)
@@ -69,15 +69,15 @@ def open_source(
 
 
 def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
-    """One complete reading, waited for. Raises GpuschedError (exit 3) where there is nothing to work with."""
-    end = time.time() + timeout_s
-    source.request(None, time.time())
+    """Wait for one complete reading. Raises GpuschedError (exit 3) if there is no GPU, or no answer in `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    source.request(None, time.monotonic())
     waiter = select.poll()
     fileno = source.fileno()
     if fileno is not None:
         waiter.register(fileno, select.POLLIN)
     while True:
-        now = time.time()
+        now = time.monotonic()
         for reading in source.poll(now):
             if reading.complete and not reading.error and not reading.devices:
                 raise GpuschedError(
@@ -96,7 +96,7 @@ def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
 
 
 class NoSource:
-    """A box without GPUs, for queues whose jobs need none."""
+    """The source of a box without GPUs, for queues whose jobs need none."""
 
     def __init__(self) -> None:
         self._readings: list[Reading] = []

@@ -1,8 +1,8 @@
-"""NVML -> samples: the child process that alone loads NVML. Holds no lock, keeps no count, judges nothing.
+"""The child process that loads NVML and reads samples. Holds no lock, keeps no count, judges nothing.
 
 It talks over descriptor 0, a socket, in lines of JSON. A question is a list of UUIDs, or null for everything.
 An answer has `devices` and `samples` with the fields of Device and Sample (core.model), and `nameless` for
-GPUs that do not tell their UUID; or `trouble`, an exception's class and text, where NVML as a whole does not
+GPUs whose UUID cannot be read; or `trouble`, the class and text of an exception, where NVML as a whole does not
 work. Then the child ends: only a new process loads a library anew.
 """
 
@@ -24,7 +24,7 @@ from gpusched.host.gpus.nvml_groups import Groups
 
 try:
     import pynvml
-except ImportError:  # main() tells it
+except ImportError:  # main() reports it
     pynvml = None
 
 UNKNOWN_BYTES = 2**64 - 1
@@ -49,13 +49,13 @@ class _Listed(ctypes.Structure):
 
 
 class People:
-    """Who runs a process and what it is, looked up once for each process."""
+    """The users and programs of processes, read once for each process."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, Fields]] = {}  # pid -> start time, user and program
 
     def of(self, pid: int) -> Fields | None:
-        """User and program. None: never seen here, so the pid may be of another namespace."""
+        """Return user and program; None for a pid never seen here, which may be of another namespace."""
         with suppress(OSError, IndexError):
             with open(f"/proc/{pid}/stat", "rb") as file:
                 start = file.read().rpartition(b")")[2].split()[19]
@@ -64,7 +64,7 @@ class People:
         return self._known[pid][1] if pid in self._known else None
 
     def forget_all_but(self, pids: set[int]) -> None:
-        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
 
 
 def _user(pid: int) -> str:
@@ -75,7 +75,7 @@ def _user(pid: int) -> str:
 
 
 def _program(pid: int) -> str:
-    """The program's name; of an interpreter also its script. Never more: arguments may hold secrets."""
+    """Return the program's name; for an interpreter also its script. Never more: arguments may hold secrets."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read(4096).split(b"\0")]
     name = os.path.basename(words[0]) or "?"
@@ -88,7 +88,7 @@ def _program(pid: int) -> str:
 
 
 class Reader:
-    """An initialised NVML, and what it has told that does not change."""
+    """An initialised NVML, and the values of its devices that do not change."""
 
     def __init__(self) -> None:
         self._people = People()
@@ -103,14 +103,14 @@ class Reader:
         self._versions = f"NVML {library}, driver {driver}"
         self._handles.clear()
         self._groups = Groups(pynvml)
-        # Early R535 drivers put longer records into the _v3 lists; they are told by what they have and lack.
+        # Early R535 drivers put longer records into the _v3 lists; they are recognised by the functions that they have.
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
         suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
         self._suffix = next(s for s in suffixes if not s or _has(f"nvmlDeviceGetComputeRunningProcesses{s}"))
         self._record: Any = _Listed if self._suffix else _ListedV1
 
     def answer(self, uuids: list[str] | None) -> Fields:
-        """The answer to a question, after a fresh start if NVML wants one. Raises where it does not work."""
+        """Return the answer to a question, after a fresh start of NVML if need be. Raises if NVML does not work."""
         try:
             return self._read(uuids)
         except pynvml.NVMLError as error:
@@ -122,7 +122,7 @@ class Reader:
         return self._read(uuids)
 
     def _read(self, uuids: list[str] | None) -> Fields:
-        found: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
+        answer: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
         if uuids is None:
             self._handles = {}
             for index in range(pynvml.nvmlDeviceGetCount()):
@@ -130,20 +130,20 @@ class Reader:
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                     uuid = pynvml.nvmlDeviceGetUUID(handle)
                 except pynvml.NVMLError as error:
-                    found["nameless"].append((index, _words(error)))
+                    answer["nameless"].append((index, _words(error)))
                     continue
                 self._handles[uuid] = handle
-                found["devices"] += self._devices(uuid, index, handle)
-            self._groups.name(found["devices"], self._handles)
-        asked = list(self._handles) if uuids is None else uuids
-        found["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in asked]
+                answer["devices"] += self._devices(uuid, index, handle)
+            self._groups.name(answer["devices"], self._handles)
+        wanted = list(self._handles) if uuids is None else uuids
+        answer["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in wanted]
         if uuids is None:
-            listed = (process for sample in found["samples"] for process in sample["processes"] or ())
+            listed = (process for sample in answer["samples"] for process in sample["processes"] or ())
             self._people.forget_all_but({process["pid"] for process in listed})
-        return {**found, "at": time.time()}
+        return {**answer, "at": time.time()}
 
     def _devices(self, uuid: str, index: int, handle: Any) -> list[Fields]:
-        """A GPU, and its instances if it is in MIG mode. An error here is one that its sample will tell."""
+        """Return a GPU, and its instances if it is in MIG mode. An error here shows in its sample, too."""
         device: Fields = {"uuid": uuid, "index": index, "name": "GPU that does not answer"}
         parts: list[Fields] = []
         try:
@@ -168,7 +168,7 @@ class Reader:
         return [{**parent, **own, "mig_parent": False, **self._board(part)}]
 
     def _look_up(self, uuid: str, handle: Any) -> Fields:
-        """What never changes of a GPU."""
+        """Return the values of a GPU that never change."""
         name = pynvml.nvmlDeviceGetName(handle)
         pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
         self._fixed[uuid] = {
@@ -180,7 +180,7 @@ class Reader:
         return self._fixed[uuid]
 
     def _sample(self, uuid: str, whole: bool) -> Fields:
-        """One device read. `whole` adds what boards take long to tell."""
+        """Read one device. `whole` adds the values that take a board long."""
         sample: Fields = {"uuid": uuid, "at": time.time(), "processes": None}
         try:
             handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -202,7 +202,7 @@ class Reader:
         }
 
     def _board(self, handle: Any) -> Fields:
-        """How much memory there is, and what the driver keeps of it for itself (by memory v1 that counts as used)."""
+        """Return the total memory, and the part that the driver reserves (in memory v1 that counts as used)."""
         total = self._memory(handle)["total_bytes"]
         if total is None or self._memory_v1:
             return {"total_bytes": total}
@@ -210,7 +210,7 @@ class Reader:
         return {"total_bytes": total, "reserved_bytes": info.reserved if info else 0}
 
     def _memory(self, handle: Any) -> Fields:
-        """Memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
+        """Read memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
         if not self._memory_v1:
             try:
                 return _in_bytes(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
@@ -218,14 +218,14 @@ class Reader:
                 if error.value not in UNSUPPORTED:
                     raise
                 self._memory_v1 = error.value == FUNCTION_NOT_FOUND
-        found = _maybe(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        if found is None:
+        info = _maybe(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if info is None:
             return {"used_bytes": None, "total_bytes": None}
-        return {**_in_bytes(found), "memory_includes_reserve": True}
+        return {**_in_bytes(info), "memory_includes_reserve": True}
 
     def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
-        """Processes on the device; None where they cannot be told apart (container, WSL, no permission)."""
-        found: dict[int, Fields] = {}
+        """Return the processes on the device; None where they cannot be identified (container, WSL, no permission)."""
+        processes: dict[int, Fields] = {}
         for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
             records = _maybe(self._list, handle, name)
             if records is None and kind == "C":
@@ -235,9 +235,9 @@ class Reader:
                 if who is None:
                     return None
                 used = None if record.used == UNKNOWN_BYTES else record.used
-                found[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
+                processes[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
         hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
-        return None if not found and (memory["used_bytes"] or 0) > hidden else list(found.values())
+        return None if not processes and (memory["used_bytes"] or 0) > hidden else list(processes.values())
 
     def _list(self, handle: Any, name: str) -> list[Any]:
         function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")
@@ -266,7 +266,7 @@ def _has(name: str) -> bool:
 
 
 def _maybe(function: Callable[..., Any], *args: Any) -> Any:
-    """What the call returns; None where this device, driver or user does not have it."""
+    """Return the result of the call; None where this device, driver or user does not have it."""
     try:
         return function(*args)
     except pynvml.NVMLError as error:
@@ -276,14 +276,14 @@ def _maybe(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _words(error: Any) -> str:
-    """A device's error for a sample. Raises it again when it speaks of NVML as a whole."""
+    """Return a device's error as text for a sample. Raises it again if it is about NVML as a whole."""
     if error.value in AS_A_WHOLE:
         raise error
     return "lost" if error.value in LOST else str(error)
 
 
 def main() -> int:
-    """Answer until the other side goes, or NVML does."""
+    """Answer questions until the other side is gone, or NVML fails."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the dispatcher
     reader: Reader | None = None
     with open(os.dup(0), "wb") as replies:

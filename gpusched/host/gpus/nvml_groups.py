@@ -1,8 +1,8 @@
-"""Which boards belong together, by NVLink or by NUMA node. Asks the NVML that it is handed; measures nothing.
+"""Groups of boards that belong together, by NVLink or by NUMA node. Measures nothing.
 
 Boards whose links lead to each other, or to the same other end, are one group: behind NVSwitches no board is linked to
-another one directly. Boards without such company are grouped by what they share of the machine. Whatever this NVML,
-driver or board does not tell counts as not joined.
+another one directly. The other boards are grouped by their NUMA nodes. A connection that this NVML, driver or board
+does not report counts as none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SAME_NODE = 40  # the widest common ancestor within one NUMA node
 
 
 class Groups:
-    """The groups of one initialised NVML, found out anew only when there are other boards."""
+    """The groups of one initialised NVML, determined again only when the boards have changed."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._known: tuple[frozenset[str], dict[str, str]] = frozenset(), {}
 
     def name(self, devices: Iterable[dict[str, Any]], handles: Mapping[str, Any]) -> None:
-        """Give each device its `group`; a MIG instance has that of its board."""
+        """Set the `group` of each device; a MIG instance has the one of its board."""
         devices = list(devices)
         boards = {d["uuid"]: d.get("bus_id", "") for d in devices if not d.get("parent_uuid")}
         if self._known[0] != boards.keys():
@@ -33,17 +33,17 @@ class Groups:
             device["group"] = self._known[1].get(device.get("parent_uuid") or device["uuid"], "")
 
     def _find(self, boards: Mapping[str, str], handles: Mapping[str, Any]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        groups: dict[str, str] = {}
         at = {bus_id.lower(): uuid for uuid, bus_id in boards.items() if bus_id}
         linked = [{uuid, *(at.get(end, end) for end in self._far_ends(handles[uuid]))} for uuid in boards]
-        _label(found, "NVLink", boards, linked)
-        rest = [uuid for uuid in boards if uuid not in found]
+        _label(groups, "NVLink", boards, linked)
+        rest = [uuid for uuid in boards if uuid not in groups]
         near = [{a, b} for n, a in enumerate(rest) for b in rest[:n] if self._is_near(handles[a], handles[b])]
-        _label(found, "NUMA", boards, near)
-        return found
+        _label(groups, "NUMA", boards, near)
+        return groups
 
     def _far_ends(self, handle: Any) -> set[str]:
-        """What the active links of a board lead to: bus ids, or "switch" for one that hides its own."""
+        """Return the other ends of a board's active links: bus ids, or "switch" for an end that hides its bus id."""
         ends: set[str] = set()
         for link in range(MAX_LINKS):
             active = self._ask("nvmlDeviceGetNvLinkState", handle, link)
@@ -64,14 +64,14 @@ class Groups:
         return level is not None and level <= SAME_NODE
 
     def _ask(self, function: str, *args: Any) -> Any:
-        """What the call returns; None where it fails, or is not there."""
+        """Return the result of the call; None where it fails, or NVML does not have it."""
         try:
             return getattr(self._nvml, function)(*args)
         except (AttributeError, self._nvml.NVMLError):
             return None
 
 
-def _label(found: dict[str, str], kind: str, boards: Iterable[str], joined: Iterable[set[str]]) -> None:
+def _label(names_by_uuid: dict[str, str], kind: str, boards: Iterable[str], joined: Iterable[set[str]]) -> None:
     """Name the groups of two or more boards in the order of the boards; sets that share a member are one group."""
     groups: list[set[str]] = []
     for members in joined:
@@ -81,4 +81,4 @@ def _label(found: dict[str, str], kind: str, boards: Iterable[str], joined: Iter
     for uuid in boards:
         for n, group in enumerate(groups):
             if uuid in group and len(group.intersection(boards)) > 1:
-                found[uuid] = names.setdefault(n, f"{kind} {len(names)}")
+                names_by_uuid[uuid] = names.setdefault(n, f"{kind} {len(names)}")

@@ -1,8 +1,8 @@
-"""NVML as a source of readings: the half that asks a child process. Never loads NVML, never waits for it.
+"""NVML as a source of readings, read through a child process. Never loads NVML, never waits for it.
 
-NVML can hang in a way that no process survives, and a driver can be replaced under it. So it is asked by a
-child (gpusched.host.gpus.nvml), one question at a time; a child that does not answer is left behind and, slowly,
-replaced.
+NVML can hang in a way that no process survives, and a driver can be replaced under it. So a child
+(gpusched.host.gpus.nvml) reads it, one question at a time; a child that does not answer is abandoned and, after
+longer and longer pauses, replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STUCK_LIMIT = 3  # of children that KILL has not ended yet: a driver that hangs 
 FIRST_ANSWER_FACTOR = 3  # a first answer may have to wake each board, where persistence mode is off
 
 _VERSIONS = "the driver was upgraded under the running one: reboot, or reload the nvidia kernel modules"
-TROUBLES = {  # what the child's exception means, and what to do next
+TROUBLES = {  # exception of the child: its meaning, and the remedy
     "NVMLError_LibraryNotFound": (
         "there is no NVIDIA driver library (libnvidia-ml.so.1) here",
         "gpusched needs NVIDIA's driver; without a GPU, try --simulate 4",
@@ -51,7 +51,7 @@ def _trouble(text: str, hint: str = "") -> GpuschedError:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One question to NVML. With `everything` it covers `uuids` too, each of which must be answered for."""
+    """One question to NVML. With `everything` it covers `uuids` too, and the answer must contain each of them."""
 
     asked_at: float
     everything: bool
@@ -68,7 +68,7 @@ class _Question:
 
 
 class _Child:
-    """One run of gpusched.host.gpus.nvml and the line to it."""
+    """One run of gpusched.host.gpus.nvml and the socket to it."""
 
     def __init__(self, environment: Mapping[str, str], now: float) -> None:
         self.born = now
@@ -94,7 +94,7 @@ class _Child:
             theirs.close()
 
     def ask(self, uuids: list[str] | None) -> None:
-        """Put a question. A child that is gone shows when its answer is read."""
+        """Send a question. The end of a child shows when its answer is read."""
         try:
             self.line.sendall(json.dumps(uuids).encode() + b"\n")
         except OSError:
@@ -102,7 +102,7 @@ class _Child:
                 self.line.shutdown(socket.SHUT_RD)
 
     def answer(self) -> dict[str, Any] | None:
-        """The answer, if it is all there. Raises EOFError when the child is gone."""
+        """Return the answer once it has come whole, else None. Raises EOFError if the child is gone."""
         while b"\n" not in self.buffer:
             try:
                 more = self.line.recv(1 << 18)
@@ -115,12 +115,12 @@ class _Child:
             self.buffer += more
         text, _, self.buffer = self.buffer.partition(b"\n")
         self.answered = True
-        found: dict[str, Any] = json.loads(text)
-        return found
+        document: dict[str, Any] = json.loads(text)
+        return document
 
 
 class NvmlSource:
-    """NVML, asked through a child process; a child that hangs is left behind and, slowly, replaced."""
+    """NVML, read through a child process; a child that hangs is abandoned and replaced."""
 
     def __init__(self, timeout_s: float, environment: Mapping[str, str]) -> None:
         self._timeout_s = timeout_s
@@ -143,9 +143,6 @@ class NvmlSource:
         self._ask(now)
 
     def poll(self, now: float) -> list[Reading]:
-        # a clock that is set back must not make this wait for its old time
-        self._asked_since = min(self._asked_since, now)
-        self._retry_at = min(self._retry_at, now + RETRY_S[-1])
         self._dying = [process for process in self._dying if process.poll() is None]
         self._hear(now)
         self._ask(now)
@@ -181,7 +178,7 @@ class NvmlSource:
                 process.returncode = -9  # stuck in the kernel: nobody can wait for it
 
     def _ask(self, now: float) -> None:
-        """Put the next question, if none is in flight and no pause after a failure runs."""
+        """Send the next question, unless one is in flight or a pause after a failure lasts."""
         if self._asked is not None or self._next is None:
             return
         if self._child is None:
@@ -198,7 +195,7 @@ class NvmlSource:
         self._child.ask(None if self._asked.everything else sorted(self._asked.uuids))
 
     def _hear(self, now: float) -> None:
-        """Take what the child has answered; notice its end, and its silence."""
+        """Take the answer of the child; notice its end, and its silence."""
         if self._child is None:
             return
         try:
@@ -206,7 +203,6 @@ class NvmlSource:
         except (EOFError, ValueError):
             return self._ended(self._child, now)
         if answer is None:
-            self._asked_since = min(self._asked_since, now)  # a clock that was set back
             if self._asked is not None and now - self._asked_since >= self._patience_s():
                 silent = f"NVML has not answered for {self._patience_s():g} s"
                 self._fail(_trouble(silent, "the driver hangs; `dmesg | grep -e NVRM -e Xid` may say why"), now)
@@ -214,12 +210,12 @@ class NvmlSource:
             name, text = answer["trouble"]
             self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
         elif self._asked is not None:
-            asked, self._asked = self._asked, None
+            question, self._asked = self._asked, None
             self._trouble, self._failures = None, 0
             self._versions = answer["versions"]
-            reading = self._reading(asked, answer, now)
+            reading = self._reading(question, answer, now)
             self._ready.append(reading)
-            hopeless = asked.everything and all(sample.error for sample in reading.samples)
+            hopeless = question.everything and all(sample.error for sample in reading.samples)
             if hopeless and now - self._child.born >= RETRY_S[0]:
                 self._abandon()  # perhaps the driver was reloaded: the next question gets a fresh start
 
@@ -234,18 +230,18 @@ class NvmlSource:
         return self._timeout_s * (FIRST_ANSWER_FACTOR if fresh else 1)
 
     def _fail(self, trouble: GpuschedError, now: float) -> None:
-        """An outage begins or goes on: told once, tried again after a pause that grows."""
+        """Note that an outage begins or goes on: report it once, try again after a pause that grows."""
         question = self._asked or self._next
         if self._trouble is None and question is not None:
-            told = Reading(question.asked_at, now, complete=question.everything, error=trouble.what)
-            self._ready.append(told)
+            outage = Reading(question.asked_at, now, complete=question.everything, error=trouble.what)
+            self._ready.append(outage)
         self._trouble = trouble
         self._retry_at = now + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
         self._failures += 1
         self._abandon()
 
     def _abandon(self) -> None:
-        """Leave the child behind; its question, if any, waits for the next one."""
+        """Kill the child without waiting for its end; its question, if any, waits for the next child."""
         if self._asked is not None:
             self._next, self._asked = self._asked.merged(self._next), None
         if self._child is not None:
@@ -255,27 +251,27 @@ class NvmlSource:
             self._dying.append(self._child.process)
             self._child = None
 
-    def _reading(self, asked: _Question, answer: dict[str, Any], now: float) -> Reading:
+    def _reading(self, question: _Question, answer: dict[str, Any], now: float) -> Reading:
         devices = [Device(**device) for device in answer["devices"]]
         samples = [_sample(sample) for sample in answer["samples"]]
-        for index, error in answer["nameless"]:  # a GPU that does not even tell its UUID
-            known = self._known.get(index)
-            if known is None or any(device.uuid == known.uuid for device in devices):
-                known = Device(uuid=nameless_uuid(index), index=index, name="GPU that does not answer")
-            devices.append(known)
-            samples.append(Sample(known.uuid, answer["at"], processes=None, error=error))
-        if asked.everything:
+        for index, error in answer["nameless"]:  # a GPU whose UUID cannot be read
+            device = self._known.get(index)
+            if device is None or any(other.uuid == device.uuid for other in devices):
+                device = Device(uuid=nameless_uuid(index), index=index, name="GPU that does not answer")
+            devices.append(device)
+            samples.append(Sample(device.uuid, answer["at"], processes=None, error=error))
+        if question.everything:
             devices.sort(key=lambda device: device.index)
-            place = {device.uuid: number for number, device in enumerate(devices)}
-            samples.sort(key=lambda sample: place[sample.uuid])
+            order = {device.uuid: number for number, device in enumerate(devices)}
+            samples.sort(key=lambda sample: order[sample.uuid])
             self._known = {device.index: device for device in devices if not device.is_mig}
-        missing = sorted(asked.uuids - {sample.uuid for sample in samples})
+        missing = sorted(question.uuids - {sample.uuid for sample in samples})
         samples += [Sample(uuid, answer["at"], processes=None, error="lost") for uuid in missing]
-        return Reading(asked.asked_at, now, tuple(devices), tuple(samples), asked.everything)
+        return Reading(question.asked_at, now, tuple(devices), tuple(samples), question.everything)
 
 
-def _sample(found: dict[str, Any]) -> Sample:
-    processes = found.pop("processes")
+def _sample(fields: dict[str, Any]) -> Sample:
+    processes = fields.pop("processes")
     if processes is not None:
         processes = tuple(DeviceProcess(**process) for process in processes)
-    return Sample(**found, processes=processes)
+    return Sample(**fields, processes=processes)

@@ -6,6 +6,7 @@ Its GPUs are files (gpusched.common.simulation); `python -m gpusched.commands.si
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -23,8 +24,8 @@ class _File:
     keys: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> dict[str, str]:
-        found = os.stat(self.path)
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        status = os.stat(self.path)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self.stamp:
             self.keys, self.stamp = simulation.read_keys(self.path), stamp
         return self.keys
@@ -37,7 +38,7 @@ class _Gpu:
 
 
 class SimulatedSource:
-    """Reads a simulation in this process: request() takes the reading, poll() hands it out."""
+    """A simulation as a source, read in this process: request() takes the reading, poll() returns it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -45,7 +46,7 @@ class SimulatedSource:
         self._box = _File(os.path.join(directory, "box"))
         self._gpus = [_Gpu(n, _File(os.path.join(simulation.gpu_path(directory, n), "state"))) for n in numbers]
         self._by_uuid = {gpu.state.read()["uuid"]: gpu for gpu in self._gpus}
-        self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which to hand it out
+        self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which poll() returns it
         self._trouble: GpuschedError | None = None
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
@@ -90,6 +91,7 @@ class SimulatedSource:
         box = self._box.read()
         if "fail" in box:
             return Reading(now, now, complete=uuids is None, error=box["fail"])
+        at = time.time()
         devices: list[Device] = []
         samples: list[Sample] = []
         slow_ms, release_ms = 0, simulation.number(box.get("release_ms"))
@@ -103,17 +105,17 @@ class SimulatedSource:
                 continue
             if uuids is None:
                 devices.append(_device(state, len(devices)))
-            samples.append(self._sample(gpu, state, release_ms, uuids is None, now))
+            samples.append(self._sample(gpu, state, release_ms, uuids is None, at))
         if uuids is not None:
             unknown = sorted(gone | (uuids - self._by_uuid.keys()))
-            samples += [Sample(uuid, now, processes=None, error="lost") for uuid in unknown]
+            samples += [Sample(uuid, at, processes=None, error="lost") for uuid in unknown]
         return Reading(now, now + slow_ms / 1000, tuple(devices), tuple(samples), uuids is None)
 
-    def _sample(self, gpu: _Gpu, state: dict[str, str], release_ms: int, whole: bool, now: float) -> Sample:
+    def _sample(self, gpu: _Gpu, state: dict[str, str], release_ms: int, whole: bool, at: float) -> Sample:
         fail = state.get("fail", "ok")
         if fail != "ok":
             text = "Unknown Error" if fail == "unknown" else fail
-            return Sample(state["uuid"], now, processes=None, error=text)
+            return Sample(state["uuid"], at, processes=None, error=text)
         holders = simulation.holders(self.directory, gpu.n, release_ms)
         used = simulation.number(state.get("foreign")) + sum(record.mib for record in holders)
         readable = state.get("memory") != "na"
@@ -124,7 +126,7 @@ class SimulatedSource:
         load = min(100, simulation.number(state.get("util", str(load))))
         return Sample(
             uuid=state["uuid"],
-            at=now,
+            at=at,
             used_bytes=used * MIB if readable else None,
             total_bytes=simulation.number(state["total"]) * MIB if readable else None,
             processes=processes,

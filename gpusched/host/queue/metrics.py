@@ -1,10 +1,11 @@
-"""Writes gpu_metrics.json from the store, streamed and replaced atomically. Decides nothing about its content."""
+"""Writing gpu_metrics.json from the store, job by job, replaced as a whole. Decides nothing about its content."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpusched.core.documents import job_document, metrics_head
@@ -30,15 +31,14 @@ def write(
         with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps({**head, "devices": list(devices)}, indent=1)[:-2])
             file.write(',\n "jobs": [')
-            between = "\n  "
+            separator = "\n  "
             for job in job_table.jobs(store, newest=None if every_job else NEWEST):
-                file.write(between + json.dumps(job_document(job, attempt_table.attempts(store, job.id), queue_path)))
-                between = ",\n  "
+                file.write(separator + json.dumps(job_document(job, attempt_table.attempts(store, job.id), queue_path)))
+                separator = ",\n  "
             file.write("\n ]\n}\n")
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
+    finally:
+        with suppress(FileNotFoundError):  # renamed, unless something failed
             os.unlink(temporary)
-        raise

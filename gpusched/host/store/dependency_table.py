@@ -67,9 +67,9 @@ def connect(store: Store, specs: Mapping[int, JobSpec], index: JobIndex) -> None
 def _set_of(store: Store, members: Sequence[int]) -> int:
     """Return the id of the set of these jobs; make the set if there is none."""
     name = hashlib.blake2b(json.dumps(sorted(members)).encode(), digest_size=16).digest()
-    known = store.scalar("SELECT id FROM sets WHERE name = ?", (name,))
-    if known is not None:
-        return int(known)
+    stored_id = store.scalar("SELECT id FROM sets WHERE name = ?", (name,))
+    if stored_id is not None:
+        return int(stored_id)
     cursor = store.execute("INSERT INTO sets VALUES (NULL, ?, ?, 0, 0, 0)", (name, len(members)))
     set_id = int(cursor.lastrowid or 0)
     store.execute_many("INSERT INTO members VALUES (?, ?)", ((set_id, up) for up in members))

@@ -45,8 +45,8 @@ def jobs(
 
 def find_by_name(store: Store, name: str) -> int | None:
     """Return the id of the job of this name; of the newest, where one of them has left the list."""
-    found = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
-    return None if found is None else int(found)
+    job_id = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
+    return None if job_id is None else int(job_id)
 
 
 def names(store: Store) -> set[str]:

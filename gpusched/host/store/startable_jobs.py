@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched.core.jobs.lifecycle import BACKOFF_HORIZON_S
 from gpusched.core.model import JobRow
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
@@ -30,7 +31,8 @@ def first(store: Store, now: float, limit: int, shape: str | None = None) -> lis
     """Return the first startable jobs that do not back off, of one shape or of all, in their order."""
     of_shape = "AND shape = ?3 " if shape is not None else ""
     query = (
-        f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}AND not_before <= ?1 "
+        f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}"
+        f"AND (not_before <= ?1 OR not_before > ?1 + {BACKOFF_HORIZON_S}) "
         "ORDER BY prio DESC, position LIMIT ?2"
     )
     values = (now, limit) if shape is None else (now, limit, shape)
@@ -38,14 +40,10 @@ def first(store: Store, now: float, limit: int, shape: str | None = None) -> lis
 
 
 def next_not_before(store: Store, now: float) -> float | None:
-    """Return the moment at which the next job that backs off may start."""
-    query = "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 AND not_before > ?"
-    value = store.scalar(query, (now,))
+    """Return the moment at which the next job that backs off may start; None if no job does."""
+    query = (
+        "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 "
+        "AND not_before > ?1 AND not_before <= ?1 + ?2"
+    )
+    value = store.scalar(query, (now, BACKOFF_HORIZON_S))
     return None if value is None else float(value)
-
-
-def shorten_back_offs(store: Store, until: float) -> None:
-    """Let no waiting job back off beyond this moment: only a wrong clock can have made it do so."""
-    if store.row("SELECT 1 FROM jobs WHERE state = 'queued' AND not_before > ?", (until,)):
-        with store.transaction():
-            store.execute("UPDATE jobs SET not_before = ?1 WHERE state = 'queued' AND not_before > ?1", (until,))

@@ -134,6 +134,6 @@ def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | 
     query = "SELECT id, name, tags FROM jobs WHERE cause <> ?"
     for job_id, name, tags in store.stream(query, (CAUSE_REMOVED,)):
         if job_id not in leaving:
-            known = ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())
-            (listed if newest is None or job_id > newest or job_id in kept else earlier).append(known)
+            job = ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())
+            (listed if newest is None or job_id > newest or job_id in kept else earlier).append(job)
     return JobIndex(listed, earlier)

@@ -24,7 +24,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.queue import queue_dir
+from gpusched.host.queue import queue_dirs
 from tests.support.golden import golden
 from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, gpu, stand_still
 
@@ -50,7 +50,7 @@ def sample(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample9]:
     monkeypatch.setattr(device_source, "open_source", no_driver)
     made = Sample9(home)
     made.fill()
-    queue_dir.remember(made.place)
+    queue_dirs.remember(made.place)
     made.publish(a_board())
     yield made
     made.close()
@@ -140,7 +140,7 @@ def test_a_board_lies_over_what_is_read(home: Path, capsys: Capture, monkeypatch
         simulation.change_keys(str(where / f"gpu{n}" / "state"), uuid=gpu(n).uuid)
     for name in ("commands", "sweep"):
         made = Sample9(home, name)
-        queue_dir.remember(made.place)
+        queue_dirs.remember(made.place)
         board = a_board()
         if name == "sweep":
             items = tuple(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, request_table
 from gpusched.operations import change
 from tests.support.command_line import Capture, call

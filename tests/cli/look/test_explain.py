@@ -26,10 +26,10 @@ def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
     stand_still(monkeypatch, tmp_path)
     sample, rules = Sample9(tmp_path), SubmitOptions(Settings(), b"/")
     submission.submit(sample.store, read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
-    assert "no dispatcher; to go on: " in shown(capsys, "status", "-q", str(sample.place.path))
+    assert "no dispatcher; to continue: " in shown(capsys, "status", "-q", str(sample.place.path))
     job_table.hold(sample.store, 1)
     out = shown(capsys, "status", "-q", str(sample.place.path))
-    assert "what is queued waits for held jobs: gpusched explain JOB" in out
+    assert "all queued jobs wait for held jobs; for the reason: gpusched explain JOB" in out
     sample.close()
 
 

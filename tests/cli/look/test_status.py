@@ -11,7 +11,7 @@ import pytest
 
 from gpusched.cli import main as front
 from gpusched.core.model import JobSpec, Requirements
-from gpusched.host.queue import queue_dir
+from gpusched.host.queue import queue_dirs
 from gpusched.host.store import submission
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
@@ -34,11 +34,11 @@ def test_status_without_a_dispatcher_says_how_to_go_on(sample: Sample9, capsys: 
 def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Capture) -> None:
     other = Sample9(dispatched.home, "sweep")
     other.close()
-    queue_dir.remember(other.place)
+    queue_dirs.remember(other.place)
     elsewhere = Sample9(dispatched.home / "b", "commands")
     submission.submit(elsewhere.store, [JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
     elsewhere.close()
-    queue_dir.remember(elsewhere.place)
+    queue_dirs.remember(elsewhere.place)
     golden("status-all", shown(capsys, "status"), home=dispatched.home)
     found = json.loads(shown(capsys, "status", "--json"))["queues"]
     assert {queue["name"] for queue in found} == {"commands", "sweep"} and len(found) == 3
@@ -47,7 +47,7 @@ def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Ca
 def test_a_broken_queue_hides_no_other(dispatched: Sample9, capsys: Capture) -> None:
     other = Sample9(dispatched.home, "sweep")
     other.close()
-    queue_dir.remember(other.place)
+    queue_dirs.remember(other.place)
     Path(other.place.database).write_bytes(b"no database at all, but long enough" * 9)
     out, err = shown(capsys, "status").split("--- stderr\n")
     assert "commands" in out and "is damaged" in err
@@ -68,7 +68,7 @@ def test_status_sees_a_full_disk_and_an_old_look(
     dispatched: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatched.publish(a_board(at=NOW - 621))
-    assert "told nothing since it looked at the GPUs 10:21 ago" in shown(capsys, "status")
+    assert "reported nothing since its reading of the GPUs 10:21 ago" in shown(capsys, "status")
     real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
     fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from gpusched.commands.esd.fit.power_law import Fit, Tails, fit, kept
-from gpusched.commands.esd.options import Options
+from gpusched.commands.esd.fit.power_law import Fit, PowerLawTails, fit, kept
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gpusched.common.errors import GpuschedError
+from gpusched.esd.options import AnalysisOptions
 from tests.support.paths import TESTS
 
 CASES = TESTS / "cases" / "esd"
@@ -21,10 +23,10 @@ MODES = ("xmin_mid", "xmin_peak", "DKS")
 Floats = NDArray[np.float64]
 
 
-def options(row: dict[str, str]) -> Options:
+def options(row: dict[str, str]) -> AnalysisOptions:
     """The options that a row of a reference table was made with."""
     window = "legacy" if row["variant"] == "legacy" else "near"
-    return Options(fix_fingers=row["mode"], peak_window=window)
+    return AnalysisOptions(fix_fingers=row["mode"], peak_window=window)
 
 
 def reference(name: str) -> list[dict[str, str]]:
@@ -75,7 +77,7 @@ spectra = st.one_of(
 def test_pruned_search_finds_what_trying_all_finds(evals: Floats) -> None:
     if evals[-1] <= 0:
         return
-    tails = Tails(evals)
+    tails = PowerLawTails(evals)
     every = [tails.at(index) for index in range(len(evals) - 1)]
     fitted = [found for found in every if found.status == "ok"]
     best = tails.best(0, len(evals) - 1)
@@ -89,7 +91,7 @@ def test_pruned_search_finds_what_trying_all_finds(evals: Floats) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=30, unique=True).map(lambda v: np.sort(np.asarray(v))))
 def test_tails_are_as_defined(evals: Floats) -> None:
-    tails = Tails(evals)
+    tails = PowerLawTails(evals)
     for index in range(len(evals) - 1):
         alpha, distance = naive(evals, index)
         found = tails.at(index)
@@ -108,7 +110,7 @@ def test_pruned_search_on_spectra_as_they_are(size: int, kind: str) -> None:
         "lognormal": np.exp(random.normal(size=size)),
     }
     evals = np.sort(drawn[kind])
-    tails = Tails(evals)
+    tails = PowerLawTails(evals)
     every = [tails.at(index) for index in range(size - 1)]
     assert tails.best(0, size - 1) == min(every, key=lambda found: (found.D, found.index))
 
@@ -116,7 +118,7 @@ def test_pruned_search_on_spectra_as_they_are(size: int, kind: str) -> None:
 def test_the_exponent_of_a_pareto_law_is_found() -> None:
     evals = np.sort(np.random.default_rng(7).pareto(1.5, 20_000) + 1)
     for mode in MODES:
-        assert abs(fit(evals, Options(fix_fingers=mode)).alpha - 2.5) < 0.1
+        assert abs(fit(evals, AnalysisOptions(fix_fingers=mode)).alpha - 2.5) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -132,15 +134,15 @@ def test_the_exponent_of_a_pareto_law_is_found() -> None:
 )
 @pytest.mark.filterwarnings("error")
 def test_why_there_is_no_fit(evals: list[float], mode: str, status: str) -> None:
-    found = fit(np.asarray(evals), Options(fix_fingers=mode))
+    found = fit(np.asarray(evals), AnalysisOptions(fix_fingers=mode))
     assert found.status == status
     assert all(math.isnan(value) for value in (found.alpha, found.D, found.xmin))
 
 
 def test_min_evals_is_a_bound() -> None:
     evals = np.arange(1.0, 11.0)
-    assert fit(evals, Options(min_evals=11)) == Fit("too_few")
-    assert fit(evals, Options(min_evals=10)).status == "ok"
+    assert fit(evals, AnalysisOptions(min_evals=11)) == Fit("too_few")
+    assert fit(evals, AnalysisOptions(min_evals=10)).status == "ok"
 
 
 def test_eigenvalues_at_the_threshold_are_left_out_unless_none_is_above() -> None:
@@ -163,6 +165,6 @@ def test_eigenvalues_at_the_threshold_are_left_out_unless_none_is_above() -> Non
         {"layers": "("},
     ],
 )
-def test_options_that_cannot_be_meant(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"give|least|regular"):
-        Options(**wrong)
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(GpuschedError, match="must be"):
+        AnalysisOptions(**wrong).check()

@@ -25,7 +25,7 @@ def state() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("solver", ["auto", "svd"])
 def test_a_card_gives_what_the_cpu_gives(parallel: bool, solver: str) -> None:
     wanted = analyze(state(), device="cpu", solver=solver)
-    found = analyze(state(), device="cuda", solver=solver, parallel=parallel)
+    found = analyze(state(), device="cuda", solver=solver, parallel_gpu=parallel)
     for ours, theirs in zip(found.rows, wanted.rows, strict=True):
         assert (ours.longname, ours.solver, ours.note) == (theirs.longname, theirs.solver, "")
         assert ours.device.startswith("cuda:") and theirs.device == "cpu"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpusched.commands.esd.__main__ import main
-from gpusched.commands.esd.find.hub import parse_size
-from gpusched.commands.esd.find.open_model import OpenedModel, open_model
+from gpusched.commands.esd.find import open_model as open_model_module
+from gpusched.commands.esd.find.hub import Hub as HubClient
+from gpusched.commands.esd.find.open_model import open_model
 from gpusched.commands.esd.read.tensors import ModelError
 from huggingface_hub import constants
 from safetensors.torch import load, save
@@ -59,26 +62,36 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
-def opened(hub: Hub, cache: Path, model: str, **settings: Any) -> OpenedModel:
-    return open_model(model, cache_dir=str(cache), endpoint=hub.endpoint, **settings)
+class Opened:
+    """A model that stays open until `close`."""
+
+    def __init__(self, hub: Hub, cache: Path, model: str, **settings: Any) -> None:
+        kept = {name: settings.pop(name) for name in ("drop", "reserve_bytes") if name in settings}
+        with ExitStack() as stack:
+            client = stack.enter_context(closing(HubClient(cache_dir=str(cache), endpoint=hub.endpoint, **kept)))
+            self.model = stack.enter_context(open_model(model, client, **settings))
+            self._stack = stack.pop_all()
+        self.source = self.model.source
+        self.parts = [(part.name, part.commit) for part in self.model.parts]
+        self.notes = [*self.model.notes, *self.source.notes]
+        self.close = self._stack.close
 
 
 def refusal(hub: Hub, cache: Path, model: str, **settings: Any) -> tuple[str, bool]:
     """Stage and reason, and whether another try is worth it."""
     with pytest.raises(ModelError) as error:
-        opened(hub, cache, model, **settings)
+        Opened(hub, cache, model, **settings)
     assert TOKEN not in str(error.value)
-    return str(error.value), getattr(error.value, "transient", False)
+    return str(error.value), error.value.transient
 
 
 def test_an_adapter_and_its_base_are_fetched_once_and_merged(hub: Hub, tmp_path: Path) -> None:
     for _ in range(2):
-        model = opened(hub, tmp_path, "lab/ad", source_model="acme/base", relation="adapter")
-        assert [(part.name, part.commit) for part in model.parts] == [("acme/base", COMMIT), ("lab/ad", COMMIT)]
-        assert model.touched() == {"a.q.weight"}
-        assert model.read("a.q.weight").shape == (8, 6)
-        assert model.config == {"model_type": "llama"}
-        assert list(model.notes) == ["adapter lab/ad merged into 1 tensor"]
+        model = Opened(hub, tmp_path, "lab/ad", source_model="acme/base", relation="adapter")
+        assert model.parts == [("acme/base", COMMIT), ("lab/ad", COMMIT)]
+        assert model.source.read("a.q.weight").shape == (8, 6)
+        assert model.source.config == {"model_type": "llama"}
+        assert model.notes == ["adapter lab/ad merged into 1 tensor"]
         model.close()
     assert sorted(hub.fetched) == [
         "acme/base/config.json",
@@ -105,8 +118,8 @@ def test_only_what_is_read_is_fetched_and_never_code(hub: Hub, tmp_path: Path) -
             "model.onnx": b"x",
         }
     )
-    model = opened(hub, tmp_path, "acme/sharded", revision="v1")
-    assert [info.name for info in model.infos()] == ["one", "two"]
+    model = Opened(hub, tmp_path, "acme/sharded", revision="v1")
+    assert [info.name for info in model.source.infos()] == ["one", "two"]
     model.close()
     assert {name.rpartition("/")[2] for name in hub.fetched} == {"config.json", "model.safetensors.index.json", *shards}
 
@@ -138,17 +151,17 @@ def test_a_transfer_that_breaks_off_leaves_nothing_that_counts_as_whole(
     assert said == "download: acme/x: the hub cannot be reached, or the transfer broke off"
     assert again
     hub.repositories["acme/x"].fault = ""
-    opened(hub, tmp_path, "acme/x").close()
+    Opened(hub, tmp_path, "acme/x").close()
 
 
 def test_a_hub_that_is_down_is_worth_another_try_or_the_cache(hub: Hub, tmp_path: Path) -> None:
-    opened(hub, tmp_path, "acme/base").close()
+    Opened(hub, tmp_path, "acme/base").close()
     down = Hub("http://127.0.0.1:9", {})
     assert refusal(down, tmp_path, "acme/other") == (
         "download: acme/other: the hub cannot be reached, or the transfer broke off",
         True,
     )
-    model = opened(down, tmp_path, "acme/base")
+    model = Opened(down, tmp_path, "acme/base")
     assert "its cached commit 0123456789ab is used" in model.notes[0]
     model.close()
 
@@ -159,7 +172,7 @@ def test_a_hub_that_is_down_is_worth_another_try_or_the_cache(hub: Hub, tmp_path
         ({"model.safetensors.index.json": config(weight_map={"w": "../../../x.safetensors"})}, "names ../../../x.safe"),
         ({"model.safetensors.index.json": config(weight_map={"w": "gone.safetensors"})}, "names gone.safetensors, whi"),
         ({"model.safetensors.index.json": b"[1]"}, "model.safetensors.index.json holds no JSON object"),
-        ({"model.safetensors.index.json": b"[" * 100_000}, "model.safetensors.index.json is no JSON"),
+        ({"model.safetensors.index.json": b"[" * 100_000}, "model.safetensors.index.json is not JSON"),
         ({"x.gguf": b"x"}, "acme/x has no weights that can be read (safetensors or .bin), only x.gguf"),
         ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"}, "is a Git LFS pointer"),
         ({"adapter_config.json": b"version https://git-lfs.github.com/spec/v1\n"}, "config.json is a Git LFS pointer"),
@@ -204,26 +217,17 @@ def test_space_is_reserved_before_anything_is_fetched(hub: Hub, tmp_path: Path) 
     assert not again and "acme/huge/model.safetensors" not in hub.fetched
     said, _ = refusal(hub, tmp_path, "acme/base", reserve_bytes=1 << 60)
     assert said.endswith(", less than the 1073741824.0 GiB that --disk-reserve keeps")
-    opened(hub, tmp_path, "acme/base", reserve_bytes=1).close()
-    opened(hub, tmp_path, "acme/base", reserve_bytes=1 << 60).close()  # nothing is fetched any more
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("20G", 20 << 30), ("1.5 GiB", 3 << 29), ("500", 500 << 20), ("7kb", 7 << 10), ("1t", 1 << 40)]
-)
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    assert parse_size(text) == size
-    with pytest.raises(ValueError, match="is no size, such as 500M or 20G"):
-        parse_size(f"-{text}")
+    Opened(hub, tmp_path, "acme/base", reserve_bytes=1).close()
+    Opened(hub, tmp_path, "acme/base", reserve_bytes=1 << 60).close()  # nothing is fetched any more
 
 
 def test_jobs_that_start_together_fetch_a_base_once(hub: Hub, tmp_path: Path) -> None:
     hub.repositories["acme/big"] = Repository({"model.safetensors": weights(w=(1500, 1000))})
 
     def look(_: int) -> torch.Tensor:
-        model = opened(hub, tmp_path, "acme/big")
+        model = Opened(hub, tmp_path, "acme/big")
         try:
-            return model.read("w")
+            return model.source.read("w")
         finally:
             model.close()
 
@@ -243,42 +247,40 @@ def files_of(cache: Path) -> set[str]:
 
 
 def test_only_what_was_fetched_here_is_dropped_again(hub: Hub, tmp_path: Path) -> None:
-    opened(hub, tmp_path, "acme/base").close()
+    Opened(hub, tmp_path, "acme/base").close()
     before = files_of(tmp_path)
-    model = opened(hub, tmp_path, "lab/ad", drop_downloads=True)
+    model = Opened(hub, tmp_path, "lab/ad", drop=True)
     assert files_of(tmp_path) > before
-    expected = model.read("a.q.weight")
+    expected = model.source.read("a.q.weight")
     model.close()
     assert files_of(tmp_path) == before
-    model = opened(hub, tmp_path, "lab/ad", drop_downloads=True)
-    assert torch.equal(model.read("a.q.weight"), expected)
+    model = Opened(hub, tmp_path, "lab/ad", drop=True)
+    assert torch.equal(model.source.read("a.q.weight"), expected)
     model.close()
 
 
-IN_USE = """
-import sys
-from gpusched.commands.esd.__main__ import main
-from gpusched.commands.esd.find.hub import parse_size
-from gpusched.commands.esd.find.open_model import open_model
-model = open_model("acme/base", cache_dir=sys.argv[1], endpoint=sys.argv[2])
-print("open", flush=True)
-sys.stdin.read()
-"""
+def test_an_opened_model_survives_that_another_job_drops_it(hub: Hub, tmp_path: Path) -> None:
+    first = Opened(hub, tmp_path, "acme/base", drop=True)
+    second = Opened(hub, tmp_path, "acme/base", drop=True)
+    second.close()
+    assert files_of(tmp_path), "the second has fetched nothing, so it drops nothing"
+    second = Opened(hub, tmp_path, "acme/base")
+    first.close()
+    assert not files_of(tmp_path)
+    assert second.source.read("a.q.weight").shape == (8, 6)
+    second.close()
 
 
-def test_what_another_process_uses_is_not_dropped(hub: Hub, tmp_path: Path) -> None:
-    model = opened(hub, tmp_path, "acme/base", drop_downloads=True)
-    there = files_of(tmp_path)
-    words = [sys.executable, "-c", IN_USE, str(tmp_path), hub.endpoint]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        model.close()
-        assert files_of(tmp_path) == there
-        other.communicate("")
-    model = opened(hub, tmp_path, "acme/base", drop_downloads=True)
-    model.close()
-    assert files_of(tmp_path) == there  # fetched by the first, not by this one
+def test_a_model_that_vanishes_before_it_is_opened_is_tried_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: Path) -> None:
+        shutil.rmtree(path)
+        raise ModelError("load", f"{path} does not exist")
+
+    monkeypatch.setattr(open_model_module, "open_local", vanish)
+    reason, is_transient = refusal(hub, tmp_path, "acme/base")
+    assert reason.startswith("download: acme/base was removed from the cache") and is_transient
 
 
 def test_the_cache_alone_serves_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,14 +291,14 @@ def test_the_cache_alone_serves_offline(hub: Hub, tmp_path: Path, monkeypatch: p
     (tmp_path / "models--acme--base" / "refs").mkdir()
     (tmp_path / "models--acme--base" / "refs" / "main").write_text(COMMIT)
     script = """
-from gpusched.commands.esd.__main__ import main
-from gpusched.commands.esd.find.hub import parse_size
+from gpusched.commands.esd.find.hub import Hub
 from gpusched.commands.esd.find.open_model import open_model
-model = open_model("acme/base")
-print(model.parts[0].commit, *[info.name for info in model.infos()])
+with open_model("acme/base", Hub()) as model:
+    print(model.parts[0].commit, *[info.name for info in model.source.infos()])
 for name, revision in (("acme/other", ""), ("acme/base", "v9")):
     try:
-        open_model(name, revision=revision)
+        with open_model(name, Hub(), revision=revision):
+            pass
     except Exception as error:
         print(error)
 """
@@ -319,9 +321,9 @@ def test_case_51_broken_and_closed_repositories(hub: Hub, tmp_path: Path, monkey
     monkeypatch.chdir(CASES / "esd-51")
     hub.repositories["acme/gated-model"] = Repository(BASE.files, "gated")
     for name in ("51-repos/good", "51-repos/nan"):
-        model = opened(hub, tmp_path, name)
-        assert [(part.name, part.commit) for part in model.parts] == [(name, "")]
-        assert model.read("w").shape == (4, 4)
+        model = Opened(hub, tmp_path, name)
+        assert model.parts == [(name, "")]
+        assert model.source.read("w").shape == (4, 4)
         model.close()
     reasons = {
         "acme/gated-model": "download: acme/gated-model is gated",
@@ -343,12 +345,11 @@ def test_paths_come_before_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest
             (here / name / file).write_bytes(data)
     monkeypatch.chdir(here)
     for name in ("ad", "./ad", str(here / "ad"), "ad/adapter_model.safetensors"):
-        model = opened(hub, tmp_path / "cache", name)
-        assert [part.name for part in model.parts] == ["acme/base", name]
+        model = Opened(hub, tmp_path / "cache", name)
+        assert [name for name, _ in model.parts] == ["acme/base", name]
         model.close()
-    model = opened(hub, tmp_path / "cache", "acme/base/model.safetensors", revision="v7")
-    assert model.touched() == set()
-    assert list(model.notes) == ["acme/base/model.safetensors is a path: its revision v7 is not looked for"]
+    model = Opened(hub, tmp_path / "cache", "acme/base/model.safetensors", revision="v7")
+    assert model.notes == ["acme/base/model.safetensors is a path: its revision v7 is ignored"]
     model.close()
     assert hub.fetched == []
 
@@ -374,10 +375,12 @@ def test_adapters_in_the_old_format_are_merged_and_never_run(
     hub.repositories["lab/evil"] = Repository({"adapter_config.json": settings, "adapter_model.bin": evil})
     both = {**adapter().files, "adapter_model.bin": evil}
     hub.repositories["lab/both"] = Repository(both)
-    wanted = opened(hub, tmp_path, "lab/ad").read("a.q.weight")
+    plain = Opened(hub, tmp_path, "lab/ad")
+    wanted = plain.source.read("a.q.weight")
+    plain.close()
     for name in ("lab/old", "lab/both"):
-        model = opened(hub, tmp_path, name, relation="lora")
-        assert torch.equal(model.read("a.q.weight"), wanted)
+        model = Opened(hub, tmp_path, name, relation="lora")
+        assert torch.equal(model.source.read("a.q.weight"), wanted)
         model.close()
     said, _ = refusal(hub, tmp_path, "lab/evil")
     assert "adapter_model.bin holds more than weights (" in said and "is not run" in said
@@ -387,12 +390,12 @@ def test_adapters_in_the_old_format_are_merged_and_never_run(
 def test_an_adapter_on_an_adapter_is_merged_link_by_link(hub: Hub, tmp_path: Path) -> None:
     on_it = config(**{**ADAPTER, "base_model_name_or_path": "lab/ad"})
     hub.repositories["lab/on-ad"] = Repository({"adapter_config.json": on_it, "adapter_model.safetensors": LORA})
-    model = opened(hub, tmp_path, "lab/on-ad", source_model="lab/ad", relation="adapter")
-    assert [part.name for part in model.parts] == ["acme/base", "lab/ad", "lab/on-ad"]
+    model = Opened(hub, tmp_path, "lab/on-ad", source_model="lab/ad", relation="adapter")
+    assert [name for name, _ in model.parts] == ["acme/base", "lab/ad", "lab/on-ad"]
     low_rank = load(LORA)
     a, b = (low_rank[f"base_model.model.a.q.lora_{half}.weight"] for half in "AB")
     base = load(BASE.files["model.safetensors"])["a.q.weight"]
-    assert torch.equal(model.read("a.q.weight"), (base + (b @ a) * 4) + (b @ a) * 4)
+    assert torch.equal(model.source.read("a.q.weight"), (base + (b @ a) * 4) + (b @ a) * 4)
     model.close()
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.options import Options
-from gpusched.commands.esd.read.layers import Layer, plan
+from gpusched.commands.esd.read.layers import Layer, choose_layers
 from gpusched.commands.esd.read.tensors import TensorInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gpusched.esd.options import AnalysisOptions
 
 
 def planned(
@@ -19,7 +20,7 @@ def planned(
     **options: Any,
 ) -> tuple[list[Layer], dict[str, str]]:
     infos = [TensorInfo(*(tensor if len(tensor) == 3 else (*tensor, "bfloat16"))) for tensor in tensors]
-    layers, skips = plan(infos, config or {}, Options(**options))
+    layers, skips = choose_layers(infos, config or {}, AnalysisOptions(**options))
     return layers, {skip.tensor.name: skip.reason for skip in skips}
 
 

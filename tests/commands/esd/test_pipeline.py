@@ -16,17 +16,18 @@ import pytest
 import torch
 from gpusched.commands.esd import analyze
 from gpusched.commands.esd.analysis import NoDevice, choose_device
-from gpusched.commands.esd.options import Options
 from gpusched.commands.esd.read.layers import Layer
 from gpusched.commands.esd.read.sources import StateSource
 from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
 from gpusched.commands.esd.solve import pipeline
-from gpusched.commands.esd.solve.budget import Budget, Held
+from gpusched.commands.esd.solve.budget import Budget, LazyTensor
 from gpusched.commands.esd.solve.cache import SpectraCache, content_key
 from gpusched.commands.esd.solve.fallback import Poisoned, fallback, shortage
 from gpusched.commands.esd.solve.pipeline import Pipeline, Solved, solve_layer
 from gpusched.commands.esd.solve.randomized import shuffled
 from gpusched.commands.esd.solve.spectrum import BLOCK, SMALL_BLOCK, Spectrum, spectrum
+
+from gpusched.esd.options import AnalysisOptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 GPU_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB"
@@ -57,7 +58,7 @@ def cache(tmp_path: Path) -> Iterator[SpectraCache]:
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_layers_beside_each_other_give_what_they_give_alone(threads: int, tmp_path: Path) -> None:
-    alone = analyze(state(), parallel=False)
+    alone = analyze(state(), parallel_gpu=False)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -107,36 +108,26 @@ def test_no_fit_is_nan_and_never_averaged_in() -> None:
     assert analyze({"zeros": torch.zeros(5, 6)}).statistics()["alpha_mean"] is None
 
 
-class Slow:
-    """A source that counts its reads, gives no expert alone, and may fail at one name."""
+class Broken:
+    """A source that may fail at one name."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], cut: str = "") -> None:
         self.inner = StateSource(tensors)
         self.cut = cut
-        self.reads: list[str] = []
 
-    def read(self, name: str) -> torch.Tensor:
-        self.reads.append(name)
+    def read(self, name: str, part: int | None = None) -> torch.Tensor:
         if name == self.cut:
             raise ModelError("load", "it was cut while it was read")
-        tensor: torch.Tensor = self.inner.read(name)
+        tensor: torch.Tensor = self.inner.read(name, part)
         return tensor
-
-
-def test_a_stack_whose_source_gives_no_single_expert_is_read_once() -> None:
-    source = Slow({"experts.w": torch.randn(3, 8, 8)})
-    info = source.inner.infos()[0]
-    layers = [Layer(f"experts.w[{n}]", info, expert=n) for n in range(3)]
-    found = Pipeline(source, layers, Options(), CPU).run()
-    assert source.reads == ["experts.w"] and all(isinstance(result, Solved) for result in found)
 
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_file_that_fails_ends_the_model(parallel: bool) -> None:
-    source = Slow(state(), cut="layers.3.weight")
+    source = Broken(state(), cut="layers.3.weight")
     layers = [Layer(info.name, info) for info in source.inner.infos() if len(info.shape) == 2]
     with pytest.raises(ModelError, match="was cut"):
-        Pipeline(source, layers, Options(parallel=parallel), CPU).run()
+        Pipeline(source, layers, AnalysisOptions(parallel_gpu=parallel), CPU).run()
 
 
 def test_a_budget_holds_no_more_than_it_may_unless_one_asks_alone() -> None:
@@ -150,7 +141,7 @@ def test_a_budget_holds_no_more_than_it_may_unless_one_asks_alone() -> None:
             most[0] = max(most[0], taken[0])
         with lock:
             taken[0] -= amount
-        budget.give(amount)
+        budget.give_back(amount)
 
     amounts = [10, 60, 40, 100, 5, 30] * 20
     threads = [threading.Thread(target=work, args=(amount,)) for amount in amounts]
@@ -184,7 +175,7 @@ class Full:
         self.ways: list[tuple[str, int]] = []
 
     def __call__(
-        self, held: Held, options: Options, *, convolution: bool, device: torch.device, block: int
+        self, held: LazyTensor, options: AnalysisOptions, *, convolution: bool, device: torch.device, block: int
     ) -> Spectrum:
         self.ways.append((device.type, block))
         if len(self.ways) <= self.times:
@@ -214,10 +205,10 @@ def test_out_of_memory_is_tried_in_smaller_ways_and_said(
     error: BaseException, times: int, last: tuple[str, int], note: str
 ) -> None:
     tensor, full = torch.randn(30, 40), Full(error, times)
-    found = solve_layer(Held(lambda: tensor), a_layer(tensor), Options(), CUDA, full)
+    found = solve_layer(LazyTensor(lambda: tensor), a_layer(tensor), AnalysisOptions(), CUDA, full)
     assert isinstance(found, Solved)
     assert (full.ways[-1], found.spectrum.note) == (last, note)
-    wanted = spectrum(Held(lambda: tensor), Options(), convolution=False, device=CPU)
+    wanted = spectrum(LazyTensor(lambda: tensor), AnalysisOptions(), convolution=False, device=CPU)
     np.testing.assert_allclose(found.spectrum.evals, wanted.evals, rtol=1e-6)
 
 
@@ -225,7 +216,7 @@ def test_a_layer_for_which_there_is_no_memory_at_all_is_skipped() -> None:
     tensor = torch.randn(3, 4)
     error = RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
     full = Full(error, 99)
-    assert solve_layer(Held(lambda: tensor), a_layer(tensor), Options(), CPU, full) == (
+    assert solve_layer(LazyTensor(lambda: tensor), a_layer(tensor), AnalysisOptions(), CPU, full) == (
         "out of host memory: it takes 0 MiB"
     )
     assert full.ways == [("cpu", BLOCK), ("cpu", SMALL_BLOCK)]
@@ -235,7 +226,7 @@ def test_a_layer_for_which_there_is_no_memory_at_all_is_skipped() -> None:
 def test_a_dead_context_is_not_tried_again(text: str) -> None:
     tensor, dead = torch.randn(3, 4), Full(RuntimeError(text), 99)
     with pytest.raises(Poisoned, match=text.partition("\n")[0]):
-        solve_layer(Held(lambda: tensor), a_layer(tensor), Options(), CUDA, dead)
+        solve_layer(LazyTensor(lambda: tensor), a_layer(tensor), AnalysisOptions(), CUDA, dead)
     assert len(dead.ways) == 1
 
 
@@ -274,16 +265,16 @@ def test_a_device_that_is_not_there_is_said_in_the_words_of_its_maker(monkeypatc
 
 def test_a_key_is_of_the_content_and_of_the_way() -> None:
     tensor = torch.arange(12.0).reshape(3, 4)
-    key = content_key(tensor, Options(), convolution=False)
-    assert key == content_key(tensor.T.contiguous().T, Options(bins=7, fix_fingers="DKS"), convolution=False)
+    key = content_key(tensor, AnalysisOptions(), convolution=False)
+    assert key == content_key(tensor.T.contiguous().T, AnalysisOptions(bins=7, fix_fingers="DKS"), convolution=False)
     others = [
-        content_key(tensor.reshape(4, 3), Options(), convolution=False),
-        content_key(tensor.to(torch.float64), Options(), convolution=False),
-        content_key(tensor.view(torch.int32), Options(), convolution=False),
-        content_key(tensor, Options(solver="svd"), convolution=False),
-        content_key(tensor, Options(farms=True), convolution=False),
-        content_key(tensor, Options(evals_thresh=0.1), convolution=False),
-        content_key(tensor, Options(), convolution=True),
+        content_key(tensor.reshape(4, 3), AnalysisOptions(), convolution=False),
+        content_key(tensor.to(torch.float64), AnalysisOptions(), convolution=False),
+        content_key(tensor.view(torch.int32), AnalysisOptions(), convolution=False),
+        content_key(tensor, AnalysisOptions(solver="svd"), convolution=False),
+        content_key(tensor, AnalysisOptions(farms=True), convolution=False),
+        content_key(tensor, AnalysisOptions(evals_thresh=0.1), convolution=False),
+        content_key(tensor, AnalysisOptions(), convolution=True),
     ]
     assert len({key, *others}) == 8
 
@@ -306,7 +297,7 @@ def test_a_layer_that_another_one_computes_is_left_for_later(cache: SpectraCache
     """While another process holds a claim, the others are solved; then its spectrum is taken from it."""
     tensors = {name: tensor for name, tensor in state().items() if tensor.ndim == 2}
     first = next(iter(tensors.values()))
-    key = content_key(first, Options(), convolution=False)
+    key = content_key(first, AnalysisOptions(), convolution=False)
     theirs = Spectrum(np.arange(1.0, 21.0), "gram", "cuda:0")
     holder = f"""
 import sys
@@ -334,7 +325,7 @@ with cache.claim({key!r}) as mine:
                 process.stdin.flush()
 
         layers = [Layer(info.name, info) for info in source.infos()]
-        found = Pipeline(source, layers, Options(), CPU, cache=cache, on_done=on_done).run()
+        found = Pipeline(source, layers, AnalysisOptions(), CPU, cache=cache, on_done=on_done).run()
     assert done == list(range(1, len(tensors) + 1))
     assert isinstance(found[0], Solved) and list(found[0].spectrum.evals) == list(theirs.evals)
     with cache.claim(key) as mine:
@@ -359,7 +350,7 @@ def test_equal_tensors_are_solved_once(cache: SpectraCache, monkeypatch: pytest.
     solved: list[str] = []
     real = pipeline.solve_layer
 
-    def counted(held: Held, layer: Layer, *rest: Any) -> Any:
+    def counted(held: LazyTensor, layer: Layer, *rest: Any) -> Any:
         solved.append(layer.name)
         return real(held, layer, *rest)
 
@@ -367,5 +358,5 @@ def test_equal_tensors_are_solved_once(cache: SpectraCache, monkeypatch: pytest.
     tensor = torch.randn(20, 30)
     source = StateSource({f"{n}.weight": tensor.clone() for n in range(6)})
     layers = [Layer(info.name, info) for info in source.infos()]
-    found = Pipeline(source, layers, Options(), CPU, cache=cache).run()
+    found = Pipeline(source, layers, AnalysisOptions(), CPU, cache=cache).run()
     assert len(solved) == 1 and len(found) == 6

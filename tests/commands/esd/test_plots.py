@@ -82,5 +82,5 @@ def test_ticks_are_whole_decades_or_round_numbers(low: float, high: float, label
     ],
 )
 def test_kinds_and_blocks(name: str, kind: str, block: str) -> None:
-    layer = plots.Layer(name, 2.0, 0.1, 1.0, 3, 6)
+    layer = plots.PlottedLayer(name, 2.0, 0.1, 1.0, 3, 6)
     assert (layer.kind, layer.block) == (kind, block)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.find.hub_errors import TransientError
-from gpusched.commands.esd.find.resolve import Listing, Ref, Resolution, model_weights, resolve
+from gpusched.commands.esd.find.resolve import ModelFiles, Ref, Resolution, model_weights, resolve
 from gpusched.commands.esd.read.tensors import ModelError
 
 from tests.support.paths import TESTS
@@ -26,15 +25,15 @@ class Hub:
         self.asked: list[str] = []
         self.down = ""
 
-    def look(self, ref: Ref) -> Listing:
+    def look(self, ref: Ref) -> ModelFiles:
         self.asked.append(ref.name)
         held = self.repositories.get(ref.name)
         if ref.name == self.down:
-            raise TransientError("download", "the hub is down")
+            raise ModelError("download", "the hub is down", transient=True)
         if held is None:
             raise ModelError("download", f"{ref.name} is not there")
         files = dict.fromkeys(held["files"], 100)
-        return Listing(ref.name, files, held.get("adapter_config"), held.get("local", False))
+        return ModelFiles(ref.name, files, held.get("adapter_config"), held.get("local", False))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -46,13 +45,13 @@ def outcome(row: Mapping[str, str], hub: Hub) -> Resolution | str:
     try:
         found: Resolution = resolve(
             row.get("full_name") or row["model_id"],
+            hub,
             source=row["source_model"],
             relation=row["base_model_relation"],
-            at=hub,
         )
         return found
     except ModelError as error:
-        assert not getattr(error, "transient", False)
+        assert not error.transient
         return f"{error.stage}: {error.reason}"
 
 
@@ -109,16 +108,17 @@ def test_case_49_whose_base_it_is() -> None:
 def test_a_path_that_is_not_here_is_asked_for_once() -> None:
     hub = Hub(json.loads((CASES / "esd-49" / "49-hub.json").read_text()))
     with pytest.raises(ModelError, match="base unresolved"):
-        resolve("lab/ad-localpath", relation="adapter", at=hub)
+        resolve("lab/ad-localpath", hub, relation="adapter")
     assert hub.asked == ["lab/ad-localpath"]
 
 
 def test_a_hub_that_is_down_leaves_open_whether_the_config_disagrees() -> None:
     hub = Hub({"a": adapter_on("b"), "c": WHOLE, "here": WHOLE | {"local": True}})
     hub.down = "b"
-    with pytest.raises(TransientError):
-        resolve("a", source="c", relation="adapter", at=hub)
-    found = resolve("a", source="here", relation="adapter", at=hub)  # needs no hub
+    with pytest.raises(ModelError) as error:
+        resolve("a", hub, source="c", relation="adapter")
+    assert error.value.transient
+    found = resolve("a", hub, source="here", relation="adapter")  # needs no hub
     assert (found.base, len(found.notes)) == (Ref("here"), 1)
 
 
@@ -133,7 +133,7 @@ WHOLE = {"files": ["config.json", "model.safetensors"]}
 @pytest.mark.parametrize(
     ("hub", "row", "reason"),
     [
-        ({"a": adapter_on("b"), "b": adapter_on("a")}, {}, "the bases of b form a loop: a on b on a"),
+        ({"a": adapter_on("b"), "b": adapter_on("a")}, {}, "the bases of a form a loop: a on b on a"),
         ({"a": adapter_on(None)}, {}, "base unresolved: the config of a names none"),
         ({"a": adapter_on(["x"])}, {}, "base unresolved: the config of a names none"),
         ({"a": adapter_on("../../etc")}, {}, "names ../../etc, a path on another machine"),
@@ -156,7 +156,7 @@ WHOLE = {"files": ["config.json", "model.safetensors"]}
         (
             {"a": adapter_on("b"), "b": adapter_on("other"), "c": WHOLE, "other": WHOLE},
             {"source": "c"},
-            "the list says that a is on c, its config that it is on b, an adapter on other; which",
+            "the base of a is disputed: the list says c, its config b, an adapter on other",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_is_no_model_or_has_no_known_base_is_refused(
     hub: Mapping[str, Any], row: Mapping[str, str], reason: str
 ) -> None:
     with pytest.raises(ModelError) as refusal:
-        resolve(row.get("model", "a"), source=row.get("source", ""), relation="LoRA", at=Hub(hub))
+        resolve(row.get("model", "a"), Hub(hub), source=row.get("source", ""), relation="LoRA")
     assert refusal.value.stage == "resolve"
     assert reason in refusal.value.reason
 
@@ -213,7 +213,7 @@ def test_what_is_no_model_or_has_no_known_base_is_refused(
     ],
 )
 def test_what_is_loaded(hub: Mapping[str, Any], row: Mapping[str, str], wanted: Resolution) -> None:
-    found = resolve("a", source=row.get("source", ""), relation=row.get("relation", "peft"), at=Hub(hub))
+    found = resolve("a", Hub(hub), source=row.get("source", ""), relation=row.get("relation", "peft"))
     assert found == wanted
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpusched.commands.esd.fit.metrics import bulk_edges, entropy, matrix_rank, norms
+from gpusched.commands.esd.fit.metrics import entropy, matrix_rank, norms
 from gpusched.commands.esd.fit.power_law import fit, kept
-from gpusched.commands.esd.options import Options
 from gpusched.commands.esd.solve import lapack, spectrum
-from gpusched.commands.esd.solve.budget import Held
+from gpusched.commands.esd.solve.budget import LazyTensor
+from gpusched.commands.esd.solve.randomized import bulk_edges
 from gpusched.commands.esd.solve.spectrum import NotFinite, Spectrum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.esd.options import AnalysisOptions
 from tests.support.paths import TESTS
 
 CASES = TESTS / "cases" / "esd"
@@ -26,12 +28,10 @@ CPU = torch.device("cpu")
 torch.set_num_threads(1)  # other tests run beside these
 
 
-def solve(
-    tensor: torch.Tensor, *, block: int = spectrum.BLOCK, convolution: bool = False, **options: object
-) -> Spectrum:
-    held = Held(lambda: tensor)
-    chosen = Options(**options)
-    return spectrum.spectrum(held, chosen, convolution=convolution, device=CPU, block=block)
+def solve(tensor: torch.Tensor, *, block: int = spectrum.BLOCK, convolution: bool = False, **options: Any) -> Spectrum:
+    lazy = LazyTensor(lambda: tensor)
+    chosen = AnalysisOptions(**options)
+    return spectrum.spectrum(lazy, chosen, convolution=convolution, device=CPU, block=block)
 
 
 def matrices() -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def test_reference_answers_from_matrices() -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
     for row in rows:
-        options = Options(
+        options = AnalysisOptions(
             fix_fingers=row["mode"],
             peak_window="legacy" if row["variant"] == "legacy" else "near",
         )
@@ -186,7 +186,7 @@ def test_a_single_matrix_is_let_go_before_its_eigenvalues_are_sought(monkeypatch
         return lapack.eigenvalues(gram)
 
     monkeypatch.setattr(spectrum, "eigenvalues", eigenvalues)
-    held = Held(made)
-    spectrum.spectrum(held, Options(), convolution=False, device=CPU)
+    lazy = LazyTensor(made)
+    spectrum.spectrum(lazy, AnalysisOptions(), convolution=False, device=CPU)
     assert alive == [False]
-    assert torch.equal(held.get(), torch.eye(4))  # and it comes back for whoever needs it
+    assert torch.equal(lazy.get(), torch.eye(4))  # and it comes back for whoever needs it

@@ -17,11 +17,11 @@ import torch
 from gpusched.commands.esd import stage
 from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.solve.fallback import Poisoned
-from gpusched.commands.esd.write import results
 from gpusched.commands.esd.write.results import COLUMNS
 from safetensors.torch import save_file
 
-from gpusched.esd.model_record import DEFAULTS, is_done, options_of
+from gpusched.esd.model_record import is_done
+from gpusched.esd.options import AnalysisOptions, options_of
 from tests.support.paths import ROOT
 
 torch.set_num_threads(1)  # other tests run beside these
@@ -81,7 +81,7 @@ def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS and [row["longname"] for row in rows] == [f"h.{n}.mlp.weight" for n in range(3)]
     left = record(out, "tiny")
-    assert is_done(left, revision="main", options=options_of({"fix_fingers": "DKS"}))
+    assert is_done(left, revision="main", options=AnalysisOptions(fix_fingers="DKS").as_record())
     assert left["csv"] == {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     assert (left["name"], left["layers"], left["fitted"], left["error"]) == ("tiny", 3, 3, None)
     assert left["alpha_mean"] == pytest.approx(sum(float(row["alpha"]) for row in rows) / 3, rel=1e-15)
@@ -129,7 +129,9 @@ def test_a_model_that_fails_leaves_its_record_alone(
     assert "tiny: failed to load: model.safetensors is cut" in capsys.readouterr().err
     assert set(files(out)) == {"records/tiny.json"}
     left = record(out, "tiny")
-    assert (left["success"], left["error"]["stage"]) == (False, "load") and left["options"] == options_of({})
+    assert (left["success"], left["error"]["stage"]) == (False, "load") and left[
+        "options"
+    ] == AnalysisOptions().as_record()
 
 
 def test_a_model_without_a_single_row_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,20 +213,7 @@ def test_usage(words: list[str], model: Path, tmp_path: Path, capsys: pytest.Cap
 def test_every_default_is_a_flag(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path, "--help") == 0
     text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in DEFAULTS)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "room" / "table.csv"
-    results.replace(path, lambda file: file.write(b"first"))
-
-    def half(file: Any) -> None:
-        file.write(b"sec")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        results.replace(path, half)
-    assert path.read_bytes() == b"first" and os.listdir(path.parent) == ["table.csv"]
+    assert all(each.flag in text for each in options_of(AnalysisOptions))
 
 
 def test_importing_the_package_loads_no_library() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpusched.commands.esd.adapt.adapter_config import AdapterConfig, parse_adapter_config
-from gpusched.commands.esd.adapt.adapter_plan import Change, make_plan, suffix_matches
+from gpusched.commands.esd.adapt.adapter_plan import AdapterPlan, TensorChange, suffix_matches
 from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +29,11 @@ def lora(module: str, a: tuple[int, ...] = (2, 6), b: tuple[int, ...] = (8, 2)) 
     return {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
 
 
-def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) -> dict[str, Change]:
+def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) -> dict[str, TensorChange]:
     config = fields.pop("base_config", {"model_type": "llama"})
-    done: dict[str, Change] = make_plan(settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config)
+    done: dict[str, TensorChange] = AdapterPlan(
+        settings(**fields), "lab/ad", infos(stored), infos(base, dtype), config
+    ).make()
     return done
 
 
@@ -99,7 +101,7 @@ def test_settings_that_only_steer_training_are_no_obstacle() -> None:
         base_model_name_or_path="acme/base",
         revision="v1",
     )
-    assert (config.base, config.revision, config.scale_of(Q)) == ("acme/base", "v1", 1.5)
+    assert config.scale_of(Q) == 1.5
 
 
 def test_the_first_pattern_that_matches_a_module_counts() -> None:
@@ -184,7 +186,7 @@ def test_names_and_shapes_that_do_not_fit_are_refused(
 def test_numbers_that_are_not_floating_point_are_not_merged() -> None:
     stored = [TensorInfo(name, shape, "int8") for name, shape in lora(Q).items()]
     with pytest.raises(ModelError, match="in its file is int8, not floating point"):
-        make_plan(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {})
+        AdapterPlan(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {}).make()
 
 
 def test_gpt2_stores_a_square_projection_the_other_way_round() -> None:
@@ -199,7 +201,7 @@ def test_gpt2_stores_a_square_projection_the_other_way_round() -> None:
 
 def test_a_head_that_comes_with_the_task_is_added() -> None:
     done = plan({"base_model.model.score.weight": (3, 6)}, {f"{Q}.weight": (8, 6)}, modules_to_save=["score"])
-    assert done == {"score.weight": Change((3, 6), stored="base_model.model.score.weight", copy=True)}
+    assert done == {"score.weight": TensorChange((3, 6), stored="base_model.model.score.weight", copy=True)}
 
 
 words = st.text("abz", min_size=1, max_size=3)

@@ -1,7 +1,8 @@
-"""Where a queue lies: its directory, its local state, its lock, and the list of this user's queues. Opens no database.
+"""The directory of a queue: its paths, its local state, its lock, and the list of this user's queues.
 
 Logs and metrics lie in the queue directory. queue.db, the locks, the attempt directories and the wake-up pipe lie there
-too, unless it is on a network file system, where locks and SQLite are not to be trusted: then in a local directory.
+too, unless it is on a network file system, where locks and SQLite cannot be trusted: then in a local directory.
+Opens no database.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpusched.host.gpus import claims
 
 DEFAULT_PARENT = "gpusched-runs"
 LOGS = "logs"
-ROOM_BYTES = 64 * 1024  # with less left on its disk, a queue is taken to have no room
+ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
 
 
@@ -44,7 +45,7 @@ class QueueDir:
 
     @property
     def board(self) -> str:
-        """What the dispatcher publishes at each poll."""
+        """The file in which the dispatcher publishes the devices at each poll."""
         return f"{self.state}/devices.json"
 
     @property
@@ -67,19 +68,19 @@ class QueueDir:
         return os.path.exists(self.database)
 
     def full_disk(self) -> str:
-        """The directory of this queue whose disk has no room left; empty: there is room."""
+        """Return the directory of this queue whose disk is full; "" if there is room."""
         for path in dict.fromkeys((self.state, self.path)):
             try:
-                found = os.statvfs(path)
+                disk = os.statvfs(path)
             except OSError:
                 continue
-            blocks = found.f_bavail if os.geteuid() else found.f_bfree  # what is set aside is for root
-            if blocks * found.f_frsize < ROOM_BYTES or (found.f_files and not found.f_favail):
+            blocks = disk.f_bavail if os.geteuid() else disk.f_bfree  # the reserved blocks are for root
+            if blocks * disk.f_frsize < ROOM_BYTES or (disk.f_files and not disk.f_favail):
                 return path
         return ""
 
     def dispatcher(self) -> int | None:
-        """Pid of the dispatcher that works on this queue; 0 if there is one that cannot be named; None: none."""
+        """Return the pid of the dispatcher of this queue; 0 if its pid cannot be read; None if there is none."""
         path = f"{self.state}/dispatcher.lock"
         pids = locks.holders(path)
         if pids:
@@ -87,11 +88,14 @@ class QueueDir:
         return 0 if pids is None and locks.is_held(path) else None
 
     def take(self) -> int | None:
-        """Become the dispatcher of this queue: the descriptor of its lock, or None. It goes to no child."""
+        """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.
+
+        No child inherits the descriptor.
+        """
         return locks.take_file(f"{self.state}/dispatcher.lock", 0o600)
 
     def ring(self) -> None:
-        """Wake the dispatcher, if there is one: something was asked of it."""
+        """Wake the dispatcher, if there is one, to look at a request."""
         try:
             fd = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -105,7 +109,7 @@ class QueueDir:
 
 
 def locate(path: str, state_dir: str | None = None) -> QueueDir:
-    """The paths of the queue in the directory `path`, made or not."""
+    """Return the paths of the queue in the directory `path`, whether it exists or not."""
     path = os.path.abspath(path)
     existing = path
     while not os.path.exists(existing):
@@ -118,22 +122,22 @@ def locate(path: str, state_dir: str | None = None) -> QueueDir:
 
 
 def prepare(queue: QueueDir) -> None:
-    """Make what is missing, for this user alone. Raises GpuschedError for a directory that is not ours."""
+    """Make the directories that are missing, for this user alone. Raises GpuschedError for another user's directory."""
     local = (os.path.dirname(queue.state), queue.state) if queue.state != queue.path else ()
     made = not os.path.exists(queue.path)
     for path in (queue.path, *local, queue.logs):
         try:
             os.makedirs(path, 0o700, exist_ok=True)
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise GpuschedError(
                 f"cannot make the queue directory: {error.strerror}",
                 where=path,
                 hint="choose another --log-dir",
             ) from None
-        if found.st_uid != os.getuid():
+        if status.st_uid != os.getuid():
             raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
-    if made:  # what lies here is no part of the work tree around it
+    if made:  # keeps the files of the queue out of the work tree that it lies in
         with suppress(OSError):
             write_atomically(f"{queue.path}/.gitignore", b"*\n")
     if not _is_fifo(queue.wake):
@@ -172,7 +176,7 @@ def _refuse_other_host(queue: QueueDir) -> None:
 
 
 def default_path(stem: str, source: str | None = None) -> str:
-    """`gpusched-runs/<stem>`; with `source`, `gpusched-runs/<stem>-<hash of source>` for a second file of that stem."""
+    """Return `gpusched-runs/<stem>`, or `gpusched-runs/<stem>-<hash of source>` for a second file of that stem."""
     stem = re.sub(r"[^\w.+-]", "_", stem).lstrip(".-") or "queue"
     if source is not None:
         stem += "-" + hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()
@@ -183,7 +187,7 @@ def default_path(stem: str, source: str | None = None) -> str:
 
 
 def _register() -> str | None:
-    """The directory of the list; None for a user without a home directory."""
+    """Return the directory of the list; None for a user without a home directory."""
     try:
         path = platformdirs.user_state_dir("gpusched")
     except RuntimeError:
@@ -192,7 +196,7 @@ def _register() -> str | None:
 
 
 def remember(queue: QueueDir) -> None:
-    """Note the queue in this user's list, as its newest. A home that cannot be written only costs the list."""
+    """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()
     if register is None:
         return
@@ -204,12 +208,12 @@ def remember(queue: QueueDir) -> None:
         pass
 
 
-def known(state_dir: str | None = None) -> list[QueueDir]:
-    """This user's queues on this host that still exist, newest first. Forgets those that are gone.
+def list_queues(state_dir: str | None = None) -> list[QueueDir]:
+    """Return this user's queues on this host, the newest first, and take deleted ones off the list.
 
-    Those under ./gpusched-runs are among them, though the list lack them: a home that cannot be written keeps none.
+    The queues under ./gpusched-runs are always among them, since a home that cannot be written keeps no list.
     """
-    found: dict[str, tuple[float, QueueDir]] = {}
+    queues: dict[str, tuple[float, QueueDir]] = {}
     register = _register()
     for entry in _entries(register) if register else []:
         if not re.fullmatch("[0-9a-f]{16}", entry.name):
@@ -217,22 +221,22 @@ def known(state_dir: str | None = None) -> list[QueueDir]:
         try:
             with open(entry.path, "rb") as file:
                 path, _, state = os.fsdecode(file.read()).partition("\0")
-            when = entry.stat().st_mtime
+            changed_at = entry.stat().st_mtime
         except OSError:
             continue
         queue = QueueDir(path, state)
         if queue.exists():
-            found[path] = (when, queue)
+            queues[path] = (changed_at, queue)
         elif not os.path.exists(path):
             with suppress(OSError):
                 os.unlink(entry.path)
     for entry in _entries(DEFAULT_PARENT):
         queue = locate(entry.path, state_dir)
         with suppress(OSError):
-            about = os.stat(queue.database)
-            if queue.path not in found and about.st_uid == os.getuid():
-                found[queue.path] = (about.st_mtime, queue)
-    return [queue for _, queue in sorted(found.values(), key=lambda pair: pair[0], reverse=True)]
+            status = os.stat(queue.database)
+            if queue.path not in queues and status.st_uid == os.getuid():
+                queues[queue.path] = (status.st_mtime, queue)
+    return [queue for _, queue in sorted(queues.values(), key=lambda pair: pair[0], reverse=True)]
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:

@@ -1,0 +1,32 @@
+"""Report the progress of a stage in the file that GPUSCHED_PROGRESS names."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from gpusched.common.files import write_atomically
+
+_EVERY_S = 0.2
+
+
+class ProgressFile:
+    """The progress of one job. Without the variable, and once the file cannot be written, nothing is reported."""
+
+    def __init__(self, unit: str) -> None:
+        """`unit`: the plural of what is counted, such as "layers"."""
+        self._path = os.environ.get("GPUSCHED_PROGRESS", "")
+        self._unit = unit
+        self._written_at = float("-inf")
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report that `done` of `total` are done, at most five times a second, and always at the end."""
+        now = time.monotonic()
+        if not self._path or (done < total and now - self._written_at < _EVERY_S):
+            return
+        self._written_at = now
+        try:
+            write_atomically(self._path, json.dumps({"done": done, "total": total, "unit": self._unit}).encode())
+        except OSError:
+            self._path = ""

@@ -1,0 +1,200 @@
+"""Why, when and with which exit code a dispatcher leaves; the signals and stored requests that make it do so."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterable
+
+from gpusched.common.errors import (
+    EXIT_CANNOT_WORK,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_QUIT,
+    EXIT_SOME_FAILED,
+    EXIT_TERMINATED,
+    GpuschedError,
+)
+from gpusched.core.model import JobState
+from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
+from gpusched.dispatcher.options import QueueOptions
+from gpusched.dispatcher.reporter import Reporter
+from gpusched.dispatcher.timers import Moment
+from gpusched.dispatcher.trouble import Trouble
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table, request_table, startable_jobs
+
+log = logging.getLogger("gpusched.dispatcher")
+
+
+class Leaving:
+    """A dispatcher leaves when all has ended, after what runs (drain), with it (stop_everything), or at once."""
+
+    def __init__(
+        self, store: Store, attempts: AttemptBook, reporter: Reporter, trouble: Trouble, *, follow: bool
+    ) -> None:
+        """With `follow` it stays when all has ended."""
+        self._follow = follow
+        self.reason = ""  # why nothing new starts any more; empty while jobs may start
+        self.is_immediate = False
+        self.stopping_at: float | None = None  # since when everything is stopped, in wall time
+        self._exit_code: int | None = None  # where it is not for the jobs to say
+        self._store, self._attempts, self._reporter, self._trouble = store, attempts, reporter, trouble
+
+    @property
+    def is_stopping(self) -> bool:
+        """True if what runs is stopped."""
+        return self.stopping_at is not None
+
+    def leave_at_once(self) -> None:
+        """Leave what runs to the next start."""
+        self.is_immediate, self._exit_code = True, EXIT_QUIT
+        self._reporter.report("queue", "leaving at once; running jobs go on, the next start takes them over")
+
+    def drain(self, why: str, code: int) -> None:
+        """Start nothing more, and leave when what runs has ended."""
+        if self.reason:
+            return
+        self.reason, self._exit_code = f"stopping ({why})", code
+        running = self._attempts.unfinished()
+        text = f"{why}: nothing new starts"
+        if running:
+            text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
+        if running and code == EXIT_INTERRUPTED:
+            text += " (once more: what runs is stopped and queued again)"
+        if job_table.counts(self._store)[JobState.QUEUED]:
+            text += "; the same command goes on with what is queued"
+        self._reporter.report("queue", text)
+
+    def stop_everything(self, why: str, code: int, now: Moment, grace_s: float) -> None:
+        """Have what runs stopped and queued again, and leave then."""
+        if self.is_stopping:
+            return
+        self.reason = self.reason or f"stopping ({why})"
+        self.stopping_at, self._exit_code = now.at, code
+        again: list[int] = []
+        with self._trouble.noted(now):
+            again = attempt_table.blame_shutdown(self._store, now.at - SHUTDOWN_WINDOW_S)
+        running = self._attempts.unfinished()
+        parts = ["leaving; nothing runs"]
+        if running:
+            parts = [f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s"]
+            parts.append("what is stopped is queued again")
+        if again:
+            parts.append(f"what failed just now is queued again: {', '.join(map(str, again))}")
+        self._reporter.report("queue", f"{why}: {'; '.join(parts)}")
+
+    def is_time(self, *, more_to_come: bool) -> bool:
+        """Return True if nothing is left to do. `more_to_come`: jobs wait, or can be on their way."""
+        if len(self._attempts):  # those that have ended and cannot be booked are left to the next start
+            return bool(self.reason) and self._trouble.keeps_from_booking and not self._attempts.unfinished()
+        if self.reason:
+            return True
+        return not (self._follow or more_to_come or startable_jobs.has_any(self._store))
+
+    def drain_after(self, failed: int, limit: int | None) -> None:
+        """Start nothing more once so many jobs have failed."""
+        if limit is not None and failed >= limit:
+            self.drain(f"{failed} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
+
+    def queue_removed(self, queue: QueueDir) -> GpuschedError:
+        """Return the error with which to leave when the files of the queue are gone."""
+        running = self._attempts.unfinished()
+        goes_on = f"{_jobs(running)}: what runs goes on and keeps its GPU to its end; nobody records how it ends"
+        return GpuschedError(
+            "this queue's files were removed while it was dispatched: leaving",
+            where=queue.state,
+            hint=goes_on if running else "no job ran",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+
+    def final_code(self, refused_lines: int) -> int:
+        """Return the exit code; report the ends of jobs that cannot be noted."""
+        if len(self._attempts) and not self.is_immediate:
+            ids = ", ".join(str(attempt.job.id) for attempt in self._attempts)
+            kept = "it is kept beside each of them, and the next start notes it"
+            text = f"{self._trouble.reason}: how these jobs ended cannot be noted now: {ids}; {kept}"
+            self._reporter.report("error", text)
+        if self._exit_code is not None:
+            return self._exit_code
+        counts = job_table.counts(self._store)
+        left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
+        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
+        bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
+        return EXIT_SOME_FAILED if bad or refused_lines else EXIT_OK
+
+
+class RequestReader:
+    """Signals, and the requests that other commands have stored; each is passed to the part that it concerns."""
+
+    def __init__(
+        self,
+        store: Store,
+        attempts: AttemptBook,
+        options: QueueOptions,
+        leaving: Leaving,
+        *,
+        reporter: Reporter,
+        trouble: Trouble,
+    ) -> None:
+        self._store, self._attempts, self._options, self._leaving = store, attempts, options, leaving
+        self._reporter, self._trouble = reporter, trouble
+        self._data_version = -1
+
+    def discard_old(self, at: float) -> None:
+        """Acknowledge what was meant for a dispatcher that has left."""
+        for request, kind, _ in request_table.open_requests(self._store):
+            if kind in ("stop", "stop_now"):
+                request_table.acknowledge(self._store, request, at)
+
+    def take_signals(self, numbers: Iterable[int], now: Moment) -> None:
+        for number in numbers:
+            if number == signal.SIGHUP:
+                self._reporter.observer.detach()
+                log.info("the terminal is gone; going on without it")
+            elif number == signal.SIGQUIT:
+                self._leaving.leave_at_once()
+            elif number == signal.SIGINT and not self._leaving.reason:
+                self._leaving.drain("Ctrl-C", EXIT_INTERRUPTED)
+            elif number == signal.SIGINT:
+                self._stop("Ctrl-C", EXIT_INTERRUPTED, now)
+            else:
+                self._stop("TERM", EXIT_TERMINATED, now)
+
+    def _stop(self, why: str, code: int, now: Moment) -> None:
+        self._leaving.stop_everything(why, code, now, self._options.style.grace_s)
+
+    def take_requests(self, now: Moment) -> bool:
+        """Take what other commands have written to the database. Return True if they have changed it."""
+        version = self._store.data_version()
+        if version == self._data_version:
+            return False
+        self._data_version = version
+        taken = [request for request, kind, _ in request_table.open_requests(self._store) if self._take(kind, now)]
+        for attempt in self._attempts:
+            attempt.is_cancelled = job_table.get(self._store, attempt.job.id).cancel_requested_at is not None
+        if taken:
+            self._data_version = -1  # until they are acknowledged
+            with self._trouble.noted(now):
+                with self._store.transaction():
+                    for request in taken:
+                        request_table.acknowledge(self._store, request, now.at)
+                self._data_version = version
+        return True
+
+    def _take(self, kind: str, now: Moment) -> bool:
+        """Do what one request asks for; False leaves it to another dispatcher."""
+        if kind == "submitted" and self._leaving.reason:
+            return False  # whoever submitted waits for the lock and dispatches itself
+        if kind == "stop":
+            self._leaving.drain("gpusched stop", EXIT_INTERRUPTED)
+        elif kind == "stop_now":
+            self._stop("gpusched stop --now", EXIT_TERMINATED, now)
+        elif kind == "submitted":
+            self._options.take_newest(self._reporter)
+        return True
+
+
+def _jobs(running: int) -> str:
+    return "1 running job" if running == 1 else f"{running} running jobs"

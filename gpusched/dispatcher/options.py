@@ -1,0 +1,118 @@
+"""The options by which a queue is dispatched now: those of its newest start, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gpusched.common.errors import GpuschedError
+from gpusched.config.settings import Settings, changed
+from gpusched.core.plan import observe, selection
+from gpusched.core.plan.selection import Selection
+from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.feed import Feed, NoFeed
+from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
+from gpusched.dispatcher.timers import Clock
+from gpusched.host.attempts import launcher
+from gpusched.host.code.job_dirs import JobDirs
+from gpusched.host.store import Store, job_table, meta_table
+from gpusched.lists.submit import SubmitOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStyle:
+    """How commands of this queue are run."""
+
+    shell: tuple[bytes, ...]  # the words before a command, ending in -c
+    setup: str | None = None
+    grace_s: float = 10.0
+    leftovers: str = "wait"
+    split_streams: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> LaunchStyle:
+        """Return the style of these settings. Raises GpuschedError where there is no such shell."""
+        return cls(
+            shell=launcher.find_shell(settings.shell),
+            setup=settings.setup,
+            grace_s=settings.grace,
+            leftovers=settings.leftovers,
+            split_streams=settings.split_streams,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Attachments of a dispatcher: where more jobs come from, who watches, and what a test wants to control."""
+
+    feed: Feed = field(default_factory=NoFeed)
+    observer: Observer = field(default_factory=Quiet)
+    follow: bool = False  # stay when all has ended
+    clock: Clock = field(default_factory=Clock)
+    step: Callable[[str], None] = lambda name: None  # called with the name of each step of an action
+
+
+class QueueOptions:
+    """The newest options of a queue. Everybody who goes by them reads them here at the time of use."""
+
+    def __init__(self, store: Store, devices: DeviceBook, submit: SubmitOptions) -> None:
+        """Raises GpuschedError when the allowed set of devices is empty or can never serve a job."""
+        self._store, self._devices = store, devices
+        self.submit = submit if submit.dirs is not None else self._with_newest_dirs(submit)
+        chosen = self._select(submit.settings)
+        self.warnings = chosen.warnings
+        self.style = LaunchStyle.of(submit.settings)
+        self.limits = self.submit.limits
+        self._configure(chosen)
+
+    @property
+    def settings(self) -> Settings:
+        return self.submit.settings
+
+    def take_newest(self, reporter: Reporter) -> None:
+        """Take over the options of another start of this queue; report what is different, or why they are not taken."""
+        text = meta_table.read(self._store, "settings")
+        if text is None:
+            return
+        self.submit = self._with_newest_dirs(self.submit)
+        before = self.settings
+        try:
+            self._apply(Settings.from_json(text))
+        except GpuschedError as error:
+            reporter.report("warning", f"newer options are not taken: {error}")
+            return
+        if changes := changed(before, self.settings):
+            reporter.report("queue", f"a newer start gave other options: {', '.join(changes)}")
+
+    def _apply(self, settings: Settings) -> None:
+        """Go by these settings. Raises GpuschedError for what this box can never meet, and changes nothing then."""
+        chosen, style = self._select(settings), LaunchStyle.of(settings)
+        self.warnings, self.style = chosen.warnings, style
+        self.submit = replace(self.submit, settings=settings)
+        self.limits = self.submit.limits
+        self._configure(chosen)
+
+    def _select(self, settings: Settings) -> Selection:
+        return selection.select(
+            self._devices.known(),
+            wanted=settings.gpu_list,
+            outer_mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            outer_order=os.environ.get("CUDA_DEVICE_ORDER"),
+            gpus_per_job=self._gpus_wanted(settings),
+            max_gpus=settings.max_gpus,
+        )
+
+    def _gpus_wanted(self, settings: Settings) -> int:
+        """Return how many GPUs a job of the queue wants, by its own word or by the options; 0 if no job wants one."""
+        if job_table.wants_gpus(self._store):
+            return max(1, settings.gpus_per_job)
+        return settings.gpus_per_job if self._devices.has_devices else 0
+
+    def _configure(self, chosen: Selection) -> None:
+        self._devices.configure(chosen.uuids, observe.criteria(self.settings))
+
+    def _with_newest_dirs(self, submit: SubmitOptions) -> SubmitOptions:
+        """Add where the jobs of the newest submission run: what it has copied is not copied again."""
+        text = meta_table.read(self._store, "dirs")
+        return submit if text is None else replace(submit, dirs=JobDirs.from_json(text))

@@ -1,0 +1,66 @@
+"""Trouble of the box: a full disk, or no process to be had. Nothing new starts for a while; running jobs go on."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.reporter import Reporter
+from gpusched.dispatcher.timers import Moment
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import DiskFull
+
+TROUBLE_AGAIN_S = 5.0
+
+
+class Trouble:
+    """The trouble of the box as one dispatcher sees it; reported once an outage."""
+
+    def __init__(self, queue: QueueDir, reporter: Reporter) -> None:
+        self.reason = ""  # why nothing starts now
+        self.keeps_from_booking = False  # the newest plan could not be written down
+        self._queue, self._reporter = queue, reporter
+        self._reported = ""  # the reason, from the report until jobs start again
+        self._since_s = self._until_s = 0.0  # of the newest failure
+
+    @contextmanager
+    def noted(self, now: Moment) -> Iterator[None]:
+        """Note the trouble that ends the block, and go on."""
+        try:
+            yield
+        except (DiskFull, OSError) as error:
+            self.note(error, now)
+
+    def note(self, error: Exception | str, now: Moment, *, disk_full: bool = False) -> None:
+        """Let nothing start until it is time to try again."""
+        disk_full = disk_full or isinstance(error, DiskFull)
+        disk_full = disk_full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+        where = self._queue.full_disk() or self._queue.state
+        self.reason = f"the disk is full ({where})" if disk_full else "no job can be started"
+        self._since_s = now.monotonic_s
+        self._until_s = now.monotonic_s + TROUBLE_AGAIN_S
+        if self.reason != self._reported:
+            self._reported = self.reason
+            again = f"nothing new starts, running jobs go on; tried again every {TROUBLE_AGAIN_S:g} s"
+            self._reporter.report("error", f"{self.reason}: {again} ({error})")
+
+    def review(self, attempts: Iterable[OpenAttempt], ended: Iterable[OpenAttempt], now: Moment) -> None:
+        """Go by what became of attempts: one that runs and was opened since shows that the trouble is over."""
+        if self._reported and any(a.life.fields.get("pid") and a.opened_s >= self._since_s for a in attempts):
+            self._reported = ""
+            self._reporter.report("queue", "jobs can start again")
+        for attempt in ended:
+            outcome = attempt.outcome
+            if outcome is not None and outcome.cause in ("disk_full", "cannot_start"):
+                self.note(outcome.note, now, disk_full=outcome.cause == "disk_full")
+
+    def expire(self, now: Moment) -> None:
+        """Let jobs start again, once it is time to try."""
+        if self.reason and now.monotonic_s >= self._until_s:
+            self.reason = ""
+
+    def deadline_s(self) -> float | None:
+        """Return when it is tried again; None without trouble."""
+        return self._until_s if self.reason else None

@@ -1,0 +1,159 @@
+"""The options of a spectral analysis, each described once.
+
+The fields of `AnalysisOptions` are the table: the command line of the verb, the arguments of the stage, the record of a
+model and docs/reference.md are made from them. Reads no argv and knows no model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import parse_size
+from gpusched.esd.model_record import ADAPTER_RELATIONS
+
+_KEY = "option"  # of the metadata of a field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EsdOption:
+    """The description of one option. `help` is a sentence; `check` raises ValueError for an invalid value."""
+
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    check: Callable[[str], object] | None = None
+    default_text: str = ""  # for people, where the default alone does not say it
+    changes_numbers: bool = False  # so it is in the record: with another value it is another analysis
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
+        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+
+    def problem(self, value: Any) -> str:
+        """Return why a value is invalid; an empty string if it is valid."""
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(self.choices)}"
+        if self.least is not None and not self.least <= value < math.inf:
+            return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
+        try:
+            if self.check is not None and value:
+                self.check(value)
+        except ValueError as error:
+            return f"must be {error}"
+        return ""
+
+
+def option(default: Any, help: str, **details: Any) -> Any:
+    """Return a dataclass field with this default that is an option; `details` are fields of EsdOption."""
+    return field(default=default, metadata={_KEY: EsdOption(help=help, **details)})
+
+
+recorded = partial(option, changes_numbers=True)
+
+
+def options_of(kind: type) -> Iterator[EsdOption]:
+    """Yield the options of a dataclass with the names and defaults of their fields, those of its base class last."""
+    own = inspect.get_annotations(kind)
+    for each in sorted(fields(kind), key=lambda each: each.name not in own):
+        if (found := each.metadata.get(_KEY)) is not None:
+            values = {name: getattr(found, name) for name in EsdOption.__dataclass_fields__}
+            yield EsdOption(**{**values, "name": each.name, "default": each.default})
+
+
+def words_of(values: object, kind: type) -> list[str]:
+    """Return the options of the class `kind` that differ from their default in `values`, as words of a command line."""
+    words: list[str] = []
+    for each in options_of(kind):
+        value = getattr(values, each.name)
+        if value != each.default:
+            words += [each.flag] if isinstance(value, bool) else option_words(each.flag, value)
+    return words
+
+
+def option_words(flag: str, value: object) -> list[str]:
+    """Return an option and its value as words of a command line, one word if the value begins with a dash."""
+    text = str(value)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _check_pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"a regular expression: {error}") from None
+
+
+def _check_device(text: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise ValueError("auto, cpu, cuda or cuda:N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    """The options of the analysis of one model. Those of `recorded` change its numbers."""
+
+    fix_fingers: str = recorded(
+        "xmin_mid",
+        "Begin the tail at the median, at the peak, or where it fits best.",
+        choices=("xmin_mid", "xmin_peak", "DKS"),
+    )
+    evals_thresh: float = recorded(1e-5, "Leave out eigenvalues up to X.", metavar="X", least=0)
+    bins: int = recorded(100, "Look for the peak in a histogram of N bins.", metavar="N", least=1)
+    peak_window: str = recorded(
+        "near",
+        "Look for the tail of xmin_peak near the peak, or where much published code looks.",
+        choices=("near", "legacy"),
+    )
+    solver: str = recorded(
+        "auto",
+        "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact.",
+        choices=("auto", "gram", "svd", "fast"),
+    )
+    layers: str = recorded(
+        "",
+        "Analyse only tensors whose name contains a match.",
+        metavar="REGEX",
+        check=_check_pattern,
+        default_text="all",
+    )
+    embeddings: bool = recorded(False, "Analyse embeddings too.")
+    min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)
+    farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
+    randomize: bool = recorded(False, "Compare with the same entries in random order.")
+    device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
+    cache_dir: str = option("", "Keep known spectra here.", metavar="DIR", default_text="in the output directory")
+    disk_reserve: str = option(
+        "", "Download nothing that leaves less than this free.", metavar="SIZE", check=parse_size, default_text="none"
+    )
+    parallel_gpu: bool = option(True, "Compute one layer after the other.")
+    dtype_report: bool = option(False, "Report in the log of each job how its weights are stored.")
+    plots: bool = option(False, "Draw alpha by layer, and the spectra with their tails.")
+    drop_downloads: bool = option(False, "At the end of a job, delete the models that it has downloaded.")
+    overwrite: bool = option(False, "Analyse models again that are done already.")
+
+    def check(self) -> None:
+        """Raise GpuschedError for an invalid value."""
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if problem := each.problem(value):
+                raise GpuschedError(problem, where=f"{each.flag} {value}")
+
+    def as_record(self, *, source_model: str = "", relation: str = "") -> dict[str, Any]:
+        """Return the options that change numbers, whether an adapter is meant, and its base, for a model's record.
+
+        If a whole model and an adapter lie in one directory, the relation alone decides which of the two is analysed.
+        """
+        options = {each.name: getattr(self, each.name) for each in options_of(type(self)) if each.changes_numbers}
+        is_adapter = relation.strip().lower() in ADAPTER_RELATIONS
+        return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter else ""}
