@@ -1,4 +1,4 @@
-"""What an experiment of spectral analysis is told to do, as a value. Reads no argv and no file."""
+"""The configuration of an experiment of spectral analysis. Reads no argv and no file."""
 
 from __future__ import annotations
 
