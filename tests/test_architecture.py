@@ -50,8 +50,6 @@ TABLE = (
     Row("host.attempts.reaper", ("host.attempts.attempt_dir", "host.locks", "core.model", "common.processes")),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
-    Row("host.queue.shard_items", ("common.*",), ("pyarrow",)),
-    Row("host.queue.shard_files", ("common.*",)),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "common.errors")),
     Row("host.attempts", ()),
     Row("host.queue", ()),

@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 # Rooms whose docstrings, names and messages are checked; class names are checked everywhere.
 ROOMS_DONE = (
     *("gpusched/core/", "gpusched/lists/", "gpusched/views/", "gpusched/common/", "gpusched/config/"),
+    *("gpusched/esd/", "gpusched/shards/", "gpusched/cli/features/esd.py", "gpusched/cli/features/shard.py"),
     *("gpusched/host/attempts/", "gpusched/host/code/", "gpusched/host/gpus/", "gpusched/host/store/"),
     *("gpusched/cli/box/", "gpusched/cli/change/", "gpusched/cli/look/", "gpusched/cli/run/", "commands/simjob/"),
 )

@@ -16,6 +16,7 @@ from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState

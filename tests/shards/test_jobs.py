@@ -141,6 +141,7 @@ def test_suffixes() -> None:
 # ---- the command ------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0{}"), max_size=12), min_size=2, max_size=5))
 def test_each_word_stays_one_word_for_the_shell(words: list[str]) -> None:
     words = ["x", *words, "--n={start}", "a {suffix}'s", "{print}"]
