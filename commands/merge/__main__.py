@@ -22,7 +22,8 @@ from .parts.report import MergeRefused, shown, too_many_open
 
 _CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
-What is wrong in a part is named and left out, and the exit code is then 1; parts that do not go together are refused."""
+A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
+refused. Parts are kept."""
 _EXAMPLES = """examples:
   gpusched merge -o all.jsonl out_rank_*.jsonl
   gpusched merge -o all.csv part_*.csv --key id --on-duplicate keep-first --expect 1000"""
@@ -132,11 +133,13 @@ def _fail(text: str, code: int) -> int:
 
 def _print(text: str, stream: TextIO | None) -> None:
     """Print a line if anybody listens; a merge is done all the same where nobody does."""
+    if stream is None:  # closed before we began
+        return
     try:
         print(text, file=stream, flush=True)
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno() if stream else null)  # else the rest of its buffer would fail again at exit
+        os.dup2(null, stream.fileno())  # else the rest of its buffer would fail again at exit
         os.close(null)
 
 

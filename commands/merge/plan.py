@@ -22,7 +22,7 @@ CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
     """Return a task for each output that the plan's patterns make. `options` go before those of the plan."""
     plan = read_plan(path)
-    options = _with_options_of(plan, options)
+    options = with_options_of(plan, options)
     groups = find_groups(plan)
     if not groups:
         raise _no_files(plan, path)
@@ -51,24 +51,22 @@ def read_plan(path: str) -> ShardPlan:
     """Read the plan of this file. MergeRefused where it is none, or contradicts itself."""
     try:
         plan = from_document(json.loads(Path(path).read_bytes()))
+        if sum(shard.count for shard in plan.shards) != plan.total:
+            raise ValueError(f"its shards have {sum(shard.count for shard in plan.shards)} items of {plan.total}")
+        for number, shard in enumerate(plan.shards):
+            positions = plan.positions(shard)
+            is_inside = not positions or 0 <= positions[0] <= positions[-1] < plan.total
+            if number != shard.shard or len(positions) != shard.count or not is_inside:
+                raise ValueError(f"shard {number} has {shard.count} items, and {len(positions)} by its range")
     except OSError as error:
         raise MergeRefused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
     except (ValueError, RecursionError) as error:
         why, hint = f"is no plan: {shown(error)}", "'gpusched shard' writes it"
         raise MergeRefused(why, where=path, hint=hint, exit_code=EXIT_USAGE) from None
-    counts = [shard.count for shard in plan.shards]
-    if [shard.shard for shard in plan.shards] != list(range(len(counts))) or sum(counts) != plan.total:
-        why = f"contradicts itself: its shards have {sum(counts)} items of {plan.total}, or wrong numbers"
-        raise MergeRefused(why, where=path, exit_code=EXIT_USAGE)
-    for shard in plan.shards:
-        positions = plan.positions(shard)
-        if len(positions) != shard.count or (positions and not 0 <= positions[0] <= positions[-1] < plan.total):
-            why = f"contradicts itself: shard {shard.shard} has {shard.count} items, and {len(positions)} by its range"
-            raise MergeRefused(why, where=path, exit_code=EXIT_USAGE)
     return plan
 
 
-def _with_options_of(plan: ShardPlan, options: MergeOptions) -> MergeOptions:
+def with_options_of(plan: ShardPlan, options: MergeOptions) -> MergeOptions:
     """Return the options of this merge; those that are not given are the plan's."""
     if (recorded := plan.merge) is None:
         return options
@@ -83,9 +81,8 @@ def _with_options_of(plan: ShardPlan, options: MergeOptions) -> MergeOptions:
 
 
 def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
-    task = MergeTask(group.output, [], options, order_text="the items' own order")
-    if plan.strategy == "strided" or plan.shuffle_seed is not None:
-        task.order = ItemOrder(plan)
+    is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
+    task = MergeTask(group.output, [], options, None if is_in_order else ItemOrder(plan))
     for shard in plan.shards:
         path = group.files.get(shard.shard)
         if path is None:
@@ -126,7 +123,7 @@ def _no_files(plan: ShardPlan, path: str) -> MergeRefused:
     hint = f"looked for {shown(', '.join(pattern for _, pattern in patterns[:3]))}"
     for directory in (os.path.dirname(patterns[0][1]), os.getcwd()):
         names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-        if near := [name for name in names if patterns[0][0] in name or patterns[-1][0] in name]:
+        if near := [name for name in names if any(suffix in name for suffix, _ in patterns[:100])]:
             there = shown(name_from(os.getcwd(), os.path.join(directory, near[0])))
             hint += f"; {there} is there: the same command with a --merge that names it only merges"
             break
@@ -137,10 +134,7 @@ def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
     """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
     if any(len(group.files) > 1 for group in groups) or len({shard for group in groups for shard in group.files}) < 2:
         return
-    names = [shown(os.path.basename(file)) for group in groups for file in group.files.values()]
-    raise MergeRefused(
-        f"no files of two shards belong together, since more than the suffix differs: {', '.join(names[:3])}",
-        where=path,
-        hint="if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only "
-        f"merges; or by hand: gpusched merge -o OUT {names[0]} …",
-    )
+    names = shown(", ".join(os.path.basename(next(iter(group.files.values()))) for group in groups[:3]))
+    why = f"no files of two shards belong together, since more than the suffix differs: {names}"
+    hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
+    raise MergeRefused(why, where=path, hint=hint)

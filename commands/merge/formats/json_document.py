@@ -18,8 +18,8 @@ from ..parts.report import MergeRefused, MergeReport, PartUnreadable, shown
 from ..write.output import MergeOutput
 from .jsonl import is_cut, nulled
 
-_BLANK = re.compile(r"[ \t\n\r]*")
-_AFTER = re.compile(r"[ \t\n\r]*(?:(\])|,[ \t\n\r]*(?!\]))")  # after an element: the end, or a comma before another
+_BEFORE = re.compile(r"[ \t\n\r]*\[?[ \t\n\r]*")
+_AFTER = re.compile(r"[ \t\n\r]*(?:(\])[ \t\n\r]*|,[ \t\n\r]*(?!\]))")  # the end, or a comma before another element
 
 
 class JsonArrays(RecordFormat):
@@ -45,17 +45,17 @@ class JsonArrays(RecordFormat):
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         data = Path(part.path).read_bytes()
         data = data[bom_bytes(data[:3]) :]
-        line, at = 1, 0
+        line, at, name = 1, 0, self.options.key
         for text, word in self._elements(part, data):
             begin = data.index(text, at)  # only blanks and a comma stand between two elements
             line, at, key = line + data.count(b"\n", at, begin), begin, b""
-            if self.options.key is not None or "an object" in self._kinds:
+            if name is not None or "an object" in self._kinds:
                 value = json.loads(text)
                 part.values = plain_values(value)
-                if self.options.key is not None and not (isinstance(value, dict) and self.options.key in value):
+                if name is not None and not (isinstance(value, dict) and name in value):
                     report.leave_out(part.name, line, NO_KEY)
                     continue
-                key = b"" if self.options.key is None else field_identity(value[self.options.key])
+                key = b"" if name is None else field_identity(value[name])
             if word and self.options.nan == "refuse":
                 report.leave_out(part.name, line, f"holds {word}, which is not JSON (--nan null writes null)")
                 continue
@@ -70,11 +70,11 @@ class JsonArrays(RecordFormat):
         except UnicodeDecodeError as error:
             raise PartUnreadable("is not UTF-8", 1 + data.count(b"\n", 0, error.start)) from None
         first = text.lstrip(" \t\n\r")[:1]
+        if first and first not in "[{":
+            raise PartUnreadable("is neither a JSON array nor an object", 1)
         if not first:
             self.report.note(f"{shown(part.name)} is empty: it is skipped")
             return
-        if first not in "[{":
-            raise PartUnreadable("is neither a JSON array nor an object", 1)
         self._kinds.setdefault("an array" if first == "[" else "an object", part.name)
         try:
             raws = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -87,11 +87,11 @@ class JsonArrays(RecordFormat):
 def _read_by_python(text: str, *, is_array: bool) -> Iterator[tuple[bytes, str]]:
     words: list[str] = []
     decode = json.JSONDecoder(parse_constant=words.append).raw_decode
-    at = _after_blank(text, 0)
-    at = _after_blank(text, at + 1) if is_array else at
-    is_end = is_array and text[at : at + 1] == "]"
-    at += is_end
-    while not is_end:
+    match = _BEFORE.match(text)
+    at, after = match.end() if match and is_array else text.index("{"), None
+    if is_array and text[at : at + 1] == "]":
+        after, at = _AFTER.match(text, at), at + 1
+    while not (after and after[1]):
         words.clear()
         try:
             end = decode(text, at)[1]
@@ -102,19 +102,17 @@ def _read_by_python(text: str, *, is_array: bool) -> Iterator[tuple[bytes, str]]
             raise _wrong(why, text, error.pos) from None
         yield text[at:end].encode("utf-8", "surrogatepass"), "".join(words[:1])
         after = _AFTER.match(text, end) if is_array else None
-        if is_array and after is None:
-            is_text_end = _after_blank(text, end) == len(text)
-            why = "is cut: the file ends inside the array" if is_text_end else "is no JSON after this element"
-            raise _wrong(why, text, end)
-        at, is_end = (after.end(), after[1] is not None) if after else (end, True)
-    if (at := _after_blank(text, at)) < len(text):
+        if not is_array:
+            break
+        if after is None:
+            raise _wrong(
+                "is no JSON after this element" if text[end:].strip() else "is cut inside the array", text, end
+            )
+        at = after.end()
+    end = after.end() if after else end
+    if text[end:].strip(" \t\n\r"):
         hint = "" if is_array else "; is it JSON Lines? then its name should end in .jsonl"
-        raise _wrong(f"goes on after its {'array' if is_array else 'object'}{hint}", text, at)
-
-
-def _after_blank(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
-    return match.end() if match else at
+        raise _wrong(f"goes on after its {'array' if is_array else 'object'}{hint}", text, end)
 
 
 def _wrong(why: str, text: str, at: int) -> PartUnreadable:
@@ -132,11 +130,9 @@ class JsonObjects(WholeFileFormat):
 
     def save(self, merged: Any, out: MergeOutput) -> None:
         text = json.dumps(merged if isinstance(merged, list) else dict(merged), ensure_ascii=False, indent=1)
-        words: list[str] = []
-        json.loads(text, parse_constant=words.append)
-        if words and self.task.options.nan == "refuse":
-            raise MergeRefused(f"would hold {words[0]}, which is not JSON (--nan null writes null)", where=out.path)
-        if words:
-            self.task.report.note(f"{words[0]} is written as null (--nan)")
         data = text.encode("utf-8", "surrogatepass")
-        out.write((nulled(data) if words else data) + b"\n")
+        if nulled(data) != data and self.task.options.nan == "refuse":
+            raise MergeRefused("would hold NaN, which is not JSON (--nan null writes null)", where=out.path)
+        if nulled(data) != data:
+            self.task.report.note("NaN is written as null (--nan)")
+        out.write(nulled(data) + b"\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -35,30 +35,35 @@ class _OpenParquet:
             why = "is empty" if part.size == 0 else f"is no Parquet file, or cut: {shown(error, 120)}"
             raise too_many_open(error) or PartUnreadable(why) from None
         footer = self.file.metadata
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         self.rows: int = footer.num_rows
-        self.codec = footer.row_group(0).column(0).compression if footer.num_row_groups and footer.num_columns else ""
-        size = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
-        row_bytes = max(size / max(self.rows, 1), self._first_row_bytes(), 1)
-        self.batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
-
-    def _first_row_bytes(self) -> float:
-        """Return the size of the first rows in memory: the file stores repeated values once."""
-        try:
-            batch = next(self.file.iter_batches(batch_size=256))
+        self.codec = groups[0].column(0).compression if groups and footer.num_columns else ""
+        row_bytes = max(sum(group.total_byte_size for group in groups) / max(self.rows, 1), 1)
+        try:  # the file stores repeated values once
+            first = next(self.file.iter_batches(batch_size=256))
+            row_bytes = max(row_bytes, first.nbytes / max(first.num_rows, 1))
         except (StopIteration, pa.ArrowException, OSError):  # reported when they are read
-            return 0.0
-        return float(batch.nbytes / max(batch.num_rows, 1))
+            pass
+        self.batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
 
     def tables(self, schema: Any) -> Iterator[Any]:
         """Yield all rows under the columns of `schema`. PartUnreadable where they cannot be read on."""
         self.part.records = 0
-        try:
-            for batch in self.file.iter_batches(batch_size=self.batch_rows):
-                self.part.records += batch.num_rows
-                yield _with_columns(pa.Table.from_batches([batch]), schema, self.part)
-        except (pa.ArrowException, OSError) as error:
-            row = self.part.records + 1
-            raise PartUnreadable(f"is damaged: from row {row} on it is left out: {shown(error, 120)}") from None
+        batches = self.file.iter_batches(batch_size=self.batch_rows)
+        while True:
+            try:
+                table = pa.Table.from_batches([next(batches)])
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError) as error:
+                row = self.part.records + 1
+                raise PartUnreadable(f"is damaged: from row {row} on it is left out: {shown(error, 120)}") from None
+            self.part.records += table.num_rows
+            try:
+                cast = {name: table[name].cast(schema.field(name).type) for name in table.column_names}
+                yield pa.table([cast.get(one.name, pa.nulls(table.num_rows, one.type)) for one in schema], schema)
+            except (pa.ArrowException, ValueError) as error:
+                raise MergeRefused(f"does not fit into the types of all parts: {error}", where=self.part.name) from None
 
 
 class ParquetTables:
@@ -81,25 +86,29 @@ class ParquetTables:
         for one in list(self._parts) if self.key is not None else ():
             with reading(one.part, self.report):
                 if one.rows and self.key not in one.file.schema_arrow.names:
-                    self._parts.remove(one)  # it may have rows that others have too
+                    self._parts.remove(one)
                     raise PartUnreadable(NO_KEY)
         codec = next((one.codec for one in self._parts if one.codec), "SNAPPY").replace("UNCOMPRESSED", "NONE")
-        rows = 0
+        rows, held = 0, [schema.empty_table()]
         with out.file() as file, pq.ParquetWriter(file, schema, compression=codec) as writer:
-            for table in _row_groups(self._chosen(schema)):
-                writer.write_table(table, row_group_size=GROUP_ROWS)
+            for table in self._chosen(schema):
+                held.append(table)
                 rows += table.num_rows
-                del table  # else it would stay until the next group is whole
+                if sum(one.nbytes for one in held) > GROUP_BYTES:
+                    writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
+                    held.clear()
+            if held:
+                writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
         return Joined(rows)
 
     def _union(self) -> Any:
         """Return all columns in the order in which they come, each in a type that holds the values of all parts."""
         columns: dict[str, tuple[Any, MergePart]] = {}
-        schemas = [(one.part, one.file.schema_arrow) for one in self._parts]
-        for part, schema in schemas:
-            if len({*schema.names}) < len(schema.names):
+        schemas = {one.part.path: one.file.schema_arrow for one in self._parts}
+        for part in [one.part for one in self._parts]:
+            if len({*schemas[part.path].names}) < len(schemas[part.path].names):
                 raise MergeRefused("names a column twice", where=part.name)
-            for column in schema:
+            for column in schemas[part.path]:
                 before, first = columns.get(column.name, (column, part))
                 merged, name = promoted(before, column), shown(column.name)
                 if merged is None:
@@ -109,73 +118,54 @@ class ParquetTables:
                 if not column.type == merged.type == before.type:
                     self.report.note(f"column {name!r} is widened to {shown(merged.type)}")
                 columns[column.name] = merged, first if merged.type == before.type else part
+        parts = [one.part for one in self._parts]
         for name, (column, first) in columns.items():
-            if lacking := [part for part, schema in schemas if name not in schema.names]:
-                note_lacking(self.task, name, lacking, len(schemas), "null")
+            having = [part for part in parts if name in schemas[part.path].names]
+            if note_lacking(self.task, name, having, parts, "null"):
                 columns[name] = column.with_nullable(True), first
-        texts = schemas[0][1].metadata
-        if any(schema.metadata != texts for _, schema in schemas):
+        texts = schemas[parts[0].path].metadata
+        if any(schema.metadata != texts for schema in schemas.values()):
             self.report.note("the parts' schema metadata differ (those of pandas, say): the output has none")
             texts = None
         return pa.schema([column for column, _ in columns.values()], metadata=texts)
 
-    def _tables(self, schema: Any, report: MergeReport) -> Iterator[tuple[Any, Sequence[int]]]:
-        """Yield all rows that can be read, in the order of the items if the parts allow it, with their numbers.
+    def _tables(self, schema: Any, report: MergeReport) -> Iterator[tuple[Any, str, int]]:
+        """Yield all rows that can be read, in the order of the items if the parts allow it.
 
-        The number of a row is that where part stands after part.
+        With each table come the name of its part, and the number of its first row there.
         """
         order, parts = self.task.order, [one.part for one in self._parts]
-        if order is None or not order.fits(parts, [one.rows for one in self._parts]):
-            if order is not None:
-                report.note_order()
-            yield from self._one_after_the_other(schema, report)
+        if order is not None and order.fits(parts, [one.rows for one in self._parts]):
+            tables, rows, count = [schema.empty_table()], array("q"), 0  # rows: where each stands; -1: it is not read
+            for one in self._parts:
+                with reading(one.part, report):
+                    for table in one.tables(schema):
+                        tables.append(table)
+                read = one.part.records or 0
+                rows.extend([*range(count, count + read), *[-1] * (one.rows - read)])
+                count += read
+            kept = pa.array((rows[place] for place in order.places(parts) if rows[place] >= 0), pa.int64())
+            yield pa.concat_tables(tables).take(kept), "in the items' order", 0
             return
-        tables, count = [schema.empty_table()], 0
-        found = array("q", [-1]) * sum(one.rows for one in self._parts)  # where each row stands in the tables
-        for table, numbers in self._one_after_the_other(schema, report):
-            tables.append(table)
-            found[numbers[0] : numbers[-1] + 1] = array("q", range(count, count + table.num_rows))
-            count += table.num_rows
-        kept = [number for number in order.places(parts) if found[number] >= 0]
-        yield pa.concat_tables(tables).take(pa.array((found[number] for number in kept), pa.int64())), kept
-
-    def _one_after_the_other(self, schema: Any, report: MergeReport) -> Iterator[tuple[Any, Sequence[int]]]:
-        first = 0
+        if order is not None:
+            report.note_order()
         for one in self._parts:
-            at = first
             with reading(one.part, report):
                 for table in one.tables(schema):
-                    yield table, range(at, at + table.num_rows)
-                    at += table.num_rows
-            first += one.rows
+                    yield table, one.part.name, (one.part.records or 0) - table.num_rows
 
     def _chosen(self, schema: Any) -> Iterator[Any]:
         """Yield the rows without those that repeat a key, each at its own place."""
-        if self.key is None:
-            yield from (table for table, _ in self._tables(schema, self.report))
+        if (key := self.key) is None:
+            yield from (table for table, _, _ in self._tables(schema, self.report))
             return
-        key_column, own = self.key, [(one.part, one.rows) for one in self._parts]
-        all_tables = self._tables
         keys = KeyFilter(
-            self.task, lambda: (k for t, _ in all_tables(schema, MergeReport()) for k in _keys(t[key_column]))
+            self.task, lambda: (k for t, _, _ in self._tables(schema, MergeReport()) for k in _keys(t[key]))
         )
-        for table, numbers in all_tables(schema, self.report):
-            mask = []
-            for key, number in zip(_keys(table[key_column]), numbers, strict=True):
-                mask.append(keys.takes(key))
-                if not mask[-1]:
-                    keys.drop(key, _place(own, number))
-            yield table.filter(pa.array(mask, pa.bool_()))
+        for table, name, first in self._tables(schema, self.report):
+            rows = enumerate(_keys(table[key]), first + 1)
+            yield table.filter(pa.array([keys.takes(own, name, f"row {row}") for row, own in rows], pa.bool_()))
         keys.close()
-
-
-def _place(parts: Sequence[tuple[MergePart, int]], number: int) -> str:
-    """Return the part and the row of a number in words."""
-    for part, rows in parts:
-        if number < rows:
-            return f"{shown(part.name)}, row {number + 1}"
-        number -= rows
-    raise IndexError(number)
 
 
 def promoted(one: Any, other: Any) -> Any:
@@ -193,23 +183,9 @@ def _is_exact(kind: Any, merged: Any) -> bool:
         return bool(types.is_floating(kind) or types.is_null(kind) or (types.is_integer(kind) and kind.bit_width < 64))
     if types.is_struct(kind):
         return all(_is_exact(field.type, merged.field(field.name).type) for field in kind)
-    if types.is_map(kind):
-        return _is_exact(kind.key_type, merged.key_type) and _is_exact(kind.item_type, merged.item_type)
-    if hasattr(kind, "value_type"):
-        return _is_exact(kind.value_type, merged.value_type)
-    return not (types.is_string(kind) and types.is_binary(merged))
-
-
-def _with_columns(table: Any, schema: Any, part: MergePart) -> Any:
-    columns = []
-    for field in schema:
-        try:
-            has_it = field.name in table.column_names
-            columns.append(table[field.name].cast(field.type) if has_it else pa.nulls(table.num_rows, field.type))
-        except (pa.ArrowException, ValueError) as error:
-            why = f"column {shown(field.name)!r} does not fit into {shown(field.type)}: {shown(error, 120)}"
-            raise MergeRefused(why, where=part.name) from None
-    return pa.table(columns, schema=schema)
+    inner = [name for name in ("key_type", "item_type", "value_type") if hasattr(kind, name)]
+    is_text_kept = not (types.is_string(kind) and types.is_binary(merged))
+    return is_text_kept and all(_is_exact(getattr(kind, name), getattr(merged, name)) for name in inner)
 
 
 def _keys(column: Any) -> Iterator[bytes]:
@@ -221,15 +197,3 @@ def _keys(column: Any) -> Iterator[bytes]:
     except ValueError:
         what = f"no repeated rows can be found by a column of {shown(column.type)}"
         raise MergeRefused(what, hint="--key another column") from None
-
-
-def _row_groups(tables: Iterator[Any]) -> Iterator[Any]:
-    """Yield the same rows in pieces that make good row groups."""
-    held: list[Any] = []
-    for table in tables:
-        held.append(table)
-        if sum(one.nbytes for one in held) >= GROUP_BYTES or sum(one.num_rows for one in held) >= GROUP_ROWS:
-            yield pa.concat_tables(held)
-            held.clear()
-    if held:
-        yield pa.concat_tables(held)

@@ -34,7 +34,8 @@ class StoredTensors(StoredArrays):
             hint = "pip install 'gpusched-lab[merge]'"
             raise MergeRefused("--sum of .safetensors needs numpy", hint=hint, exit_code=EXIT_CANNOT_WORK) from None
         arrays = [np.frombuffer(one.read(), _NUMPY[first.dtype]) for one in values]
-        return first._replace(part=None, pieces=(), data=NumpyArrays().add(arrays).tobytes())
+        data = NumpyArrays().add(arrays).tobytes()
+        return StoredArray(first.dtype, first.shape, len(data), data=data)
 
 
 class SafetensorsFiles(WholeFileFormat):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Iterator, Sequence
 
 from ..join.line_blocks import bom_bytes
@@ -14,9 +13,6 @@ from ..parts.report import MergeRefused, MergeReport, PartUnreadable, count_of, 
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
 DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
-
-TableRow = tuple[int, list[str], bool]  # line where it begins, fields, True if no field needs quotes
-_NO_ROW: TableRow = (1, [], True)
 
 
 class CsvTables(RecordFormat):
@@ -28,6 +24,7 @@ class CsvTables(RecordFormat):
         super().__init__(task)
         csv.field_size_limit(FIELD_BYTES)
         self._text = io.StringIO()
+        # With \r\n, since only the characters of the line's end are surely quoted in a field.
         self._writer = csv.writer(self._text, delimiter=self.delimiter, lineterminator="\r\n")
         self._headers: dict[str, list[str]] = {}
         for part in task.parts:
@@ -43,7 +40,7 @@ class CsvTables(RecordFormat):
             check_key(self.options.key, self.columns)
 
     def _header(self, part: MergePart) -> list[str]:
-        _, header, _ = next(self._rows(part, self.report), _NO_ROW)
+        header = next((row for _, row in self._rows(part, self.report)), [])
         if twice := sorted(name for name in {*header} if header.count(name) > 1):
             raise PartUnreadable(f"names the column {shown(twice[0])!r} twice", 1)
         for other, name in DELIMITERS.items() if len(header) == 1 else ():
@@ -61,49 +58,43 @@ class CsvTables(RecordFormat):
                 raise MergeRefused(why, where=part.name, hint="is its header missing? each part needs one")
             union.update(dict.fromkeys(header))
         for column in union:
-            if lacking := [part for part in parts if column not in self._headers[part.path]]:
-                note_lacking(self.task, column, lacking, len(parts), "empty")
+            note_lacking(self.task, column, [part for part in parts if column in self._headers[part.path]], parts)
         return list(union)
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         header = self._headers.get(part.path, [])
         at = {name: number for number, name in enumerate(header)}
-        places = None if header == self.columns else [at.get(name) for name in self.columns]
+        places = [at.get(name) for name in self.columns]
         key = at.get(self.options.key or "")
-        for line, row, is_plain in itertools.islice(self._rows(part, report), 1, None) if header else ():
+        rows = self._rows(part, report) if header else iter(())
+        next(rows, None)
+        for line, row in rows:
             if len(row) != len(header):
                 report.leave_out(part.name, line, f"has {count_of(len(row), 'field')} under a header of {len(header)}")
                 continue
             if self.options.key is not None and key is None:
                 raise PartUnreadable(NO_KEY)
-            values = row if places is None else ["" if place is None else row[place] for place in places]
-            text = f"{self.delimiter.join(values)}\n".encode() if is_plain else self._line(values)
-            yield line, text, b"" if key is None else row[key].encode()
+            values = row if header == self.columns else ["" if place is None else row[place] for place in places]
+            yield line, self._line(values), b"" if key is None else row[key].encode()
 
     def _line(self, row: Sequence[str]) -> bytes:
         self._text.seek(0)
         self._text.truncate()
         self._writer.writerow(row)
-        # Written with \r\n, since only the characters of the line's end are surely quoted in a field.
         return self._text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
-    def _rows(self, part: MergePart, report: MergeReport) -> Iterator[TableRow]:
-        """Yield the rows, the header first; no blank lines. A row that is wrong is left out.
+    def _rows(self, part: MergePart, report: MergeReport) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows with the lines where they begin, the header first; no blank lines. Wrong rows are left out.
 
         PartUnreadable for a wrong header, and where the part cannot be read on.
         """
-        lines = enumerate(_lines(part), 1)
+        reader = csv.reader(_lines(part), delimiter=self.delimiter, strict=True)
+        row: list[str] | None = []
         is_header = True
-        for line, text in lines:
-            bare = text.removesuffix("\n").removesuffix("\r")
-            if '"' not in bare and "\r" not in bare:
-                if bare:
-                    yield line, bare.split(self.delimiter), True
-                    is_header = False
-                continue
+        while row is not None:
+            line = reader.line_num + 1
             try:
-                more = itertools.chain((text,), (text for _, text in lines))
-                row = next(csv.reader(more, delimiter=self.delimiter, strict=True))
+                row = next(reader, None)
             except csv.Error as error:
                 if "unexpected end" in str(error):
                     why = "opens a quote that is never closed: all from here on is left out, or the file is cut"
@@ -111,9 +102,10 @@ class CsvTables(RecordFormat):
                 if is_header or "field larger" in str(error):
                     raise PartUnreadable(f"is no CSV from here on: {shown(error)}", line) from None
                 report.leave_out(part.name, line, f"is no CSV: {shown(error)}")
-                continue
-            yield line, row, False
-            is_header = False
+            else:
+                if row:
+                    yield line, row
+                    is_header = False
 
 
 class TsvTables(CsvTables):

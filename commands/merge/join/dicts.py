@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..parts.model import MergePart, MergeTask
 from ..parts.report import MergeRefused, count_of, first_of, shown
 
 HeldValue = tuple[MergePart, Any]
+_KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))
 
 
 class Arrays:
@@ -40,33 +40,32 @@ class DictMerge:
     """Merges the values of parts. Its refusals name the key, the parts and the difference."""
 
     def __init__(self, task: MergeTask, arrays: Arrays, parts: Sequence[MergePart]) -> None:
-        self._task, self._report = task, task.report
+        self._task, self._note = task, task.report.note
         self._arrays: Any = arrays  # dtype (in words), join (on dimension 0, rows then by places), stack, add, equal
         self._summed: set[str] = set()
         self._is_several = len(parts) > 1
-        self._places: dict[tuple[str, ...], array[int]] = {}
+        self._places: dict[tuple[str, ...], Sequence[int]] = {}
         self._alone: list[str] = []
 
     def merge(self, values: Sequence[HeldValue]) -> Any:
         """Return the one value of all parts; for dicts, an iterator of its items."""
         self._check_alike("", values, self._kind)
-        merged = self._items("", values) if self._kind(values[0][1]) == "dict" else self._merge("", values)
-        return self._reported(merged) if isinstance(merged, Iterator) else merged
+        return self._reported(values) if self._kind(values[0][1]) == "dict" else self._merge("", values)
 
-    def _reported(self, items: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        yield from items
+    def _reported(self, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
+        yield from self._items("", values)
         if self._alone:
             more = f" (and {count_of(len(self._alone) - 1, 'other key')})" if len(self._alone) > 1 else ""
-            self._report.note(f"{self._alone[0]}{more}: only one part has it; taken as it is")
+            self._note(f"{self._alone[0]}{more}: only one part has it; taken as it is")
         for key in sorted({*self._task.options.sum} - self._summed):
-            self._report.note(f"--sum {shown(key)}: no part has a number under this key")
+            self._note(f"--sum {shown(key)}: no part has a number under this key")
 
     def _items(self, key: str, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of these dicts with their merged values. A value is read only when its key comes."""
         filled = [(part, value) for part, value in values if value]
         for part, value in values:
             if not value and filled:
-                self._report.note(f"{shown(part.name)}: {_label(key)} is an empty dict; it is skipped")
+                self._note(f"{shown(part.name)}: {_label(key)} is an empty dict; it is skipped")
         for name in {name: None for _, value in filled for name in value}:
             path = f"{key}.{name}" if key else str(name)
             having = [(part, value[name]) for part, value in filled if name in value]
@@ -76,95 +75,90 @@ class DictMerge:
 
     def _check_lacking(self, key: str, having: Sequence[HeldValue], parts: Sequence[MergePart]) -> None:
         """Report a key that only some parts have. Refused where its rows would be joined, and several have it."""
-        if len(having) == 1:
-            self._alone.append(f"{shown(having[0][0].name)}: {_label(key)}")
-            return
         own = {part.path for part, _ in having}
         lacking = shown(", ".join(first_of([part.name for part in parts if part.path not in own])))
-        if self._kind(having[0][1]) in ("plain value", "dict"):
-            self._report.note(f"{_label(key)} is not in {lacking}")
-            return
-        why = f"{_label(key)} is in {len(having)} of {len(parts)} parts, and not in {lacking}"
-        raise MergeRefused(f"{why}: joined, its rows would not be those of the other keys")
+        if len(having) == 1:
+            self._alone.append(f"{shown(having[0][0].name)}: {_label(key)}")
+        elif self._kind(having[0][1]) in ("plain value", "dict"):
+            self._note(f"{_label(key)} is not in {lacking}")
+        else:
+            why = f"{_label(key)} is in {len(having)} of {len(parts)} parts, and not in {lacking}"
+            raise MergeRefused(f"{why}: joined, its rows would not be those of the other keys")
 
     def _merge(self, key: str, values: Sequence[HeldValue]) -> Any:
         self._check_alike(key, values, self._kind)
-        kind, first = self._kind(values[0][1]), values[0][1]
+        kind, name = self._kind(values[0][1]), sum_name(key, self._task.options.sum)
         if kind == "dict":
             return dict(self._items(key, values))
-        name = sum_name(key, self._task.options.sum)
         self._summed |= {name} if name is not None else set()
         if kind == "plain value":
             return self._join_plain(key, values, is_summed=name is not None)
         if len(values) == 1 and self._is_several:
-            return first
-        return self._join_arrays(key, values, name) if kind == "array" else self._join_lists(key, values)
+            return values[0][1]
+        if kind != "array":
+            return self._join_lists(key, values)
+        return self._join_arrays(key, values) if name is None else self._add_arrays(key, values)
 
     def _kind(self, value: Any) -> str:
         if self._arrays.holds(value):
             return "array"
-        kinds = {"dict": Mapping, "list": list, "tuple": tuple}
-        return next((name for name, kind in kinds.items() if isinstance(value, kind)), "plain value")
+        return next((name for name, kind in _KINDS if isinstance(value, kind)), "plain value")
 
-    def _join_arrays(self, key: str, values: Sequence[HeldValue], sum_key: str | None) -> Any:
-        arrays = self._arrays
-        if sum_key is not None:
-            self._check_alike(key, values, lambda value: f"{arrays.dtype(value)} {tuple(value.shape)}")
-            try:
-                return arrays.add([value for _, value in values])
-            except (OverflowError, TypeError):
-                why = f"--sum {shown(key)}: the sum is no {shown(arrays.dtype(values[0][1]))}"
-                raise MergeRefused(why, hint="store it in a wider dtype, or merge without --sum") from None
+    def _add_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
+        dtype = self._arrays.dtype
+        self._check_alike(key, values, lambda value: f"{dtype(value)} {tuple(value.shape)}")
+        try:
+            return self._arrays.add([value for _, value in values])
+        except (OverflowError, TypeError):
+            why = f"--sum {shown(key)}: the sum is no {shown(dtype(values[0][1]))}"
+            raise MergeRefused(why, hint="store it in a wider dtype, or merge without --sum") from None
+
+    def _join_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
         filled = [(part, value) for part, value in values if tuple(value.shape) != (0,)] or values
-        for part, value in values if len(filled) < len(values) else ():
-            if tuple(value.shape) == (0,):
-                self._report.note(f"{shown(part.name)}: {_label(key)} is empty")
-        self._check_alike(key, filled, arrays.dtype)
-        self._check_alike(
-            key, filled, lambda value: f"rows of shape {tuple(value.shape[1:])}" if len(value.shape) else "scalar"
-        )
+        for part in [part for part, value in values if tuple(value.shape) == (0,) and len(filled) < len(values)]:
+            self._note(f"{shown(part.name)}: {_label(key)} is empty")
+        self._check_alike(key, filled, self._arrays.dtype)
+        self._check_alike(key, filled, _rows)
         several = [value for _, value in filled]
         if len(several[0].shape):
-            counts = [value.shape[0] for value in several]
-            return arrays.join(several, self._places_of(key, [part for part, _ in filled], counts))
-        if all(arrays.equal(several[0], value) for value in several):
+            return self._arrays.join(several, self._places_of(key, filled, [value.shape[0] for value in several]))
+        if all(self._arrays.equal(several[0], value) for value in several):
             return several[0]
-        self._report.note(f"{_label(key)} differs from part to part: one value for each part, in one dimension")
-        return arrays.stack(several)
+        self._note(f"{_label(key)} differs from part to part: one value for each part, in one dimension")
+        return self._arrays.stack(several)
 
     def _join_lists(self, key: str, values: Sequence[HeldValue]) -> Any:
         first = values[0][1]
         if key and isinstance(first, tuple) and all(_same(first, value) for _, value in values):
             if all(part.records == len(first) for part, _ in values) and self._is_several:
-                self._report.note(f"{_label(key)} is the same tuple in all parts: it is kept; lists are joined")
+                self._note(f"{_label(key)} is the same tuple in all parts: it is kept; lists are joined")
             return first
         joined = [item for _, value in values for item in value]
-        places = self._places_of(key, [part for part, _ in values], [len(value) for _, value in values])
+        places = self._places_of(key, values, [len(value) for _, value in values])
         joined = joined if places is None else [joined[place] for place in places]
         return tuple(joined) if isinstance(first, tuple) else joined
 
     def _join_plain(self, key: str, values: Sequence[HeldValue], *, is_summed: bool) -> Any:
         several = [value for _, value in values]
-        if is_summed:
-            if not all(isinstance(value, int | float) for value in several):
-                self._refuse(key, values, lambda value: type(value).__name__, "to be added up")
+        if is_summed and all(isinstance(value, int | float) for value in several):
             return sum(several)
+        if is_summed:
+            self._refuse(key, values, lambda value: type(value).__name__, "to be added up")
         if all(_same(several[0], value) for value in several):
             return several[0]
-        self._report.note(f"{_label(key)} differs from part to part: a list, one for each part (--sum adds numbers up)")
+        self._note(f"{_label(key)} differs from part to part: a list, one for each part (--sum adds numbers up)")
         return several
 
-    def _places_of(self, key: str, parts: Sequence[MergePart], counts: Sequence[int]) -> Sequence[int] | None:
+    def _places_of(self, key: str, values: Sequence[HeldValue], counts: Sequence[int]) -> Sequence[int] | None:
         """Return the order in which joined rows are the items' own; None to leave them as they are."""
-        if (order := self._task.order) is None:
-            return None
-        if not order.fits(parts, counts):
-            self._report.note(f"{_label(key)} does not have one row for each item: its parts stand by their shards")
-            return None
-        paths = tuple(part.path for part in parts)
-        if paths not in self._places:
-            self._places[paths] = order.places(parts)
-        return self._places[paths]
+        parts, order = [part for part, _ in values], self._task.order
+        if order is not None and order.fits(parts, counts):
+            paths = tuple(part.path for part in parts)
+            self._places[paths] = self._places.get(paths) or order.places(parts)
+            return self._places[paths]
+        if order is not None:
+            self._note(f"{_label(key)} does not have one row for each item: its parts stand by their shards")
+        return None
 
     def _check_alike(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str]) -> None:
         if len({trait(value) for _, value in values}) > 1:
@@ -175,6 +169,10 @@ class DictMerge:
         part, value = next((held for held in values if trait(held[1]) != own), values[-1])
         why = f"{_label(key)} is {shown(trait(value))}, and {shown(own)} in {shown(first.name)}: not {purpose}"
         raise MergeRefused(why, where=part.name, hint="make them alike, or leave that part out")
+
+
+def _rows(value: Any) -> str:
+    return f"rows of shape {tuple(value.shape[1:])}" if len(value.shape) else "scalar"
 
 
 def _label(key: str) -> str:

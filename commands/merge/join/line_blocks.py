@@ -7,34 +7,40 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..parts.model import MergePart
+from ..parts.model import MergePart, reading
 from ..parts.report import MergeReport, PartUnreadable
 from ..write.output import MergeOutput
-from .records import NO_KEY, Record, RecordFormat
+from .records import NO_KEY, Placing, Record, RecordFormat
 
 BLOCK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # with its newline, which nothing but \n is
 
+Checked = Iterator[tuple[int, bytes, int]]  # line, text, number of records: a whole block, or one record
+
 
 class LineFormat(RecordFormat):
     """A format whose parts are lines. A subclass checks them."""
 
-    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Iterator[tuple[int, bytes, int]]:
-        """Yield (line, text, number of records) of a block: all of it at once, or its records one by one."""
+    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Checked:
+        """Yield a block that is right as a whole, or else its records one by one."""
         raise NotImplementedError
 
     def identity(self, record: bytes) -> bytes | None:
         """Return the identity of the field that --key names; None where a record has no such field."""
         return b""
 
-    def copy(self, part: MergePart, out: MergeOutput) -> None:
-        digest = hashlib.sha256()
-        part.records = 0
-        for _, text, count in self._checked(part, BLOCK_BYTES, self.report, digest):
-            out.write(text)
-            part.records += count
-        part.sha256 = digest.hexdigest()
+    def _write_all(self, placing: Placing | None, out: MergeOutput) -> int:
+        if placing is not None or self.options.key is not None:
+            return super()._write_all(placing, out)
+        for part in self.parts:  # whole blocks at once
+            digest, part.records = hashlib.sha256(), 0
+            with reading(part, self.report):
+                for _, text, count in self._checked(part, BLOCK_BYTES, self.report, digest):
+                    out.write(text)
+                    part.records += count
+                part.sha256 = digest.hexdigest()
+        return sum(part.records or 0 for part in self.parts)
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         for first, block, _ in self._checked(part, self.block_bytes, report):
@@ -45,9 +51,7 @@ class LineFormat(RecordFormat):
                 else:
                     yield line, text, key
 
-    def _checked(
-        self, part: MergePart, size: int, report: MergeReport, digest: Any = None
-    ) -> Iterator[tuple[int, bytes, int]]:
+    def _checked(self, part: MergePart, size: int, report: MergeReport, digest: Any = None) -> Checked:
         line = 1
         for block in line_blocks(part.path, size, digest):
             yield from self.check(part, line, block, report)
@@ -69,7 +73,7 @@ def line_blocks(path: str, size: int, digest: Any = None) -> Iterator[bytes]:
                 data, is_first = data[bom_bytes(data[:3]) :], False
             end = data.rfind(b"\n") + 1
             if end:
-                yield b"".join([*rest, data[:end]]) if rest else data[:end]
+                yield b"".join([*rest, data[:end]])
                 rest.clear()
             rest.append(data[end:])
     if last := b"".join(rest):

@@ -34,14 +34,10 @@ class RecordFormat:
     def __init__(self, task: MergeTask) -> None:
         self.task = task
         self.parts, self.options, self.report = task.parts, task.options, task.report
-        self.block_bytes = max(1 << 14, min(1 << 18, _BLOCKS_BYTES // max(len(task.parts), 1)))
+        self.block_bytes = max(1 << 14, min(1 << 18, _BLOCKS_BYTES // len(task.parts)))
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         """Yield the records of a part. PartUnreadable where it cannot be read on."""
-        raise NotImplementedError
-
-    def copy(self, part: MergePart, out: MergeOutput) -> None:
-        """Write all records of a part, faster than one by one. Only for a format without separator."""
         raise NotImplementedError
 
     def write(self, out: MergeOutput) -> Joined:
@@ -50,19 +46,16 @@ class RecordFormat:
             if not part.size:
                 self.report.note(f"{shown(part.name)} is empty: it is skipped")
         out.write(self.prefix)
-        placing = self._placing(out)
-        count = 0
-        if placing is None and self.options.key is None and type(self).copy is not RecordFormat.copy:
-            for part in self.parts:
-                with reading(part, self.report):
-                    self.copy(part, out)
-            count = sum(part.records or 0 for part in self.parts)
-        else:
-            for _, (_, text, _) in self._chosen(placing or self._one_after_the_other):
-                out.write(self.separator + text if count else text)
-                count += 1
+        count = self._write_all(self._placing(out), out)
         out.write(self.suffix)
         return Joined(count)
+
+    def _write_all(self, placing: Placing | None, out: MergeOutput) -> int:
+        count = 0
+        for _, (_, text, _) in self._chosen(placing or self._one_after_the_other):
+            out.write(self.separator + text if count else text)
+            count += 1
+        return count
 
     def _placing(self, out: MergeOutput) -> Placing | None:
         """Return a function that yields the records in the items' order; None if the parts are not to be mixed."""
@@ -83,9 +76,7 @@ class RecordFormat:
                 yield record
 
     def _one_after_the_other(self, report: MergeReport) -> Iterator[PlacedRecord]:
-        for part in self.parts:
-            for record in self._counted(part, report):
-                yield part, record
+        return ((part, record) for part in self.parts for record in self._counted(part, report))
 
     def _in_turn(self, report: MergeReport) -> Iterator[PlacedRecord]:
         """Yield one record of each part in turn, as strided shards have them."""
@@ -122,12 +113,10 @@ class RecordFormat:
         if self.options.key is None:
             yield from placing(self.report)
             return
-        keys = KeyFilter(self.task, lambda: (record[2] for _, record in placing(MergeReport())))
+        keys = KeyFilter(self.task, lambda: (key for _, (_, _, key) in placing(MergeReport())))
         for part, record in placing(self.report):
-            if keys.takes(record[2]):
+            if keys.takes(record[2], part.name, f"line {record[0]}"):
                 yield part, record
-            else:
-                keys.drop(record[2], f"{shown(part.name)}, line {record[0]}")
         keys.close()
 
 
@@ -144,21 +133,19 @@ class KeyFilter:
         self._dropped = 0
         self._repeated: list[str] = []
 
-    def takes(self, key: bytes) -> bool:
+    def takes(self, key: bytes, part: str, place: str) -> bool:
         """Return True if the next record, which has this key, stays."""
         self._at += 1
         digest = _digest(key)
-        if self._policy == "keep-last":
-            return self._last[digest] == self._at
-        is_new = digest not in self._seen
-        self._seen.add(digest)
-        return is_new
-
-    def drop(self, key: bytes, where: str) -> None:
-        """Count a record that does not stay."""
-        self._dropped += 1
-        if self._dropped <= SHOWN:
-            self._repeated.append(f"{where}: {shown(key.decode('utf-8', 'replace'), 60)} is there before")
+        is_taken = self._last[digest] == self._at if self._last else digest not in self._seen
+        if not self._last:
+            self._seen.add(digest)
+        if not is_taken:
+            self._dropped += 1
+            if self._dropped <= SHOWN:
+                text = shown(key.decode("utf-8", "replace"), 60)
+                self._repeated.append(f"{shown(part)}, {place}: {text} is there before")
+        return is_taken
 
     def close(self) -> None:
         """Report the dropped records. MergeRefused if no option says which of them stays."""
@@ -191,7 +178,12 @@ def check_key(key: str | None, columns: Sequence[str]) -> None:
         raise MergeRefused(f"there is no column {shown(key)!r} to find repeated rows by", hint=hint)
 
 
-def note_lacking(task: MergeTask, column: str, lacking: Sequence[MergePart], parts: int, filled: str) -> None:
-    """Report the parts that lack a column, and the value that is filled in."""
-    names = shown(lacking[0].name) if len(lacking) == 1 else f"{len(lacking)} of {parts} parts"
-    task.report.note(f"column {shown(column)!r} is not in {names}: {filled} there")
+def note_lacking(
+    task: MergeTask, column: str, having: Sequence[MergePart], parts: Sequence[MergePart], filled: str = "empty"
+) -> bool:
+    """Report a column that some parts lack, and the value that is filled in. Return True if there are such parts."""
+    lacking = [part.name for part in parts if part not in having]
+    names = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} of {len(parts)} parts"
+    if lacking:
+        task.report.note(f"column {shown(column)!r} is not in {names}: {filled} there")
+    return bool(lacking)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..parts.model import MergePart
 from ..parts.report import MergeRefused, shown
@@ -12,7 +13,8 @@ from .dicts import Arrays
 CHUNK_BYTES = 1 << 20
 
 
-class StoredArray(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StoredArray:
     """An array: bytes of a part's file, bytes in memory, or the rows of other arrays one after the other."""
 
     dtype: Any
@@ -58,7 +60,7 @@ class StoredArrays(Arrays):
     def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
         for one in values:
             if one.shape[0] and one.size_bytes % one.shape[0]:
-                why = f"an array of {shown(one.dtype)} {one.shape}: its rows are no whole bytes, and cannot be joined"
+                why = f"has {shown(one.dtype)} {one.shape}: its rows are no whole bytes, and cannot be joined"
                 hint = "store it in a wider dtype, or leave that part out"
                 raise MergeRefused(why, where=one.part.name, hint=hint)
         shape = (sum(one.shape[0] for one in values), *values[0].shape[1:])
@@ -66,8 +68,8 @@ class StoredArrays(Arrays):
         return StoredArray(values[0].dtype, shape, size, pieces=values, places=places)
 
     def stack(self, values: Sequence[Any]) -> Any:
-        data = b"".join(one.read() for one in values)
-        return StoredArray(values[0].dtype, (len(values),), len(data), data=data)
+        size = sum(one.size_bytes for one in values)
+        return StoredArray(values[0].dtype, (len(values),), size, pieces=values)
 
     def equal(self, one: Any, other: Any) -> bool:
         return bool(one.read() == other.read())

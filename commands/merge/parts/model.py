@@ -27,14 +27,11 @@ class MergePart:
     shard: Shard | None = None
     # ----
     records: int | None = None  # None: it has no count
-    stamp: tuple[str, int, int] = ("", 0, 0)  # device and inode, bytes, time of the last change
+    size: int = 0
+    stamp: tuple[Any, ...] = ()  # another one after a change
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
-
-    @property
-    def size(self) -> int:
-        return self.stamp[1]
 
 
 class MissingPart(NamedTuple):
@@ -59,8 +56,7 @@ class ItemOrder(NamedTuple):
 
     def fits(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> bool:
         """Return True if each part has exactly one record for each item of its shard."""
-        pairs = zip(parts, counts, strict=True)
-        return all(part.shard is not None and part.shard.count == count for part, count in pairs)
+        return [part.shard.count if part.shard else None for part in parts] == list(counts)
 
     def places(self, parts: Sequence[MergePart]) -> array[int]:
         """Return the row of each item, in the order of the items, where the rows of part stand after part."""
@@ -83,27 +79,23 @@ class MergeTask:
     options: MergeOptions
     order: ItemOrder | None = None
     missing: list[MissingPart] = field(default_factory=list)
-    order_text: str = "the parts one after the other, as given"
+    order_text: str = "the items' own order"
     report: MergeReport = field(default_factory=MergeReport)
 
 
 @contextmanager
 def reading(part: MergePart, report: MergeReport) -> Iterator[None]:
     """Report what cannot be read of a part inside this context as left out; the other parts go on."""
-    line = None
     try:
         yield
         if not part.records and part.name in report.lost:
             part.skipped = "none of its records can be read"
-        return
-    except PartUnreadable as error:
-        line, why = error.line, str(error)
-    except OSError as error:
+    except (PartUnreadable, OSError) as error:
         if refusal := too_many_open(error):
             raise refusal from None
-        why = f"cannot be read: {error.strerror or shown(error)}"
-    part.skipped = "" if part.records else why
-    report.leave_out(part.name, line, why)
+        why = f"cannot be read: {error.strerror or shown(error)}" if isinstance(error, OSError) else str(error)
+        part.skipped = "" if part.records else why
+        report.leave_out(part.name, getattr(error, "line", None), why)
 
 
 def suffix_of(path: str) -> str:

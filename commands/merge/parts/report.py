@@ -63,18 +63,6 @@ class LeftOut(NamedTuple):
         return f"{shown(self.part)}{f', line {self.line}' if self.line else ''}: {self.why}"
 
 
-class ShortPart(NamedTuple):
-    """A part with fewer records than its shard has items, as a shard leaves it that fails on its way."""
-
-    part: str
-    suffix: str
-    records: int
-    items: int
-
-    def __str__(self) -> str:
-        return f"{shown(self.part)}: {count_of(self.records, 'record')} of {count_of(self.items, 'item')}"
-
-
 @dataclass
 class MergeReport:
     """The problems of one merge. Its size is bounded: of many like things, the first ones and their number."""
@@ -82,8 +70,6 @@ class MergeReport:
     notes: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
-    wrong: list[str] = field(default_factory=list)  # counts that are not as expected
-    short: list[ShortPart] = field(default_factory=list)
     marks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
     is_unordered: bool = False
 
@@ -104,19 +90,17 @@ class MergeReport:
 
     def leave_out(self, part: str, line: int | None, why: str) -> None:
         """Keep the loss of a record, or of all of a part from a line on."""
-        count = self.lost[part] = self.lost.get(part, 0) + 1
-        if count <= SHOWN:
+        self.lost[part] = self.lost.get(part, 0) + 1
+        if self.lost[part] <= SHOWN:
             self.left_out.append(LeftOut(part, line, why))
 
     def warnings(self) -> list[str]:
         """Return all warnings, one line each."""
-        lines = list(self.notes)
-        for (part, text), (line, count) in self.marks.items():
-            more = f", and on {count_of(count - 1, 'line')} more" if count > 1 else ""
-            lines.append(f"{shown(part)}, line {line}: {text}{more}")
-        return lines
+        more = [f", and on {count_of(count - 1, 'line')} more" if count > 1 else "" for _, count in self.marks.values()]
+        lines = [f"{shown(part)}, line {self.marks[part, text][0]}: {text}" for part, text in self.marks]
+        return [*self.notes, *(line + text for line, text in zip(lines, more, strict=True))]
 
     def errors(self) -> list[str]:
-        """Return what is left out or wrong, one line each."""
+        """Return what is left out, one line each."""
         more = [f"{shown(part)}: {count - SHOWN} more of them" for part, count in self.lost.items() if count > SHOWN]
-        return [*map(str, self.left_out), *more, *self.wrong]
+        return [*map(str, self.left_out), *more]

@@ -24,9 +24,7 @@ _LARGEST_BYTES = 1 << 24  # of a script's own metadata
 _HUGE = 1e100  # a larger number counts nothing, and the product of two might be no number
 
 
-def document(
-    task: MergeTask, joined: Joined, out: MergeOutput, digest: str, replaces: Mapping[str, Any] | None, complete: bool
-) -> dict[str, Any]:
+def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any]:
     """Return the metadata document. Parts in or below the output's directory are named from there."""
     report, rows, owned = task.report, [], []
     for part in task.parts:
@@ -40,21 +38,16 @@ def document(
         "tool": {"name": TOOL, "version": __version__},
         "created_at": time.time(),
         "format": suffix_of(task.output),
-        "output": {"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
-        "replaces": replaces,
-        "complete": complete,
+        "output": {"name": stored_name(out.name), "bytes": out.size},
         "records": joined.records,
         "expected": task.options.expect,
         "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,
         "missing": [_head(one) | {"why": one.why} for one in task.missing],
-        "short": [one._asdict() | {"lacks": one.items - one.records} for one in report.short],
         "left_out": [one._asdict() for one in report.left_out[:SHOWN_MOST]],
         "left_out_records": sum(report.lost.values()),
-        "wrong": report.wrong,
         "notes": report.warnings(),
         "totals": totals,
         "overall": overall,
-        "remove_parts": task.options.remove_parts and complete,
         "parts": rows,
     }
 
@@ -110,20 +103,21 @@ def _summed(owned: Sequence[tuple[MergePart, Mapping[str, float]]]) -> tuple[dic
         room, name = path[: path.rfind(".") + 1], path.rpartition(".")[2]
         if name in (*COUNTS, "correct"):
             totals[path] = sum(numbers.get(path, 0) for _, numbers in owned)
-        elif name == "accuracy" or name.endswith("_accuracy"):
-            rows = [(numbers[path], *_weight(part, numbers, room)) for part, numbers in owned if path in numbers]
-            weight = sum(weight for _, weight, _ in rows if weight > 0)
-            is_everywhere = all(path in numbers or part.records == 0 for part, numbers in owned)
-            if is_everywhere and weight and all(weight >= 0 for _, weight, _ in rows):
-                value = math.fsum(value * weight for value, weight, _ in rows) / weight
-                names = "/".join(dict.fromkeys(name for _, _, name in rows))
-                overall[path] = {"value": value, "weight": weight, "weighted_by": names, "parts": len(rows)}
+        if name != "accuracy" and not name.endswith("_accuracy"):
+            continue
+        rows = [(numbers[path], *_weight(part, numbers, room)) for part, numbers in owned if path in numbers]
+        weight = sum(weight for _, weight, _ in rows)
+        is_everywhere = all(path in numbers or part.records == 0 for part, numbers in owned)
+        if is_everywhere and weight and all(weight >= 0 for _, weight, _ in rows):
+            value = math.fsum(value * weight for value, weight, _ in rows) / weight
+            names = "/".join(dict.fromkeys(name for _, _, name in rows))
+            overall[path] = {"value": value, "weight": weight, "weighted_by": names, "parts": len(rows)}
     return totals, overall
 
 
 def _weight(part: MergePart, numbers: Mapping[str, float], room: str) -> tuple[float, str]:
     """Return the weight of an accuracy and its name; -1 where there is none."""
-    count = next((name for name in COUNTS if f"{room}{name}" in numbers), None)
-    if count is not None:
-        return numbers[f"{room}{count}"], count
+    for name in COUNTS:
+        if f"{room}{name}" in numbers:
+            return numbers[f"{room}{name}"], name
     return (part.shard.count, "items") if part.shard else (-1 if part.records is None else part.records, "records")

@@ -19,7 +19,6 @@ from ..parts.report import MergeRefused, shown
 
 BUFFER_BYTES = 1 << 19
 _STALE_S = 86_400.0
-_PROGRESS_EVERY_S = 1.0
 _MB = 1_000_000
 
 
@@ -33,7 +32,7 @@ class MergeOutput:
         self._parts_bytes = parts_bytes
         self._progress_at = 0.0
         self._digest = hashlib.sha256()
-        self._hashing = threading.Thread()
+        self._hashing: threading.Thread | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._opened = ExitStack()
@@ -63,8 +62,9 @@ class MergeOutput:
     def _flush(self) -> None:
         data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        self._await_hash()
-        self._hashing = threading.Thread(target=self._digest.update, args=(data,))  # it lets the interpreter run
+        if self._hashing is not None:
+            self._hashing.join()
+        self._hashing = threading.Thread(target=self._digest.update, args=(data,))  # while this thread reads on
         self._hashing.start()
         self.size += len(data)
         view = memoryview(data)
@@ -75,21 +75,16 @@ class MergeOutput:
             raise self._refusal(error) from None
         self._show_progress()
 
-    def _await_hash(self) -> None:
-        if self._hashing.ident is not None:
-            self._hashing.join()
-
     def _refusal(self, error: OSError) -> MergeRefused:
         return MergeRefused(f"cannot be written: {error.strerror}", where=self.path, exit_code=EXIT_CANNOT_WORK)
 
     def _show_progress(self) -> None:
-        """Write how far the merge is into the file that GPUSCHED_PROGRESS names."""
-        path, now = os.environ.get("GPUSCHED_PROGRESS"), time.monotonic()
-        if path and now >= self._progress_at:
-            self._progress_at = now + _PROGRESS_EVERY_S
-            total = max(self._parts_bytes // _MB, 1)
+        """Write how far the merge is into the file that GPUSCHED_PROGRESS names, once a second."""
+        path, total = os.environ.get("GPUSCHED_PROGRESS"), max(self._parts_bytes // _MB, 1)
+        if path and time.monotonic() >= self._progress_at:
+            self._progress_at = time.monotonic() + 1
+            progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
             with suppress(OSError):
-                progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
                 write_atomically(path, json.dumps(progress).encode())
 
     def file(self) -> BinaryIO:
@@ -106,16 +101,22 @@ class MergeOutput:
         """Send everything to the disk, and return its SHA-256."""
         if self._file is not None:
             self._file.close()
-            self.size, digest = hash_file(self.temporary)
         else:
             self._flush()
-            self._await_hash()
-            digest = self._digest.hexdigest()
+        if self._hashing is not None:
+            self._hashing.join()
         try:
             os.fsync(self._fd)
         except OSError as error:
             raise self._refusal(error) from None
-        return digest
+        self.size = os.fstat(self._fd).st_size
+        return self._digest.hexdigest() if self._file is None else hash_file(self.temporary)
+
+    def write_beside(self, path: str, text: str) -> None:
+        """Replace a small file whole or not at all. What UTF-8 has no word for is escaped, as JSON does it."""
+        data = text.encode("utf-8", "backslashreplace")
+        write_atomically(path, data, sync=True, mode=0o666, temporary=f"{self.temporary}-beside")
+        sync_directory(self.directory)
 
     def commit(self) -> None:
         """Give the finished file its name."""
@@ -123,25 +124,17 @@ class MergeOutput:
         sync_directory(self.directory)
 
 
-def hash_file(path: str) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file."""
-    digest, size = hashlib.sha256(), 0
+def hash_file(path: str) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while data := file.read(1 << 20):
             digest.update(data)
-            size += len(data)
-    return size, digest.hexdigest()
-
-
-def write_small(path: str, text: str) -> None:
-    """Replace a small file whole or not at all. What UTF-8 has no word for is escaped, as JSON does it."""
-    data = text.encode("utf-8", "backslashreplace")
-    write_atomically(path, data, sync=True, mode=0o666, temporary=temporary_path(path))
-    sync_directory(os.path.dirname(os.path.abspath(path)))
+    return digest.hexdigest()
 
 
 def temporary_path(path: str) -> str:
-    """Return a hidden name that says which process of which boot writes this file; remove those of killed processes."""
+    """Return a hidden name that says which process of which boot writes it; remove those of killed processes."""
     directory, name = os.path.split(os.path.abspath(path))
     stem, boot = f".gpusched-merge-{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}-", boot_id()[:8]
     try:
@@ -151,7 +144,7 @@ def temporary_path(path: str) -> str:
         raise MergeRefused(why, where=directory, hint=hint, exit_code=EXIT_USAGE) from None
     for entry in entries:
         with suppress(ValueError, OSError):  # of another user, say: it is not in the way
-            other_boot, pid, started = entry.name.removeprefix(stem).split("-")
+            other_boot, pid, started, *_ = entry.name.removeprefix(stem).split("-")
             age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
             # Another boot is another machine too, where the directory is shared; that one may be at work.
             if age_s > _STALE_S if other_boot != boot else str(process_start(int(pid))) != started:

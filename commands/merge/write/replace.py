@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 
@@ -25,28 +25,23 @@ def metadata_path(output: str) -> str:
     stem, dot = os.path.splitext(output)
     stem = stem.removesuffix("merged").removesuffix("_") if os.path.basename(stem) != "merged" else stem
     path = f"{stem}_merged_metadata.json" if os.path.basename(stem) != "merged" else f"{stem}_metadata.json"
-    owner = read_metadata(path).get("output", {}).get("name", stored_name(os.path.basename(output)))
-    is_own = owner == stored_name(os.path.basename(output))
-    return path if is_own else f"{stem}_{dot[1:]}_merged_metadata.json"
-
-
-def marker_path(output: str) -> str:
-    """Return the path of the file that says that an output is incomplete."""
-    return f"{output}.incomplete"
-
-
-def marker_line(output: str) -> str:
-    """Return the first line of that file."""
-    return f"{shown(stored_name(os.path.basename(output)))} is incomplete:"
-
-
-def is_marker(path: str, output: str) -> bool:
-    return _read(path).startswith(marker_line(output).encode())
+    own = stored_name(os.path.basename(output))
+    is_free = read_metadata(path).get("output", {}).get("name", own) == own
+    return path if is_free else f"{stem}_{dot[1:]}_merged_metadata.json"
 
 
 def stored_name(name: str) -> str:
     """Return a name as metadata have it, whatever the locale: as UTF-8, other bytes as halves of surrogate pairs."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def marker_line(output: str) -> str:
+    """Return the first line of the file that says that an output is incomplete."""
+    return f"{shown(stored_name(os.path.basename(output)))} is incomplete:"
+
+
+def is_marker(path: str, output: str) -> bool:
+    return _read(path).startswith(marker_line(output).encode())
 
 
 def _read(path: str) -> bytes:
@@ -71,7 +66,7 @@ def read_metadata(path: str) -> dict[str, Any]:
 
 def check_output(task: MergeTask) -> None:
     """Refuse an output that cannot be written, and files of others beside it."""
-    output, metadata, marker = task.output, metadata_path(task.output), marker_path(task.output)
+    output, metadata, marker = task.output, metadata_path(task.output), f"{task.output}.incomplete"
     for path in (output, metadata, marker):
         try:
             mode = os.lstat(path).st_mode
@@ -98,16 +93,16 @@ def check_replacement(task: MergeTask, digest: str, problems: Sequence[str]) -> 
     """
     if not os.path.lexists(task.output):
         return None
-    metadata, standing = read_metadata(metadata_path(task.output)), hash_file(task.output)[1]
-    made = {"sha256": metadata.get("output", {}).get("sha256"), "complete": metadata.get("complete")}
-    made = next((one for one in (made, metadata.get("replaces")) if one and one["sha256"] == standing), None) or {}
+    metadata, standing = read_metadata(metadata_path(task.output)), hash_file(task.output)
+    own = {"sha256": metadata.get("output", {}).get("sha256"), "complete": metadata.get("complete")}
+    made = next((one for one in (own, metadata.get("replaces")) if one and one["sha256"] == standing), None)
     if standing == digest or task.options.overwrite:
-        return made or None
-    sums = {row["sha256"] for row in metadata.get("parts", ())} if metadata.get("remove_parts") else set()
+        return made
+    gone = {row["sha256"] for row in metadata.get("parts", ())} - {part.sha256 for part in task.parts}
     why = ""
-    if not made:
+    if made is None:
         why = "exists, and is not as a merge has made it"
-    elif not sums <= {part.sha256 for part in task.parts}:
+    elif metadata.get("remove_parts") and gone:
         why = "was made of parts that were removed then; it is kept"
     elif made["complete"] and problems:
         why = "\n  ".join(["is complete, and what these parts would make is not; it is kept:", *problems])
@@ -116,31 +111,25 @@ def check_replacement(task: MergeTask, digest: str, problems: Sequence[str]) -> 
     return made
 
 
-class PartRemoval(NamedTuple):
-    """The removal of the parts after a merge: how many are gone, why others are left, and the exit code."""
+def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str], int]:
+    """Remove the parts, if all of them and the output are as they were when they were hashed.
 
-    removed: int
-    errors: Sequence[str]
-    exit_code: int
-
-
-def remove_parts(task: MergeTask, digest: str) -> PartRemoval:
-    """Remove the parts, if all of them and the output are as they were when they were hashed."""
+    Return how many are gone, why others are left, and the exit code.
+    """
     for path, name, known in [(task.output, task.output, digest), *((p.path, p.name, p.sha256) for p in task.parts)]:
         try:
-            if hash_file(path)[1] == known:
+            if hash_file(path) == known:
                 continue
             why, code = "has changed since it was merged", EXIT_SOME_FAILED
         except OSError as error:
             why, code = f"is merged, and cannot be read again: {error.strerror}", EXIT_CANNOT_WORK
-        return PartRemoval(0, [f"{shown(name)}: {why}; no part is removed"], code)
+        return 0, [f"{shown(name)}: {why}; no part is removed"], code
     left = []
     for part in task.parts:
         try:
             os.unlink(part.path)
         except OSError as error:
-            left.append(f"{shown(part.name)}: {error.strerror}")
-    if not left:
-        return PartRemoval(len(task.parts), (), EXIT_OK)
+            left.append(f"{shown(part.name)} ({error.strerror})")
     why = f"{shown(task.output)} is merged, and {count_of(len(left), 'part')} cannot be removed: "
-    return PartRemoval(len(task.parts) - len(left), [why + ", ".join(first_of(left))], EXIT_CANNOT_WORK)
+    errors = [why + ", ".join(first_of(left))] if left else []
+    return len(task.parts) - len(left), errors, EXIT_CANNOT_WORK if left else EXIT_OK
