@@ -16,7 +16,7 @@ DEMO_real      :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run esd-demo check fix test test-slow test-gpu test-peers bless bench
+.PHONY: help run esd-demo quick check fix test-slow test-gpu test-peers bless bench
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=...]"; echo
@@ -33,6 +33,12 @@ esd-demo: $(VENV)/.dev ## analyse a small list of random models on simulated GPU
 	cd gpusched-runs/esd-models && HF_HUB_OFFLINE=1 "$(CURDIR)/$(BIN)/gpusched" esd --model-list atlas.csv --plots \
 	  $(DEMO_simulated) $(ARGS); test $$? = 1 # two of its six models are broken
 
+quick: $(VENV)/.dev ## format, lint, types and the fast tests: for every change
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(PYTEST) -q $(TWO) -m "not slow and not soak and not gpu and not peers" $(ARGS)
+
 check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,9 +48,6 @@ check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-test: $(VENV)/.dev ## the fast tests
-	$(PYTEST) -q -m "not slow and not soak and not gpu and not peers" $(ARGS)
 
 test-slow: $(VENV)/.dev ## the slow tests, the ones that take minutes included
 	$(PYTEST) -m "(slow or soak) and not gpu and not peers" $(ARGS)

@@ -20,7 +20,8 @@ from gpusched.core.model import JobState, Outcome, OutcomeKind, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Snapshot, Start
 from gpusched.dispatcher.queue_head import QueueHead
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, transitions
+from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.submit import SubmitOptions, read, submit
 
 DEVICES = 8
@@ -51,15 +52,15 @@ def to_first_job(directory: Path, lines: Sequence[str]) -> float:
             time.sleep(0.2)
             try:
                 with box.store() as store:
-                    return store.counts()[JobState.SUCCEEDED] > 0
+                    return job_table.counts(store)[JobState.SUCCEEDED] > 0
             except Exception:  # it is being made
                 return False
 
         box.wait_for(started, process)
         process.kill()
     with box.store() as store:
-        if sum(store.counts().values()) != len(lines):
-            raise Unusable(f"the queue holds {sum(store.counts().values())} of {len(lines)} jobs")
+        if sum(job_table.counts(store).values()) != len(lines):
+            raise Unusable(f"the queue holds {sum(job_table.counts(store).values())} of {len(lines)} jobs")
     return box.attempts()[0][0] - began
 
 
@@ -109,17 +110,17 @@ def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
     jobs = read("".join(f"{line}\n" for line in lines).encode(), rules, "list.txt")
     store = Store(str(directory / "queue.db"), create=True)
     submit(store, jobs.specs, rules, 0.0)
-    names = {job.id: job.name for job in store.jobs()}
+    names = {job.id: job.name for job in job_table.jobs(store)}
     head = QueueHead(store)
     running: dict[str, int] = {}  # device -> job
 
     def start() -> list[int]:
-        if store.take_freed():
+        if transitions.take_freed(store):
             head.forget()
         plan = head.plan(Snapshot(1.0, rules.limits, views(list(running)), max_checks=1))
         starts = [action for action in plan.actions if isinstance(action, Start)]
         for action in starts:
-            store.start(action.job_id, 1.0, "log", "", ())
+            attempt_table.start(store, action.job_id, 1.0, "log", "", ())
             running[action.devices[0]] = action.job_id
         head.take_out({action.job_id for action in starts})
         return [action.job_id for action in starts]
@@ -131,7 +132,7 @@ def event_ms(directory: Path, waiting: int, events: int) -> list[float]:
         began = time.process_time()
         ended = running.pop(uuid)
         with store.transaction():
-            store.close_attempt(ended, 1, SUCCEEDED, Verdict(JobEvent.SUCCEEDED, 1, 0), 1.0, now=1.0)
+            attempt_table.close(store, ended, 1, AttemptEnd(SUCCEEDED, 1.0), Verdict(JobEvent.SUCCEEDED, 1, 0), now=1.0)
         started = start()
         found.append((time.process_time() - began) * 1000)
         chain, number = names[ended].split("-")

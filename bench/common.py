@@ -18,7 +18,7 @@ from statistics import median
 from typing import TypeVar
 
 from gpusched.common import simulation
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table
 
 T = TypeVar("T")
 
@@ -191,8 +191,8 @@ class Box:
         """(started, ended) of every attempt; Unusable if one that ended has failed."""
         found: list[tuple[float, float | None]] = []
         with self.store() as store:
-            for job in store.jobs():
-                for attempt in store.attempts(job.id) if job.attempts else ():
+            for job in job_table.jobs(store):
+                for attempt in attempt_table.attempts(store, job.id) if job.attempts else ():
                     if attempt.outcome is not None and not attempt.outcome.ok:
                         raise Unusable(f"job {job.id} ended with {attempt.outcome}")
                     found.append((attempt.started_at, attempt.ended_at))

@@ -70,7 +70,7 @@ def theirs_model(path: str) -> dict[str, float]:
 
 def ours_numbers(shapes: Sequence[tuple[int, int]], count: int) -> dict[str, float]:
     from gpusched.commands.esd import analyze
-    from gpusched.commands.esd.fit import fit
+    from gpusched.commands.esd.fit.power_law import fit
     from gpusched.commands.esd.options import Options
 
     found = {}
@@ -119,10 +119,10 @@ def ours_checkpoint(directory: str) -> dict[str, float]:
     """The stage on it: peak memory beyond what the process has with its libraries, and the greatest layer's need."""
     from gpusched.commands.esd import analyze
     from gpusched.commands.esd.__main__ import main
-    from gpusched.commands.esd.layers import Layer
     from gpusched.commands.esd.options import Options
-    from gpusched.commands.esd.pipeline import need
-    from gpusched.commands.esd.sources import open_local
+    from gpusched.commands.esd.read.layers import Layer
+    from gpusched.commands.esd.read.sources import open_local
+    from gpusched.commands.esd.solve.pipeline import need
 
     analyze({"w": torch.randn(64, 64)})  # loads whatever is loaded at first use
     before = peak_bytes()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.common import MIB, ROOT, Box, Row, Unusable, children, cpu_seconds, median, memory_bytes
 from gpusched.core.model import JobState
+from gpusched.host.store import job_table
 
 DEVICES = 8
 NVML_CHILD = "gpusched.host.gpus.nvml"
@@ -42,7 +43,7 @@ def watch(box: Box, seconds: float) -> Footprint:
 
         def all_busy() -> bool:
             with box.store() as store:
-                return store.counts()[JobState.RUNNING] == DEVICES
+                return job_table.counts(store)[JobState.RUNNING] == DEVICES
 
         box.wait_for(all_busy, process)
         time.sleep(min(3.0, seconds / 4))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.common import MIB, Box, Row, Unusable, interleaved, median, paired_ratio, peak_bytes, spread
 from gpusched.core.model import JobState
+from gpusched.host.store import job_table
 
 AT_ONCE = 8
 
@@ -42,7 +43,7 @@ def head(directory: Path, lines: int, jobs: int) -> Head:
             nonlocal peak
             peak = max(peak, peak_bytes(process.pid))
             with box.store() as store:
-                return store.counts()[JobState.SUCCEEDED] >= jobs
+                return job_table.counts(store)[JobState.SUCCEEDED] >= jobs
 
         box.wait_for(lambda: _asked(ended), process)
     finally:
@@ -50,7 +51,7 @@ def head(directory: Path, lines: int, jobs: int) -> Head:
         process.wait()
     starts = [started for started, _ in box.attempts()][:jobs]
     with box.store() as store:
-        held = sum(store.counts().values())
+        held = sum(job_table.counts(store).values())
     if held != lines or len(starts) < jobs:
         raise Unusable(f"the queue holds {held} of {lines} jobs and started {len(starts)} of {jobs}")
     return Head(starts[0] - began, peak / MIB, (jobs - 1) / (starts[-1] - starts[0]))

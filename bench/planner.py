@@ -12,6 +12,7 @@ from gpusched.core.model import MIB, Attempt, Job, JobState
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import DeviceView, Limits, Snapshot, Start
+from gpusched.host.store import job_table
 
 DEVICES = 64
 HEAD = DEVICES + 10  # what a dispatcher looks at
@@ -63,7 +64,7 @@ def tick_ms(directory: Path, waiting: int, seconds: float) -> float:
         time.sleep(seconds)
         used, took = cpu_seconds(process.pid) - before, time.monotonic() - began
         with box.store() as store:
-            if store.counts()[JobState.QUEUED] != waiting:
+            if job_table.counts(store)[JobState.QUEUED] != waiting:
                 raise Unusable("jobs were started on devices that others use")
     return used / (took / TICK_POLL_S) * 1000
 

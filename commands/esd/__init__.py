@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from .results import Table
+    from .write.results import Table
 
 
 def analyze(
@@ -36,10 +36,10 @@ def analyze(
     import torch
 
     from .analysis import analyse, choose_device
-    from .cache import SpectraCache
     from .options import Options
-    from .sources import ModuleSource, StateSource, open_local
-    from .tensors import TensorSource
+    from .read.sources import ModuleSource, StateSource, open_local
+    from .read.tensors import TensorSource
+    from .solve.cache import SpectraCache
 
     chosen = Options(**options)
     source: TensorSource

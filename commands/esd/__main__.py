@@ -27,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = args.name or (Path(args.model).resolve().name if os.path.exists(args.model) else args.model)
         file_stem(name)
         if args.disk_reserve:
-            from .hub import parse_size
+            from .find.hub import parse_size
 
             args.disk_reserve = parse_size(args.disk_reserve)
     except ValueError as error:
         parser.error(str(error))
-    from .memory import return_freed_blocks
+    from .solve.fallback import return_freed_blocks
     from .stage import Stage
 
     return_freed_blocks()

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cache import SpectraCache
-from .fit import fit, kept
-from .layers import Layer, Skip, plan
-from .metrics import entropy, matrix_rank, norms
+from .fit.metrics import entropy, matrix_rank, norms
+from .fit.power_law import fit, kept
 from .options import Options
-from .pipeline import Pipeline, Solved
-from .results import Row, Table
-from .tensors import TensorInfo, TensorSource
+from .read.layers import Layer, Skip, plan
+from .read.tensors import TensorInfo, TensorSource
+from .solve.cache import SpectraCache
+from .solve.pipeline import Pipeline, Solved
+from .write.results import Row, Table
 
 
 class NoDevice(Exception):

@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
+from gpusched.common.text import one_line
 from gpusched.esd.model_record import TABLES, file_stem, is_done
 
-from . import results
 from .analysis import NoCuda, NoDevice, analyse, choose_device, dtypes
-from .cache import SpectraCache
-from .memory import Poisoned, shortage
-from .opening import open_model
+from .find.open_model import open_model
 from .options import Options
-from .progress import Progress
-from .results import Table
-from .shown import shown
-from .tensors import ModelError, TensorSource
+from .read.tensors import ModelError, TensorSource
+from .solve.cache import SpectraCache
+from .solve.fallback import Poisoned, shortage
+from .write import results
+from .write.progress import Progress
+from .write.results import Table
 
 DONE, FAILED, USAGE, AGAIN, STOPPED = 0, 1, 2, 75, 130
 CACHE = ".spectra-cache"
@@ -69,7 +69,7 @@ class Stage:
             self._say("stopped; nothing is recorded", sys.stderr)
             return STOPPED
         except (Poisoned, NoDevice) as error:
-            self._say(f"{shown(error)}; nothing is recorded, try again in a new process", sys.stderr)
+            self._say(f"{one_line(error)}; nothing is recorded, try again in a new process", sys.stderr)
             return AGAIN
         except (RuntimeError, MemoryError) as error:
             if not (short := _shortage(error)):
@@ -77,7 +77,7 @@ class Stage:
             self._say(f"{short}; nothing is recorded, try again elsewhere", sys.stderr)
             return AGAIN
         except OSError as error:
-            where = shown(error.filename or self.output)
+            where = one_line(error.filename or self.output)
             self._say(f"cannot write to {where}: {error.strerror}; nothing is recorded", sys.stderr)
             return FAILED
 
@@ -106,7 +106,7 @@ class Stage:
             source.close()
         if not table.rows:
             first = table.skipped[0] if table.skipped else None
-            why = f"; {shown(first.tensor.name)}: {first.reason}" if first else ""
+            why = f"; {one_line(first.tensor.name)}: {first.reason}" if first else ""
             raise ModelError("analyse", f"none of its {len(table.skipped)} tensors can be analysed{why}")
         self._measure(device, table)
         record = results.save(self.output, self.name, table, self.about)
@@ -119,19 +119,19 @@ class Stage:
         if not self.args.plots:
             return
         try:
-            from .plots import write
+            from .write.plots import write
 
             write(str(self.output), file_stem(self.name))
         except (OSError, ValueError, ImportError) as error:
-            self._say(f"no pictures: {shown(error)}", sys.stderr)
+            self._say(f"no pictures: {one_line(error)}", sys.stderr)
 
     def _failed(self, error: ModelError) -> int:
         if getattr(error, "transient", False):
-            self._say(f"{shown(error)}; nothing is recorded, try again later", sys.stderr)
+            self._say(f"{one_line(error)}; nothing is recorded, try again later", sys.stderr)
             return AGAIN
         self._measure(None, None)
         results.save_failure(self.output, self.name, error.stage, error.reason, self.about)
-        self._say(f"failed to {error.stage}: {shown(error.reason)}", sys.stderr)
+        self._say(f"failed to {error.stage}: {one_line(error.reason)}", sys.stderr)
         return FAILED
 
     def _name_parts(self, source: TensorSource) -> None:
@@ -159,11 +159,11 @@ class Stage:
             f"{record['peak_memory_bytes'] >> 20} MiB, on {record['device']}: {self._table()}"
         )
         for reason, count in Counter(skip.reason for skip in table.skipped).most_common():
-            self._say(f"  skipped {count}: {shown(reason)}")
+            self._say(f"  skipped {count}: {one_line(reason)}")
         for note, count in Counter(row.note for row in table.rows if row.note).most_common():
-            self._say(f"  {count} layers: {shown(note)}")
+            self._say(f"  {count} layers: {one_line(note)}")
         for text in table.notes:
-            self._say(f"  {shown(text)}")
+            self._say(f"  {one_line(text)}")
         if self.args.dtype_report:
             self._report_types(table, record)
 
@@ -180,7 +180,7 @@ class Stage:
 
     def _say(self, text: str, to: Any = None) -> None:
         stream = to or sys.stdout
-        line = text if text.startswith(" ") else f"{shown(self.name, 120)}: {text}"
+        line = text if text.startswith(" ") else f"{one_line(self.name, 120)}: {text}"
         print(
             line.encode(stream.encoding or "utf-8", "replace").decode(stream.encoding or "utf-8"),
             file=stream,
@@ -191,7 +191,7 @@ class Stage:
 def _shortage(error: BaseException) -> str:
     """The error's own first line, if it says that memory is short; a dead CUDA context counts."""
     try:
-        return shown(str(error).partition("\n")[0] or type(error).__name__) if shortage(error) else ""
+        return one_line(str(error).partition("\n")[0] or type(error).__name__) if shortage(error) else ""
     except Poisoned as poisoned:
         return str(poisoned)
 

@@ -36,9 +36,8 @@ class MergeParser(argparse.ArgumentParser):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__("gpusched merge", None, _ABOUT, _EXAMPLES, formatter_class=raw, allow_abbrev=False)
         self.add_argument("parts", nargs="*", metavar="IN", help="the parts")
-        for row in option_rows(MergeOptions):
-            default = f"  [default: {row.default}]" if row.choices and row.default else ""
-            more: dict[str, Any] = {"help": row.help + default, "default": row.default, "dest": row.name}
+        for row in option_rows():
+            more: dict[str, Any] = {"help": row.full_help, "default": row.default, "dest": row.name}
             if row.kind is bool:
                 more |= {"action": "store_true"}
             else:
@@ -52,9 +51,10 @@ class MergeParser(argparse.ArgumentParser):
 
 def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
     """Return the merges that a command line asks for."""
-    words = vars(MergeParser().parse_args(argv))
+    words: dict[str, Any] = vars(MergeParser().parse_args(argv))
     paths: list[str] = words.pop("parts")
-    options = MergeOptions(**{name: tuple(word) if isinstance(word, list) else word for name, word in words.items()})
+    words |= {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
+    options = MergeOptions(**words)
     if options.plan is not None and not paths:
         from .plan import tasks_of_plan
 
@@ -62,7 +62,7 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
     why, hint = "", ""
     if options.plan is not None:
         why = "--plan names the parts; none beside it"
-    elif options.on_duplicate and not options.key:
+    elif options.on_duplicate != "error" and not options.key:
         why = "--on-duplicate needs --key, which names the field"
     elif options.output is None:
         why, hint = "no output is named", "-o OUT, or --plan FILE"
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for task in read_tasks(argv):
             code = max(code, _run(task))
-    except MergeRefused as error:
+    except errors.GpuschedError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return errors.EXIT_INTERRUPTED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpusched.common.errors import EXIT_USAGE
-from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions
+from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_recorded
 from gpusched.shards.plan import ShardPlan, from_document
 
 from .parts.groups import FileGroup, find_groups
@@ -22,7 +22,7 @@ CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
     """Return a task for each output that the plan's patterns make. `options` go before those of the plan."""
     plan = read_plan(path)
-    options = with_options_of(plan, options)
+    options = with_recorded(options, plan.merge or MergeOptions())
     groups = find_groups(plan)
     if not groups:
         raise _no_files(plan, path)
@@ -64,20 +64,6 @@ def read_plan(path: str) -> ShardPlan:
         why, hint = f"is no plan: {shown(error)}", "'gpusched shard' writes it"
         raise MergeRefused(why, where=path, hint=hint, exit_code=EXIT_USAGE) from None
     return plan
-
-
-def with_options_of(plan: ShardPlan, options: MergeOptions) -> MergeOptions:
-    """Return the options of this merge; those that are not given are the plan's."""
-    if (recorded := plan.merge) is None:
-        return options
-    return dataclasses.replace(
-        options,
-        output=options.output or recorded.output,
-        key=options.key or recorded.key,
-        on_duplicate=options.on_duplicate or recorded.on_duplicate,
-        sum=(*options.sum, *recorded.sums),
-        allow_partial=options.allow_partial or recorded.allow_partial,
-    )
 
 
 def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:

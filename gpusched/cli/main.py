@@ -1,6 +1,6 @@
-"""The entry of the command line: finds the verb, and turns every known "no" into one line and a code.
+"""The entry of the command line: finds the verb, and turns every refusal into one line and an exit code.
 
-Imports only click: a verb's module is imported when the verb is used, and the help is made from the table.
+Imports only click: the module of a verb is imported when the verb is used, and the help is made from the table.
 """
 
 from __future__ import annotations
@@ -19,28 +19,35 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_OK, 
 
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
 
-# verb -> (module, attribute, short help), in the order of a day's work
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "run": ("gpusched.cli.run.run", "run", "Run a file of commands on the GPUs that are free"),
-    "esd": ("gpusched.cli.features.esd", "esd", "Analyse the spectra of the weights of many models"),
-    "shard": (
-        "gpusched.cli.features.shard",
-        "shard",
-        "Run a script on many items in shards, and merge what they write",
-    ),
-    "check": ("gpusched.cli.run.check", "check", "Check a list without running it"),
-    "status": ("gpusched.cli.look.show", "status", "Show the queues and their jobs"),
-    "logs": ("gpusched.cli.look.show", "logs", "Print what a job wrote"),
-    "explain": ("gpusched.cli.look.show", "explain", "Say why a job waits, or how it ended"),
-    "cancel": ("gpusched.cli.change.change", "cancel", "Cancel jobs, running ones too"),
-    "requeue": ("gpusched.cli.change.change", "requeue", "Queue failed or cancelled jobs again"),
-    "hold": ("gpusched.cli.change.change", "hold", "Keep waiting jobs from starting"),
-    "release": ("gpusched.cli.change.change", "release", "Let held jobs start again"),
-    "stop": ("gpusched.cli.change.change", "stop", "Ask a dispatcher to leave"),
-    "devices": ("gpusched.cli.box.devices", "devices", "Show the GPUs: who is on each, free or not, and why"),
-    "merge": ("gpusched.cli.features.merge", "merge", "Make one file of many parts"),
-    "config": ("gpusched.cli.box.config", "config", "Show each setting, its value and its origin"),
+# The verbs by their group in --help, each with its help. A verb lies in gpusched/cli/GROUP/VERB.py.
+GROUPS: dict[str, dict[str, str]] = {
+    "Run": {
+        "run": "Run a file of commands on the GPUs that are free",
+        "check": "Check a list without running it",
+    },
+    "Look": {
+        "status": "Show the queues and their jobs",
+        "logs": "Print what a job wrote",
+        "explain": "Say why a job waits, or how it ended",
+    },
+    "Change": {
+        "cancel": "Cancel jobs, running ones too",
+        "requeue": "Queue failed or cancelled jobs again",
+        "hold": "Keep waiting jobs from starting",
+        "release": "Let held jobs start again",
+        "stop": "Ask a dispatcher to leave",
+    },
+    "Box": {
+        "devices": "Show the GPUs: who is on each, free or not, and why",
+        "config": "Show each setting, its value and its origin",
+    },
+    "Features": {
+        "esd": "Analyse the spectra of the weights of many models",
+        "shard": "Run a script on many items in shards, and merge what they write",
+        "merge": "Make one file of many parts",
+    },
 }
+COMMANDS = {verb: f"gpusched.cli.{group.lower()}.{verb}" for group, verbs in GROUPS.items() for verb in verbs}
 
 
 class LazyGroup(click.Group):
@@ -52,14 +59,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short) for name, (_, _, short) in COMMANDS.items()])
+        wide = max(map(len, COMMANDS))
+        for group, verbs in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(verb.ljust(wide), text) for verb, text in verbs.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -110,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Let 0, 1 and 2 be what they should be, so that no file of ours is taken for one of them."""
+    """Open those of the descriptors 0, 1 and 2 that are closed, so that no later file gets their numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -122,7 +130,7 @@ def _open_standard_streams() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """One command line -> its exit code. A command returns its code, or None for 0."""
+    """Run one command line and return its exit code. A command returns its code, or None for 0."""
     try:
         with cli.make_context("gpusched", list(argv)) as ctx:
             result = cli.invoke(ctx)
@@ -161,7 +169,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def drop(stream: TextIO) -> None:
-    """What is still buffered goes nowhere, so that leaving Python does not fail over it again."""
+    """Discard the text that is still buffered, so that Python does not fail again when it exits."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,27 +1,35 @@
-"""Options made from the settings table, and the layering of the flags that were given.
-
-A command names the settings that it takes as flags; the table says the rest. Reads no file itself.
-"""
+"""The common parts of the verbs: options made from the settings table, -q, and printing."""
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from gpusched.config import settings as config
+from gpusched.cli.help import GroupedCommand
+from gpusched.config import layers
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import SETTINGS, Setting
+from gpusched.config.values import GPU_ENTRY
+
+if TYPE_CHECKING:
+    from gpusched.operations.queues import QueueDir
+    from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-GPU_FLAGS = ("--gpu-list", *config.SETTINGS["gpu_list"].aliases)
+GPU_FLAGS = ("--gpu-list", *SETTINGS["gpu_list"].aliases)
 
 
-def settings_options(*names: str) -> Callable[[F], F]:
+def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
     """Give a command the flags of these settings, and the finished settings as the argument `loaded`.
 
-    Use it below `@click.command(cls=SettingsCommand)`; the callback gets no argument per flag.
+    Use it below `@click.command(cls=SettingsCommand)`; the callback gets no argument per flag. `show_rare` lists the
+    rare ones in --help too.
     """
 
     def decorate(callback: F) -> F:
@@ -31,27 +39,30 @@ def settings_options(*names: str) -> Callable[[F], F]:
             return callback(*args, loaded=load(flags), **kwargs)
 
         for name in reversed(names):
-            option(config.SETTINGS[name])(wrapper)
+            option(SETTINGS[name], show_rare=show_rare)(wrapper)
         return cast(F, wrapper)
 
     return decorate
 
 
-def load(flags: Mapping[str, object] | None = None) -> config.LoadedSettings:
-    """All layers of settings; their warnings go to stderr."""
-    loaded = config.load(flags)
+def load(flags: Mapping[str, object] | None = None) -> LoadedSettings:
+    """Return the settings of all layers. Their warnings go to stderr."""
+    loaded = layers.load(flags)
     for warning in loaded.warnings:
         click.echo(f"gpusched: warning: {warning}", err=True)
     return loaded
 
 
-def option(setting: config.Setting) -> Callable[[F], F]:
-    """One setting -> its click option. Its value stays text: config parses what every layer gives."""
-    help = f"{setting.help}.  [default: {setting.default_text()}]"
+def option(setting: Setting, *, show_rare: bool = False) -> Callable[[F], F]:
+    """Return the click option of a setting. Its value stays text: config parses what every layer names."""
+    default = setting.default_text()
+    help = f"{setting.help}."
+    if not setting.is_switch and not setting.is_path and default != "none":
+        help += f"  [default: {default}]"
+    hidden = setting.is_rare and not show_rare
     if setting.is_switch:
-        help = f"{setting.help}."
         flags = f"{setting.flag}/--no-{setting.flag[2:]}"
-        return click.option(flags, setting.name, default=None, help=help)
+        return click.option(flags, setting.name, default=None, help=help, hidden=hidden)
     return click.option(
         setting.flag,
         *setting.aliases,
@@ -60,18 +71,53 @@ def option(setting: config.Setting) -> Callable[[F], F]:
         metavar=setting.metavar,
         type=click.Choice(setting.choices, case_sensitive=False) if setting.choices else click.STRING,
         help=help,
+        hidden=hidden,
     )
 
 
-class SettingsCommand(click.Command):
-    """A command that also takes `--gpus 4 5 6 7`: several words after the flag."""
+queue_option = click.option(
+    "-q",
+    "--queue",
+    metavar="PATH|STEM",
+    help="Name the queue by its directory or its stem.  [default: the one of this directory]",
+)
+
+
+def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
+    """Return the queue that -q names, or the one of this directory. Where that is not plain, stderr says which."""
+    from gpusched.operations import queues
+
+    state_dir = load().settings.state_dir
+    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
+
+
+def say(text: str) -> None:
+    """Print one line for people to stderr, beside the results on stdout."""
+    from gpusched.common.text import clean
+
+    click.echo(clean(f"gpusched: {text}"), err=True)
+
+
+def print_json(document: object, *, indent: int | None = 2) -> None:
+    click.echo(json.dumps(document, indent=indent))
+
+
+def print_page(lines: list[Line]) -> None:
+    """Print a page to stdout: coloured and cut to fit on a terminal, plain elsewhere."""
+    from gpusched.views.tables import write
+
+    write(sys.stdout, lines)
+
+
+class SettingsCommand(GroupedCommand):
+    """A command that also takes several words after --gpu-list: `--gpu-list 4 5 6 7`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, join_gpu_words(args))
 
 
 def join_gpu_words(args: Sequence[str]) -> list[str]:
-    """`--gpus 0 1, 2 FILE` -> `--gpus 0,1,2 FILE`: words go on while they look like GPUs."""
+    """Return `--gpus 0 1, 2 FILE` as `--gpus 0,1,2 FILE`. The list ends at the first word that looks like no GPU."""
     joined: list[str] = []
     rest = list(args)
     while rest:
@@ -94,4 +140,4 @@ def join_gpu_words(args: Sequence[str]) -> list[str]:
 
 def _looks_like_gpus(word: str) -> bool:
     tokens = word.strip(",").split(",")
-    return all(config.GPU_TOKEN.fullmatch(token) for token in tokens)
+    return all(GPU_ENTRY.fullmatch(token) for token in tokens)

@@ -1,1 +1,1 @@
-"""What gpusched decides: values in, values out; no I/O, no clock, no randomness."""
+"""Decisions of gpusched: values in, values out; no I/O, no clock, no randomness."""

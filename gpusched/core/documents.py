@@ -1,4 +1,4 @@
-"""Rows of a queue -> the JSON documents that gpusched writes and prints. Pure; secrets are masked here."""
+"""Turn rows of a queue into the JSON documents that gpusched writes and prints. Pure; secrets are masked here."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.common.text import mask_secrets
-from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
+from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState, Outcome
 
 METRICS_SCHEMA_VERSION = 1
+_NO_ATTEMPT = AttemptRow(0, 0, 0.0, None, None, log="", error_log="")
 
 
 def shown_command(command: bytes) -> str:
-    """A command as it is shown to people: decoded with replacement, secrets masked."""
+    """Return a command as it is shown to people: decoded with replacement, secrets masked."""
     return mask_secrets(command.decode("utf-8", "replace"))
 
 
 def shown_line(command: bytes) -> str:
-    """The same on one line: the lines of a script as one."""
+    """Return a command as it is shown to people, with the lines of a script joined into one."""
     text = shown_command(command)
     if "\n" not in text:
         return text
@@ -27,32 +28,31 @@ def shown_line(command: bytes) -> str:
 
 
 def parse_progress(text: str | bytes) -> dict[str, Any]:
-    """The job's own progress file, if it is a JSON object; only the keys that are known, of the right types."""
+    """Return the valid fields of a job's progress file; empty if it is no JSON object."""
     try:
         data = json.loads(text) if text else {}
     except (ValueError, RecursionError):
         return {}
     if not isinstance(data, dict):
         return {}
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key in ("done", "total"):
         value = data.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18:
-            found[key] = value
+            fields[key] = value
     for key in ("unit", "message"):
         if isinstance(data.get(key), str):
-            found[key] = data[key][:200].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+            fields[key] = data[key][:200].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
     if isinstance(data.get("ready"), bool):
-        found["ready"] = data["ready"]
-    return found
+        fields["ready"] = data["ready"]
+    return fields
 
 
 def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -> dict[str, Any]:
-    """One job with its newest attempt, as in gpu_metrics.json and `status --json`."""
-    last = attempts[-1] if attempts else None
-    outcome = last.outcome if last else None
-    wait = None if job.first_started_at is None else max(0.0, job.first_started_at - job.submitted_at)
-    document: dict[str, Any] = {
+    """Return one job with its newest attempt, as in gpu_metrics.json and `status --json`."""
+    last = attempts[-1] if attempts else _NO_ATTEMPT
+    usage = last.usage
+    return {
         "id": job.id,
         "command": shown_command(job.command),
         "line": job.line,
@@ -63,52 +63,50 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "git_commit": job.git.removesuffix(DIRTY) or None,
         "git_dirty": job.git.endswith(DIRTY) if job.git else None,
         "state": job.state.value,
-        "outcome": outcome.kind.value if outcome else None,
-        "cause": job.cause or (outcome.cause if outcome else "") or None,
-        "note": (outcome.note if outcome else "") or None,
-        "exit_code": outcome.exit_code if outcome else None,
-        "signal": outcome.signal if outcome else None,
+        **_outcome_fields(job.cause, last.outcome),
         "gpus": job.gpus,
         "items": job.items or None,
         "stated_mem_bytes": job.stated_mem_bytes or None,
         "mem_bytes": job.mem_bytes or None,
-        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in last.devices] if last else [],
+        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in last.devices],
         "queued_at": job.submitted_at,
-        "started_at": last.started_at if last else None,
+        "started_at": last.started_at if attempts else None,
         "ended_at": job.ended_at,
-        "wait_s": wait,
+        "wait_s": None if job.first_started_at is None else max(0.0, job.first_started_at - job.submitted_at),
         "runtime_s": sum(a.ended_at - a.started_at for a in attempts if a.ended_at is not None),
         "tries": job.tries,
         "attempts": job.attempts,
-        "log": f"{queue_path}/{last.log}" if last else None,
-        "error_log": f"{queue_path}/{last.error_log}" if last and last.error_log else None,
-        "peak_memory_bytes": None,
-        "peak_device_bytes": None,
-        "memory_by": None,
-        "mean_memory_bytes": None,
-        "mean_utilisation": None,
-        "energy_j": None,
-        "max_rss_bytes": last.max_rss_bytes if last else None,
-        "cpu_s": last.cpu_s if last else None,
-        "progress": parse_progress(last.progress) if last else {},
+        "log": f"{queue_path}/{last.log}" if last.log else None,
+        "error_log": f"{queue_path}/{last.error_log}" if last.error_log else None,
+        "peak_memory_bytes": usage.peak_memory_bytes,
+        "peak_device_bytes": usage.peak_device_bytes,
+        "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
+        "mean_memory_bytes": usage.mean_memory_bytes,
+        "mean_utilisation": usage.mean_utilisation,
+        "energy_j": usage.energy_j,
+        "max_rss_bytes": last.max_rss_bytes,
+        "cpu_s": last.cpu_s,
+        "progress": parse_progress(last.progress),
     }
-    if last:
-        usage = last.usage
-        document |= {
-            "peak_memory_bytes": usage.peak_memory_bytes,
-            "peak_device_bytes": usage.peak_device_bytes,
-            "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
-            "mean_memory_bytes": usage.mean_memory_bytes,
-            "mean_utilisation": usage.mean_utilisation,
-            "energy_j": usage.energy_j,
-        }
-    return document
+
+
+def _outcome_fields(cause: str, outcome: Outcome | None) -> dict[str, Any]:
+    """Return the fields of an outcome; all None without one, except the job's own `cause`."""
+    if outcome is None:
+        return {"outcome": None, "cause": cause or None, "note": None, "exit_code": None, "signal": None}
+    return {
+        "outcome": outcome.kind.value,
+        "cause": cause or outcome.cause or None,
+        "note": outcome.note or None,
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+    }
 
 
 def metrics_head(
     counts: Mapping[JobState, int], removed: int, totals: Mapping[str, float], now: float
 ) -> dict[str, Any]:
-    """gpu_metrics.json without its lists. Rates are of all jobs; removed lines count nowhere. Times in seconds."""
+    """Return gpu_metrics.json without its lists. Rates are over all jobs without removed lines. Times in seconds."""
     total = sum(counts.values()) - removed
     succeeded, failed = counts[JobState.SUCCEEDED], counts[JobState.FAILED]
     started = totals["started_jobs"]

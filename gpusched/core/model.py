@@ -17,7 +17,7 @@ DIRTY = "+dirty"  # behind a commit: the work tree had changes
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or one MIG instance, known by UUID. `index` is a label that can change."""
+    """One GPU or one MIG instance. The UUID identifies it; `index` is a label that can change."""
 
     uuid: str
     index: int  # NVML index (PCI order) of the GPU; of the parent GPU for a MIG instance
@@ -27,8 +27,8 @@ class Device:
     parent_uuid: str | None = None  # of a MIG instance
     mig_parent: bool = False  # a GPU in MIG mode: never handed out itself
     compute_mode: str = "default"  # default | exclusive_process | prohibited
-    unified_memory: bool = False  # a board known to share the host's memory
-    group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not told
+    unified_memory: bool = False  # a board that shares the host's memory
+    group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not known
     reserved_bytes: int = 0  # of the board, for the driver itself; not counted as used
 
     @property
@@ -37,13 +37,13 @@ class Device:
 
 
 def nameless_uuid(index: int) -> str:
-    """What stands for the UUID of a GPU that is listed and does not even tell that."""
+    """The placeholder for a UUID that cannot be read, of a GPU that the driver lists."""
     return f"unknown-{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process that a device reports. `used_bytes` is None where the driver does not tell."""
+    """A process that a device reports. `used_bytes` is None if the driver does not report it."""
 
     pid: int
     used_bytes: int | None
@@ -56,7 +56,7 @@ class DeviceProcess:
 class Sample:
     """One reading of one device. A field that could not be read is None, never zero.
 
-    `processes` is None where processes cannot be told apart (container, WSL). `error` is set when the
+    `processes` is None if the driver does not list processes by pid (container, WSL). `error` is set if the
     device could not be read at all: "lost" or the driver's text.
     """
 
@@ -66,8 +66,7 @@ class Sample:
     total_bytes: int | None = None
     processes: tuple[DeviceProcess, ...] | None = ()
     utilisation: float | None = None  # 0 to 1
-    temperature_c: int | None = None
-    power_w: float | None = None
+
     energy_j: float | None = None  # the board's running total
     memory_includes_reserve: bool = False  # read by NVML memory v1
     error: str | None = None
@@ -75,11 +74,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one question to a GPU source brought.
+    """The answer to one request to a GPU source.
 
-    `complete` is True when every device was asked for; `devices` then lists the whole box. `asked_at` is
-    when the question was put (a look must be newer than the claim that it confirms). `error` is set when
-    the source as a whole does not answer; devices and samples are then empty.
+    `complete` is True if all devices were requested; `devices` then lists the whole box. `asked_at` is the
+    time of the request (a look must be newer than the claim that it confirms). `error` is set if the source
+    as a whole does not answer; devices and samples are then empty.
     """
 
     asked_at: float
@@ -106,7 +105,7 @@ ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLE
 
 
 class DependencyKind(str, Enum):
-    """What a job wants of the jobs that it waits for."""
+    """The end that a job waits for, among the jobs that it depends on."""
 
     SUCCEEDED = "after"  # all of them succeeded
     ANY = "after-any"  # one of them succeeded
@@ -116,7 +115,7 @@ class DependencyKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """`refs` are names, tags or ids of jobs of the same queue, as the source states them."""
+    """A wait for other jobs. `refs` are names, tags or ids of jobs of the same queue, as the source states them."""
 
     kind: DependencyKind
     refs: tuple[str, ...]
@@ -124,7 +123,7 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a job says of itself. None: what the options of the run say. `mem_bytes` is for each of its GPUs."""
+    """The attributes that a job states. None: the options of the run apply. `mem_bytes` is for each of its GPUs."""
 
     gpus: int | None = None
     mem_bytes: int | None = None
@@ -137,7 +136,7 @@ class Attributes:
     env: tuple[tuple[bytes, bytes], ...] = ()
     gpu_model: str = ""
     after: tuple[Dependency, ...] = ()
-    items: int = 0  # that it does, of its group's; 0: it does not say
+    items: int = 0  # items of its group that this job does; 0: not stated
 
 
 NO_ATTRIBUTES = Attributes()
@@ -145,10 +144,10 @@ NO_ATTRIBUTES = Attributes()
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job as its source states it. Identity is text, cwd and env, and which occurrence of them."""
+    """One job as its source states it. Its identity is the text, cwd, env and the occurrence number."""
 
-    command: bytes  # what the shell gets
-    text: bytes  # what the file says: the identity (differs from `command` after --strip-gpu-env)
+    command: bytes  # as the shell gets it
+    text: bytes  # as the file states it: the identity (differs from `command` after --strip-gpu-env)
     line: int  # first physical line in the file, from 1
     occurrence: int = 1  # 1 for the first job with this identity, 2 for the next …
     attributes: Attributes = NO_ATTRIBUTES
@@ -156,7 +155,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a job needs: what it says of itself, filled up with the options of the submission."""
+    """The needs of a job: its attributes, completed by the options of the submission."""
 
     gpus: int = 1
     time_limit_s: float | None = None
@@ -170,12 +169,12 @@ class Requirements:
     gpu_model: str = ""
     env: tuple[tuple[bytes, bytes], ...] = ()
     git: str = ""  # commit of the work tree that its directory is in, with DIRTY behind when that was changed
-    limited_tags: tuple[str, ...] = ()  # those of its tags that have a limit of their own
+    limited_tags: tuple[str, ...] = ()  # the tags of the job that have a limit of their own
     items: int = 0
 
     @property
     def shape(self) -> str:
-        """Jobs of one shape fit the same devices; CPU jobs are of one shape."""
+        """The key of jobs that fit the same devices. All CPU jobs have one shape."""
         if not self.gpus:
             return _CPU_SHAPE
         return f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
@@ -185,7 +184,7 @@ _CPU_SHAPE = "0"
 
 
 def reshape(shape: str, mem_bytes: int, above_bytes: int) -> str:
-    """The shape of the same job with another budget, and another wish for memory."""
+    """Return the shape of the same job with another budget and another lower limit of free memory."""
     if shape == _CPU_SHAPE:
         return shape
     gpus, _, _, rest = shape.split("|", 3)
@@ -201,8 +200,8 @@ class Job:
     not_before: float = 0.0
     tries: int = 0
     avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
-    above_bytes: int = 0  # after an out-of-memory: wants a device with more free memory than this
-    mem_bytes: int = 0  # budget on each of its devices, which others may then share; 0: has them alone
+    above_bytes: int = 0  # after an out-of-memory: it needs a device with more free memory than this
+    mem_bytes: int = 0  # budget on each of its devices, which other jobs may share; 0: it has them alone
     gpu_model: str = ""  # part of the device's name
     tags: tuple[str, ...] = ()
 
@@ -219,7 +218,7 @@ class OutcomeKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended: a fact, not a judgement."""
+    """The end of an attempt as a fact, before it is judged."""
 
     kind: OutcomeKind
     exit_code: int | None = None
@@ -233,12 +232,12 @@ class Outcome:
 
 
 class AttemptFact(str, Enum):
-    """What the reaper saw of an open attempt."""
+    """The state of an open attempt, as its `life` file and its processes show it."""
 
     ALIVE = "alive"
     EXITED = "exited"
-    LOST = "lost"  # began, has no record, and nothing of it is left
-    LINGERING = "lingering"  # its shepherd is gone, processes of it are not
+    LOST = "lost"  # it began, left no record, and has no process any more
+    LINGERING = "lingering"  # its shepherd is gone, some of its processes are not
     NOT_STARTED = "not_started"
 
 
@@ -253,22 +252,22 @@ class Attempt:
     outcome: Outcome | None = None  # set when fact is not ALIVE or LINGERING
     cancel_requested: bool = False
     stop_sent: bool = False
-    tries: int = 0  # tries that the job had spent before this attempt
+    tries: int = 0  # tries of the job before this attempt
     retries: int = 0
     losses: int = 0
     mem_bytes: int = 0
     tags: tuple[str, ...] = ()
-    peak_device_bytes: int | None = None  # the most that it was seen to use on one device
-    lasted_s: float = 0.0  # of one that has ended
-    gpu_model: str = ""  # that its job asks for
+    peak_device_bytes: int | None = None  # the largest measured use of one device
+    lasted_s: float = 0.0  # of an attempt that has ended
+    gpu_model: str = ""  # stated by its job
 
 
-# ---- what is told ----------------------------------------------------------------------------------
+# ---- events ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, for the log, the event lines and the live view."""
+    """An event for the log, the event lines and the live view."""
 
     at: float
     kind: str  # started | ended | retried | waiting | device | queue | warning | error
@@ -281,7 +280,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """A device as an attempt got it: the UUID, and the labels of that moment."""
+    """A device of an attempt: the UUID, and the labels that it had when the attempt was launched."""
 
     uuid: str
     index: int
@@ -291,7 +290,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an attempt used, folded from samples. None: was not told."""
+    """The resources that an attempt used, summed up from samples. None: never measured."""
 
     samples: int = 0
     peak_memory_bytes: int | None = None  # over its devices together
@@ -299,7 +298,7 @@ class Usage:
     mean_utilisation: float | None = None  # 0 to 1
     energy_j: float | None = None
     peak_device_bytes: int | None = None  # on one device
-    by_device: bool = False  # memory by the device's change, since its processes cannot be told apart
+    by_device: bool = False  # memory is the change of the device's total, since its processes are not listed
 
 
 NOTHING_USED = Usage()
@@ -307,7 +306,7 @@ NOTHING_USED = Usage()
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """An attempt as the queue remembers it."""
+    """An attempt as the queue stores it."""
 
     job_id: int
     number: int
@@ -325,7 +324,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the queue remembers it."""
+    """A job as the queue stores it."""
 
     id: int
     command: bytes
@@ -346,44 +345,41 @@ class JobRow:
     cancel_requested_at: float | None
     avoid: frozenset[str] = frozenset()
     above_bytes: int = 0
-    mem_bytes: int = 0  # the budget now: as stated, or grown after an out-of-memory
+    mem_bytes: int = 0  # the present budget: as stated, or raised after an out-of-memory
     stated_mem_bytes: int = 0
     prio: int = 0
     name: str = ""
     tags: tuple[str, ...] = ()
     gpu_model: str = ""
     env: tuple[tuple[bytes, bytes], ...] = ()
-    blocked: bool = False  # by a job that it depends on
+    blocked: bool = False  # a job that it depends on keeps it from starting
     position: int = 0  # in the order of the list
     shape: str = ""
     git: str = ""
-    listed: bool = True  # False: it has ended, and its line is gone
+    listed: bool = True  # False: it has ended, and its line is no longer in the list
     items: int = 0
 
     @property
     def waiting(self) -> Job:
         """The job as the plan sees it."""
         return Job(
-            self.id,
-            self.gpus,
-            self.not_before,
-            self.tries,
-            self.avoid,
-            self.above_bytes,
-            self.mem_bytes if self.gpus else 0,
-            self.gpu_model,
-            self.tags,
+            id=self.id,
+            gpus=self.gpus,
+            not_before=self.not_before,
+            tries=self.tries,
+            avoid=self.avoid,
+            above_bytes=self.above_bytes,
+            mem_bytes=self.mem_bytes if self.gpus else 0,
+            gpu_model=self.gpu_model,
+            tags=self.tags,
         )
-
-
-# ---- what a dispatcher shows -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RunningView:
-    """A running job for people: what it is, where it runs, how far it says it is."""
+    """A running job for people: the job, its open attempt, and the processes that outlive the command."""
 
     job: JobRow
     attempt: AttemptRow
-    leftovers: str = ""  # the command has ended; these processes of it have not
+    leftovers: str = ""  # processes that still run after the command has ended
     stopping: bool = False

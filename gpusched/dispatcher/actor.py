@@ -22,7 +22,8 @@ from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.host.gpus.device_source import DeviceSource
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, transitions
+from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +103,7 @@ class Actor:
                 self._step("booking")
         except BaseException:
             booked = []
-            self._store.take_rippled()  # rolled back with the closes
+            transitions.take_stopped(self._store)  # rolled back with the closes
             raise
         finally:
             for ready in prepared:
@@ -111,7 +112,7 @@ class Actor:
         self._step("booked")
         for live, close, state in closed:
             self._finish_close(live, close, state, now)
-        for job_id, state, cause in self._store.take_rippled():
+        for job_id, state, cause in transitions.take_stopped(self._store):
             self._reporter.tell_rippled(job_id, state, cause)
         trouble: OSError | None = None
         for ready in booked:
@@ -140,7 +141,9 @@ class Actor:
 
     def _store_start(self, ready: _Ready) -> bool:
         attempt = ready.attempt
-        number = self._store.start(attempt.job_id, attempt.started_at, attempt.log, attempt.error_log, attempt.devices)
+        number = attempt_table.start(
+            self._store, attempt.job_id, attempt.started_at, attempt.log, attempt.error_log, attempt.devices
+        )
         if number is not None and number != attempt.number:
             raise GpuschedError(f"job {attempt.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
@@ -156,19 +159,20 @@ class Actor:
         if live.job.mem_bytes:
             above = 0  # its budget grows instead
         fields = live.fields
-        state = self._store.close_attempt(
+        state = attempt_table.close(
+            self._store,
             attempt.job_id,
             attempt.number,
-            outcome,
+            AttemptEnd(
+                outcome,
+                live.ended_at(now),
+                usage=live.usage,
+                max_rss_bytes=int(fields["max_rss_kib"]) * 1024 if "max_rss_kib" in fields else None,
+                cpu_s=float(fields["cpu_s"]) if "cpu_s" in fields else None,
+                progress=live.progress.decode("utf-8", "replace"),
+            ),
             verdict,
-            live.ended_at(now),
-            usage=live.usage,
-            max_rss_bytes=int(fields["max_rss_kib"]) * 1024 if "max_rss_kib" in fields else None,
-            cpu_s=float(fields["cpu_s"]) if "cpu_s" in fields else None,
-            progress=live.progress.decode("utf-8", "replace"),
-            avoid=avoid,
-            above_bytes=above,
-            mem_bytes=close.mem_bytes or None,
+            NextAttempt(avoid=avoid, above_bytes=above, mem_bytes=close.mem_bytes or None),
             now=now,
         )
         return live, close, state

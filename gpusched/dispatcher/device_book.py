@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
-from gpusched.core.plan import availability
+from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.host.gpus.claims import Claims
@@ -43,7 +43,6 @@ class DeviceBook:
         self.claims = claims
         self.queue = queue
         self.criteria = Criteria()
-        self.settle_timeout_s = 30.0
         self.box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self.box)
         self.error = ""  # why the source as a whole does not answer
@@ -110,7 +109,6 @@ class DeviceBook:
                 occupied=sample.uuid in occupied,
                 polled=reading.complete,
                 criteria=self.criteria,
-                settle_timeout_s=self.settle_timeout_s,
             )
             since = entry.availability.settling_since
             entry.look_at = None
@@ -187,7 +185,7 @@ class DeviceBook:
             fd = self.claims.try_acquire(uuid, self.queue, now)
             if fd is None:
                 holder = self.claims.holder(uuid)
-                entry.refused = f"claimed by {holder.user}'s gpusched" if holder else "claimed by somebody just now"
+                entry.refused = observe.claimed_by(holder.user if holder else None)
                 for _, other in taken:
                     os.close(other)
                 return False
@@ -225,19 +223,14 @@ class DeviceBook:
     def views(self, residents: Mapping[str, tuple[Resident, ...]]) -> tuple[DeviceView, ...]:
         """The allowed devices as the plan sees them, in order of preference; `residents` are the jobs on them."""
         return tuple(
-            DeviceView(
+            observe.device_view(
+                e.device,
                 e.availability,
-                e.availability.sample.total_bytes if e.availability.sample else e.device.total_bytes,
-                f"GPU {e.device.index}" if not e.device.is_mig else f"MIG {e.device.uuid[:12]}",
-                e.claim is not None,
-                e.claim is not None and e.asked_at >= e.claimed_at,
-                e.refused,
-                residents.get(uuid, ()),
-                e.device.name,
-                e.device.group,
-                e.look_wanted_at is not None and e.asked_at >= e.look_wanted_at,
-                e.device.is_mig or e.device.compute_mode == "exclusive_process",
-                e.device.reserved_bytes,
+                held=e.claim is not None,
+                looked=e.claim is not None and e.asked_at >= e.claimed_at,
+                looked_again=e.look_wanted_at is not None and e.asked_at >= e.look_wanted_at,
+                refused=e.refused,
+                residents=residents.get(uuid, ()),
             )
             for uuid, e in self._entries.items()
         )

@@ -27,9 +27,9 @@ from gpusched.common.errors import (
 )
 from gpusched.config.settings import Settings, changed
 from gpusched.core.jobs.lifecycle import BACKOFF_MAX_S, JobEvent
-from gpusched.core.model import MIB, JobState, Reading
-from gpusched.core.plan import selection
-from gpusched.core.plan.availability import Criteria
+from gpusched.core.model import JobState, Reading
+from gpusched.core.plan import observe, selection
+from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Close, Plan, Snapshot, Start
 from gpusched.dispatcher.actor import Actor
@@ -44,11 +44,19 @@ from gpusched.dispatcher.wake import Sleeper
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.gpus.board import Board
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import (
+    DiskFull,
+    Store,
+    attempt_table,
+    job_table,
+    meta_table,
+    request_table,
+    startable_jobs,
+    transitions,
+)
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -134,19 +142,13 @@ class Dispatcher:
         self.settings, self.style = settings, style
         self.warnings = chosen.warnings
         self.devices.allow(chosen.uuids)
-        self.devices.criteria = Criteria(
-            settings.gpu_mem_threshold * MIB,
-            settings.max_checks,
-            settings.free_when == "idle",
-            settings.allow_unreadable_memory,
-        )
-        self.devices.settle_timeout_s = settings.settle_timeout
+        self.devices.criteria = observe.criteria(settings)
         self.rules = replace(self.rules, settings=settings)
         self.limits = self.rules.limits
 
     def _gpus_wanted(self, settings: Settings) -> int:
         """What a job of the queue wants, by its own word or by the options; 0 only where no job wants a GPU."""
-        if self.store.wants_gpus():
+        if job_table.wants_gpus(self.store):
             return max(1, settings.gpus_per_job)
         return settings.gpus_per_job if self.devices.box else 0
 
@@ -194,13 +196,13 @@ class Dispatcher:
             self._leave()
 
     def _begin(self) -> None:
-        for request, kind, _ in self.store.open_requests():
+        for request, kind, _ in request_table.open_requests(self.store):
             if kind in ("stop", "stop_now"):  # was meant for a dispatcher that has left
-                self.store.acknowledge(request, self.clock())
-        self.store.shorten_back_offs(self.clock() + BACKOFF_MAX_S)  # noted by a clock that was ahead
+                request_table.acknowledge(self.store, request, self.clock())
+        startable_jobs.shorten_back_offs(self.store, self.clock() + BACKOFF_MAX_S)  # noted by a clock that was ahead
         for text in self.warnings:
             self.reporter.tell("warning", text)
-        for live in self.attempts.adopt(self.store.running(), self.clock()):
+        for live in self.attempts.adopt(attempt_table.running(self.store), self.clock()):
             self.reporter.tell(
                 "started", f"job {live.job.id} was left by an earlier dispatcher: taken over", live.job.id
             )
@@ -216,7 +218,7 @@ class Dispatcher:
         self.devices.clock_went_back(now)
         self.attempts.clock_went_back(now)
         try:
-            self.store.shorten_back_offs(now + BACKOFF_MAX_S)
+            startable_jobs.shorten_back_offs(self.store, now + BACKOFF_MAX_S)
         except DiskFull as error:
             self._note_trouble(error, now)
 
@@ -277,19 +279,8 @@ class Dispatcher:
         self.minder.mind_leftovers()
 
     def _snapshot(self, now: float) -> Snapshot:
-        attempts = tuple(live.planned() for live in self.attempts.live.values())
-        return Snapshot(
-            now=now,
-            limits=self.limits,
-            devices=self.devices.views(self.meter.residents()),
-            attempts=attempts,
-            closed_to_starts=self._closed(),
-            gpus_closed=self.devices.error,
-            stop_all=self.stop_all_since is not None,
-            threshold_bytes=self.devices.criteria.threshold_bytes,
-            max_checks=self.devices.criteria.max_checks,
-            waited_since=self._waited_since,
-        )
+        attempts = [live.planned() for live in self.attempts.live.values()]
+        return observe.snapshot(self._board(now), now, attempts=attempts, stop_all=self.stop_all_since is not None)
 
     # ---- acting ----
 
@@ -317,7 +308,7 @@ class Dispatcher:
             self._drain(f"{self.minder.failed} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
         if any(isinstance(a, Close) and a.verdict.event not in _FINAL for a in plan.actions):
             self._head.forget()  # a job waits again
-        freed = self.store.take_freed()
+        freed = transitions.take_freed(self.store)
         if freed:
             self._head.forget()
         return freed or fails
@@ -347,7 +338,7 @@ class Dispatcher:
             text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
         if running and code == EXIT_INTERRUPTED:
             text += " (once more: what runs is stopped and queued again)"
-        if self.store.counts()[JobState.QUEUED]:
+        if job_table.counts(self.store)[JobState.QUEUED]:
             text += "; the same command goes on with what is queued"
         self.reporter.tell("queue", text)
 
@@ -358,7 +349,7 @@ class Dispatcher:
         self.stop_all_since, self.exit_code = now, code
         again: list[int] = []
         try:
-            again = self.store.blame_shutdown(now - SHUTDOWN_WINDOW_S)
+            again = attempt_table.blame_shutdown(self.store, now - SHUTDOWN_WINDOW_S)
         except DiskFull as error:
             self._note_trouble(error, now)
         running = self.attempts.unfinished()
@@ -372,7 +363,7 @@ class Dispatcher:
 
     def _hear_requests(self, now: float) -> None:
         heard = []
-        for request, kind, _ in self.store.open_requests():
+        for request, kind, _ in request_table.open_requests(self.store):
             if kind == "submitted" and self.draining:
                 continue  # whoever submitted waits for the lock and dispatches itself
             if kind == "stop" and not self.draining:
@@ -383,18 +374,18 @@ class Dispatcher:
                 self._take_options()
             heard.append(request)
         for live in self.attempts.live.values():
-            live.cancel_requested = self.store.job(live.job.id).cancel_requested_at is not None
+            live.cancel_requested = job_table.get(self.store, live.job.id).cancel_requested_at is not None
         try:
             with self.store.transaction():
                 for request in heard:
-                    self.store.acknowledge(request, now)
+                    request_table.acknowledge(self.store, request, now)
         except DiskFull as error:
             self._note_trouble(error, now)
             self._data_version = -1  # heard again
 
     def _take_options(self) -> None:
         """Another `gpusched run` of this queue gave newer options."""
-        text = self.store.meta("settings")
+        text = meta_table.read(self.store, "settings")
         if text is None:
             return
         self._take_dirs()
@@ -410,7 +401,7 @@ class Dispatcher:
 
     def _take_dirs(self) -> None:
         """Where the jobs of the newest submission run: what it has copied is not copied again."""
-        told = self.store.meta("dirs")
+        told = meta_table.read(self.store, "dirs")
         if told is not None:
             self.rules = replace(self.rules, dirs=JobDirs.from_json(told))
 
@@ -463,8 +454,7 @@ class Dispatcher:
             self._tell_wait_at = now + WAIT_IS_LONG_S
         elif now >= self._tell_wait_at:
             self._tell_wait_at = now + WAITS_AGAIN_S
-            text = reason.text if reason.text.startswith("waits") else f"waits: {reason.text}"
-            self.reporter.tell("waiting", f"the next job {text}")
+            self.reporter.tell("waiting", f"the next job {reason.sentence}")
         if now >= self._next_metrics:
             self._next_metrics = now + METRICS_EVERY_S
             self._write_metrics(now, every_job=False)
@@ -508,7 +498,7 @@ class Dispatcher:
             return True
         if self.follow or self.intake.waits() or not self.feed.ended() or self._head.rows:
             return False
-        return not self.store.has_startable()
+        return not startable_jobs.has_any(self.store)
 
     def _end(self) -> int:
         if self.attempts.live and not self.quit:
@@ -517,10 +507,10 @@ class Dispatcher:
             self.reporter.tell("error", f"{self._trouble}: how these jobs ended cannot be noted now: {ids}; {kept}")
         if self.exit_code is not None:
             return self.exit_code
-        counts = self.store.counts()
+        counts = job_table.counts(self.store)
         left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] - self.store.count_failed_unlisted()
-        bad += counts[JobState.CANCELLED] - self.store.count_removed() + left
+        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self.store)
+        bad += counts[JobState.CANCELLED] - job_table.count_removed(self.store) + left
         return EXIT_SOME_FAILED if bad or self.intake.refused_lines else EXIT_OK
 
     def _leave(self) -> None:

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpusched.core.model import Job, JobRow
+from gpusched.core.plan.observe import starts
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import Claim, Plan, Snapshot, Start
-from gpusched.host.store import SHAPES_MAX, Store
+from gpusched.core.plan.snapshot import Plan, Snapshot
+from gpusched.host.store import Store, startable_jobs
+from gpusched.host.store.startable_jobs import SHAPES_MAX
 
 SHOWN = 4  # jobs of a shape that a plan is shown at first
 GROWTH = 4  # so many times as many are shown, or fetched, when these were too few
@@ -77,7 +79,7 @@ class QueueHead:
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
         """Shapes of which each shown job gets devices, while there are more."""
-        placed = {action.job_id for action in plan.actions if isinstance(action, Start | Claim)}
+        placed = set(starts(plan))
         placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
         return [
             shape
@@ -87,11 +89,11 @@ class QueueHead:
         ]
 
     def _fetch(self, now: float) -> None:
-        shapes = self._store.shapes()
+        shapes = startable_jobs.shapes(self._store)
         self._known, self.rows, self._shapes, self._more = True, {}, {}, set()
-        self.retry_at = self._store.next_not_before(now)
+        self.retry_at = startable_jobs.next_not_before(self._store, now)
         if len(shapes) > SHAPES_MAX:
-            for row in self._store.head(now, IN_ORDER):
+            for row in startable_jobs.first(self._store, now, IN_ORDER):
                 self._shapes.setdefault(row.shape, []).append(self._take(row))
             return
         page = max(PAGE_MIN, min(PAGE_MAX, PAGE_SUM // max(1, len(shapes))))
@@ -99,7 +101,7 @@ class QueueHead:
             self._add(shape, page, now)
 
     def _add(self, shape: str, limit: int, now: float) -> None:
-        found = self._store.head(now, limit, shape)
+        found = startable_jobs.first(self._store, now, limit, shape)
         self._shapes[shape] = [self._take(row) for row in found]
         (self._more.add if len(found) == limit else self._more.discard)(shape)
 

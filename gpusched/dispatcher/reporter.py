@@ -5,43 +5,33 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from gpusched.core.jobs.progress import ItemGroup, groups
+from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
-from gpusched.core.model import Event, JobState, RunningView
+from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.board import Board, BoardDevice, Frame
 from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.host.gpus import board
-from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import (
+    DiskFull,
+    Store,
+    attempt_table,
+    dependency_table,
+    dispatch_table,
+    job_table,
+    queue_totals,
+)
 
 log = logging.getLogger("gpusched.dispatcher")
 
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 _ODD = (DeviceState.LOST, DeviceState.SET_ASIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One look at a dispatcher, for a live view."""
-
-    at: float
-    queue: str
-    started_at: float
-    board: Board
-    counts: dict[JobState, int]
-    removed: int
-    running: tuple[RunningView, ...]
-    reason: str  # what the first waiting job waits for
-    finished_now: int  # attempts that have succeeded since this dispatcher began
-    groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
-    closing: str  # why nothing new starts, if so
 
 
 class Observer(Protocol):
@@ -85,7 +75,7 @@ class Reporter:
         self.succeeded = 0  # attempts, since this dispatcher began
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
         self._started_at = clock()
-        self._dispatch = store.begin_dispatch(self._started_at)
+        self._dispatch = dispatch_table.begin(store, self._started_at)
         self._outage = ""  # the outage of the source that was told
         self._states: dict[str, DeviceState] = {}  # of the devices, as told
 
@@ -99,7 +89,7 @@ class Reporter:
         if cause == CAUSE_NOT_NEEDED:
             self.tell("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
             return
-        bad = self._store.culprit(job_id)
+        bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
         why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.tell("ended", f"job {job_id} is {state.value}: {why}", job_id)
@@ -157,12 +147,12 @@ class Reporter:
             queue=self._queue.path,
             started_at=self._started_at,
             board=found,
-            counts=self._store.counts(),
-            removed=self._store.count_removed(),
+            counts=job_table.counts(self._store),
+            removed=job_table.count_removed(self._store),
             running=views,
             reason=reason,
             finished_now=self.succeeded,
-            groups=tuple(groups(self._store.item_counts(), views)),
+            groups=tuple(groups(queue_totals.item_counts(self._store), views)),
             closing=closing,
         )
 
@@ -170,8 +160,8 @@ class Reporter:
         """Replace gpu_metrics.json, and keep what the open attempts have used so far for whoever comes after."""
         for live in running:
             text = live.progress.decode("utf-8", "replace")
-            self._store.save_usage(live.job.id, live.row.number, live.usage, text)
-        self._store.touch_dispatch(self._dispatch, now)
+            attempt_table.save_usage(self._store, live.job.id, live.row.number, live.usage, text)
+        dispatch_table.touch(self._store, self._dispatch, now)
         devices: list[dict[str, object]] = [
             {
                 "uuid": view.uuid,
@@ -188,7 +178,7 @@ class Reporter:
     def leave(self, now: float) -> None:
         """The dispatcher goes: nothing is published any more."""
         try:
-            self._store.touch_dispatch(self._dispatch, now)
+            dispatch_table.touch(self._store, self._dispatch, now)
         except DiskFull:
             log.warning("the disk is full: when this dispatcher was last here is not noted")
         board.remove(self._queue.board)

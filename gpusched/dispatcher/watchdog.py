@@ -13,7 +13,7 @@ from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.usage_meter import UsageMeter
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table
 
 QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
 
@@ -73,7 +73,7 @@ class Watchdog:
         if self._quick_failures[tag] < QUICK_FAILURES:
             return False
         del self._quick_failures[tag]  # those that are released get as many failures again
-        n = self._store.hold_tag(tag, CAUSE_FAILURES)
+        n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
         if n:
             what = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
             way_on = f"{n} more are held; `gpusched release --tag {tag}` lets them go"

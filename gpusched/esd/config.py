@@ -1,7 +1,8 @@
-"""What an experiment of spectral analysis is told to do, as a value. Reads no argv and no file."""
+"""The configuration of an experiment of spectral analysis. Reads no argv and no file."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,19 +18,23 @@ CHOICES = {
     "solver": ("auto", "gram", "svd", "fast"),
 }
 
-OF_A_RUN = frozenset(
+RUN_FIELDS = frozenset(
     {"retry_failed", "gpu_list", "gpu_memory_threshold", "max_checks", "max_gpus", "log_dir", "settings"}
 )
 
 
 @dataclass(frozen=True)
 class EsdConfig:
-    """What is analysed, how, and on which GPUs. `settings` holds further settings of a run by their names."""
+    """The models of an experiment, the options of their analysis, and the GPUs to use.
+
+    `settings` holds further settings of a run by their names. A configuration is also the source of its jobs: their
+    queue belongs to the output directory.
+    """
 
     model_list: str = ""
     single_model: str = ""
     output_dir: str = "esd_results"
-    source_model: str = ""  # this and the next two are of single_model; a list has columns for them
+    source_model: str = ""  # this and the next two describe single_model; a list has columns for them
     relation: str = ""
     revision: str = ""
     overwrite: bool = False
@@ -59,11 +64,11 @@ class EsdConfig:
     settings: Mapping[str, object] = make_field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises GpuschedError for what cannot be meant."""
+        """Raise GpuschedError for a value that makes no sense."""
         if bool(self.model_list) == bool(self.single_model):
-            hint = "--model-list atlas.csv, or --single-model gpt2"
-            both = "a list and a single model: one of them" if self.model_list else "no models are named"
-            raise GpuschedError(both, hint=hint)
+            hint = "use --model-list atlas.csv or --single-model gpt2"
+            problem = "a list and a single model exclude each other" if self.model_list else "no models are named"
+            raise GpuschedError(problem, hint=hint)
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         for name, words in CHOICES.items():
@@ -73,7 +78,7 @@ class EsdConfig:
         if self.device and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise GpuschedError("must be auto, cpu, cuda or cuda:N", where=f"--device {self.device}")
         if not 0 <= self.evals_thresh < float("inf"):
-            hint = "eigenvalues at or below it are left out; the usual one is 1e-5"
+            hint = "eigenvalues up to it are left out; the usual value is 1e-5"
             raise GpuschedError("must be a number, at least 0", where=f"--evals-thresh {self.evals_thresh}", hint=hint)
         for name, value, least in (("--bins", self.bins, 1), ("--min-evals", self.min_evals, 2)):
             if value < least:
@@ -81,35 +86,51 @@ class EsdConfig:
         try:
             re.compile(self.layers)
         except re.error as error:
-            raise GpuschedError(f"this is no regular expression: {error}", where=f"--layers {self.layers}") from None
+            raise GpuschedError(f"not a regular expression: {error}", where=f"--layers {self.layers}") from None
         if self.disk_reserve:
             try:
                 parse_size(self.disk_reserve)
             except ValueError as error:
                 raise GpuschedError(f"must be {error}", where=f"--disk-reserve {self.disk_reserve}") from None
 
+    # ---- the source of the jobs ----
+
+    @property
+    def output(self) -> str:
+        """The absolute path of the output directory."""
+        return absolute(self.output_dir)
+
+    @property
+    def stem(self) -> str:
+        """The default name of the queue."""
+        return os.path.basename(self.output) or "esd"
+
+    @property
+    def owner(self) -> bytes:
+        """The identity of the queue's source; never equal to a file path."""
+        return b"esd " + os.fsencode(self.output)
+
     @property
     def words(self) -> list[str]:
-        """What one types for it after `gpusched`, without the settings of a run."""
-        found = ["esd"]
+        """The command line after `gpusched`, without the settings of a run."""
+        words = ["esd"]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in OF_A_RUN or (value == field.default and field.name != "output_dir"):
+            if field.name in RUN_FIELDS or (value == field.default and field.name != "output_dir"):
                 continue
             if field.name == "parallel_gpu":
-                found.append("--no-parallel-gpu")
+                words.append("--no-parallel-gpu")
             elif value is True:
-                found.append(flag(field.name))
+                words.append(flag(field.name))
             else:
-                text = str(value)
-                found += [f"{flag(field.name)}={text}"] if text.startswith("-") else [flag(field.name), text]
-        return found
+                words += option_words(flag(field.name), value)
+        return words
 
     @property
     def flags(self) -> dict[str, object]:
-        """The settings of a run as text, as `config.load` takes them."""
+        """The settings of a run, as `config.load` takes them."""
         gpus = self.gpu_list
-        given: dict[str, object] = {
+        values: dict[str, object] = {
             "gpu_list": gpus if gpus is None or isinstance(gpus, str) else ",".join(map(str, gpus)),
             "gpu_mem_threshold": self.gpu_memory_threshold,
             "max_checks": self.max_checks,
@@ -117,9 +138,20 @@ class EsdConfig:
             "log_dir": self.log_dir,
             **self.settings,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def flag(name: str) -> str:
-    """The option that sets a field."""
+    """Return the option that sets a field."""
     return "--" + name.replace("_", "-")
+
+
+def option_words(option: str, value: object) -> list[str]:
+    """Return an option and its value as words of a command line, one word where the value begins with a dash."""
+    text = str(value)
+    return [f"{option}={text}"] if text.startswith("-") else [option, text]
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path, with `~` expanded; an empty path stays empty."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""

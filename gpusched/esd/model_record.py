@@ -1,6 +1,6 @@
-"""The record that an analysis leaves of one model: its file names, and what counts as done. Reads no file.
+"""The record of the analysis of one model: the names of its files, and the test for a finished one. Reads no file.
 
-`records/<stem>.json` is written last of all that a model leaves, so that what it names is whole.
+`records/<stem>.json` is written after all other files of a model, so the files that it names are complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-CONVENTION = 1  # of the numbers: another one makes other numbers of the same weights, and nothing made before is done
+CONVENTION = 1  # changes when the same weights give other numbers: no earlier result counts as done then
 
 RECORDS = "records"
 TABLES = "per_model_csv"
@@ -18,7 +18,7 @@ SPECTRA = "spectra"
 
 _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary mark included
 
-# What changes the numbers, and its default. Names as of the flags, with _ for -.
+# The options that change the numbers, with their defaults. Named like the flags, with _ for -.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "fix_fingers": "xmin_mid",
@@ -35,15 +35,15 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 ADAPTER_RELATIONS = ("adapter", "lora", "peft")
 
-# What stands for itself: a hyphen only where it cannot be taken for a part of "--".
+# Characters that are encoded: all unusual ones, and a hyphen that could be part of "--".
 _CODED = re.compile(r"[^\w.+=@,/-]|(?:^|(?<=/))\.|-(?=[-/])|(?<=[-/])-|^-|-$", re.ASCII)
 _CODE = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def file_stem(name: str) -> str:
-    """The name of a model as a file name without suffix: `a/b` -> `a--b`, and no two names have the same.
+    """Return the name of a model as a file name without suffix: `a/b` -> `a--b`, different for each model.
 
-    What would make it ambiguous or unsafe is percent-encoded. ValueError for an empty or overlong name.
+    Ambiguous and unsafe characters are percent-encoded. Raises ValueError for an empty or overlong name.
     """
     stem = _CODED.sub(lambda match: _encoded(match[0]), name).replace("/", "--")
     if not name or len(stem) > _LONGEST_STEM:
@@ -52,7 +52,7 @@ def file_stem(name: str) -> str:
 
 
 def model_name(stem: str) -> str:
-    """The name that `file_stem` made this of."""
+    """Return the name of the model from the result of `file_stem`."""
     return _CODE.sub(lambda match: _decoded(match[0]), stem.replace("--", "/"))
 
 
@@ -64,20 +64,19 @@ def _decoded(code: str) -> str:
     return bytes.fromhex(code.replace("%", "")).decode("utf-8", "surrogateescape")
 
 
-def options_of(given: Mapping[str, Any], *, source_model: str = "", relation: str = "") -> dict[str, Any]:
-    """The `options` of a record: each of DEFAULTS as given or by default, whether an adapter is meant, and its base.
+def options_of(values: Mapping[str, Any], *, source_model: str = "", relation: str = "") -> dict[str, Any]:
+    """Return the `options` of a record: the value of each of DEFAULTS, whether it is an adapter, and its base.
 
-    Where a whole model and an adapter lie in one directory, the label alone decides which of the two is analysed.
-
-    Other keys of `given` are left out: they change no number.
+    If a directory holds a whole model and an adapter, only `relation` decides which of the two is analysed. Other keys
+    of `values` are left out: they change no number.
     """
-    options = {key: given.get(key, default) for key, default in DEFAULTS.items()}
+    options = {key: values.get(key, default) for key, default in DEFAULTS.items()}
     adapter = relation.strip().lower() in ADAPTER_RELATIONS
     return {**options, "adapter": adapter, "source_model": source_model if adapter else ""}
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
-    """Was this model analysed to its end, by these options and this convention, at this revision?"""
+    """Return True if the model was analysed with these options, at this revision, by this convention."""
     return (
         record.get("success") is True
         and record.get("convention") == CONVENTION

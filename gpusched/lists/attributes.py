@@ -1,28 +1,28 @@
-"""What a job says of itself, from keys and values to Attributes and back.
+"""Attributes that a job states: from keys and values to `Attributes`, and back to text.
 
-Reads no command and knows no other job: whether a name is taken or missing is seen where jobs are collected.
+Reads no command and knows no other job: names are compared where jobs are collected.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any
 
-from gpusched.common.quantities import format_duration, format_size, nearest, parse_duration, parse_size
+from gpusched.common.quantities import format_duration, format_size, parse_duration, parse_size
 from gpusched.common.text import clean
 from gpusched.core.model import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import Word
-from gpusched.lists.lint import Fault
+from gpusched.lists.finding_table import Fault, fault, suggest
 
 ENV = "env."
 
 Stated = MutableMapping[str, Any]  # key -> value, parsed
 
 _NAME = re.compile(r"\w[\w.+=@:/-]*")
-_NAME_IS = "letters, digits and . _ - + = @ : / without blanks, and not digits alone"
+_NAME_FORM = "letters, digits and . _ - + = @ : / without blanks, and not digits alone"
 _LONGEST_NAME = 120
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,22 +31,15 @@ _KINDS = {kind.value: kind for kind in DependencyKind}
 _SMALL_BYTES = 100 * MIB  # less than a CUDA context takes
 
 
-def _whole(text: str) -> int:
-    if not _WHOLE.fullmatch(text):
-        raise ValueError("a whole number")
-    return int(text)
+def _whole(least: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` on."""
 
+    def parse(text: str) -> int:
+        if not _WHOLE.fullmatch(text) or (least is not None and int(text) < least):
+            raise ValueError("a whole number" if least is None else f"a whole number, at least {least}")
+        return int(text)
 
-def _count(text: str) -> int:
-    if not _WHOLE.fullmatch(text) or int(text) < 0:
-        raise ValueError("a whole number, at least 0")
-    return int(text)
-
-
-def _items(text: str) -> int:
-    if not _WHOLE.fullmatch(text) or int(text) < 1:
-        raise ValueError("a whole number, at least 1")
-    return int(text)
+    return parse
 
 
 def _time(text: str) -> float:
@@ -59,7 +52,7 @@ def _time(text: str) -> float:
 def _name(text: str) -> str:
     name = text if text.isascii() else unicodedata.normalize("NFC", text)
     if not _NAME.fullmatch(name) or name.isdigit():
-        raise ValueError(_NAME_IS)
+        raise ValueError(_NAME_FORM)
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"at most {_LONGEST_NAME} characters")
     return name
@@ -72,10 +65,10 @@ def _names(text: str) -> tuple[str, ...]:
 def _references(text: str) -> tuple[str, ...]:
     """Names, tags and ids."""
     parts = text.split(",")
-    return tuple(dict.fromkeys(str(int(part)) if _id(part) else _name(part) for part in parts))
+    return tuple(dict.fromkeys(str(int(part)) if _is_id(part) else _name(part) for part in parts))
 
 
-def _id(text: str) -> bool:
+def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 16
 
 
@@ -86,25 +79,24 @@ def _model(text: str) -> str:
 
 
 _TEXTS: Mapping[str, Callable[[str], object]] = {
-    "gpus": _count,
+    "gpus": _whole(0),
     "mem": parse_size,
     "time": _time,
-    "retries": _count,
+    "retries": _whole(0),
     "name": _name,
     **dict.fromkeys(_KINDS, _references),
-    "prio": _whole,
+    "prio": _whole(),
     "tag": _names,
     "gpu-model": _model,
-    "items": _items,
+    "items": _whole(1),
 }
 KEYS = (*_TEXTS, "cwd")
-_KNOWN = frozenset(KEYS)
-_KEYS_ARE = f"the keys: {', '.join(KEYS)}, env.NAME"
+_KEY_SET = frozenset(KEYS)
 
 
-@lru_cache(maxsize=1024)  # few of the words of a long list differ
+@lru_cache(maxsize=1024)  # a long list repeats the same words
 def parse_value(key: str, value: bytes) -> object:
-    """The value of a key that exists. ValueError says what would be right."""
+    """Parse the value of a valid key. The text of a ValueError is the form that it must have."""
     if key == "cwd" or key.startswith(ENV):
         if b"\0" in value or (key == "cwd" and not value):
             raise ValueError("a directory" if key == "cwd" else "without a NUL byte")
@@ -115,76 +107,80 @@ def parse_value(key: str, value: bytes) -> object:
         raise ValueError("UTF-8 text") from None
 
 
-def wrong_key(key: str) -> tuple[str, str] | None:
-    """What is wrong with a key, as code and message; None: it is one."""
+def key_fault(key: str, at: int = 0) -> Fault | None:
+    """Return the fault of a key; None for a valid one."""
     if not key.startswith(ENV):
-        if key in _KNOWN:
+        if key in _KEY_SET:
             return None
-        meant = "env.NAME" if key == "env" else nearest(key, (*KEYS, "env.NAME"))
-        return "attribute-key", f"there is no attribute {key!r}" + (f"; did you mean {meant}?" if meant else "")
+        keys = (*KEYS, "env.NAME")
+        suggestion = "; did you mean env.NAME?" if key == "env" else suggest(key, keys)
+        return fault("attribute-key", at, key=key, suggestion=suggestion, keys=", ".join(keys))
     name = key[len(ENV) :]
     if not _VARIABLE.fullmatch(name):
-        return "attribute-key", f"{name!r} is no name of a variable: letters, digits and _"
-    if _OURS.fullmatch(name):
-        return "attribute-own", f"{name} is set by gpusched itself: leave it out (gpus=0 makes a job without a GPU)"
-    return None
+        return fault("attribute-key.variable", at, key=name)
+    return fault("attribute-own", at, key=name) if _OURS.fullmatch(name) else None
 
 
 def state(words: Iterable[Word], stated: Stated, *, directive: bool = False) -> list[Fault]:
-    """Put what the words say into `stated`, which holds the defaults; a bare `key=` takes a default back."""
+    """Put the words into `stated`, which has the defaults; a bare `key=` removes a default. Return the faults."""
     faults: list[Fault] = []
-    seen: set[str] = set()
+    keys: set[str] = set()
     for word in words:
-        key = word.key
-        if key not in _KNOWN and (wrong := wrong_key(key)) is not None:
-            faults.append(Fault(wrong[0], "error", word.at, wrong[1], _KEYS_ARE, False))
-        elif key in seen:
-            message = f"{key} stands here twice" + (f": {key}=a,b" if _TEXTS.get(key) in (_names, _references) else "")
-            faults.append(Fault("attribute-twice", "error", word.at, message, "", False))
-        elif directive and key == "name":
-            message = "a name is for one job, and a directive is for all the lines below"
-            faults.append(Fault("attribute-name", "error", word.at, message, "tag=… is for many", False))
-        elif word.bare:
-            if key == "name" or stated.pop(key, None) is None:
-                faults.append(_takes_nothing(key, word.at))
-        else:
-            try:
-                stated[key] = value = parse_value(key, word.value)
-            except ValueError as error:
-                faults.append(wrong_value(key, word.value, error, word.at + len(key) + 1))
-            else:
-                if (doubt := doubtful(key, word.value, value, word.at)) is not None:
-                    faults.append(doubt)
-        seen.add(key)
+        problem = _word_fault(word, keys, directive)
+        if problem is None and word.bare:
+            problem = _remove_default(word, stated)
+        elif problem is None:
+            problem = _state_value(word, stated)
+        if problem is not None:
+            faults.append(problem)
+        keys.add(word.key)
     return faults
 
 
-def wrong_value(key: str, value: bytes, error: ValueError, at: int) -> Fault:
-    shown = clean(value[:60].decode("utf-8", "replace"))
-    message = f"{key} is {shown!r}, but must be {error}"
-    if value.endswith(b","):
-        message += "; blanks part the attributes, not commas"
-    return Fault("attribute-value", "error", at, message, "", False)
+def _word_fault(word: Word, keys: Collection[str], directive: bool) -> Fault | None:
+    """Return the fault of a word's key; `keys` are those of the words before it."""
+    key = word.key
+    problem = None if key in _KEY_SET else key_fault(key, word.at)
+    if problem is None and key in keys:
+        is_list = _TEXTS.get(key) in (_names, _references)
+        return fault("attribute-twice.list" if is_list else "attribute-twice", word.at, key=key)
+    if problem is None and directive and key == "name":
+        return fault("attribute-name", word.at)
+    return problem
 
 
-def _takes_nothing(key: str, at: int) -> Fault:
-    if key == "name":
-        return Fault("attribute-value", "error", at, "the name is empty", "", False)
-    message = f"{key}= takes a default back, and there is none"
-    hint = f"{key}='' sets it to nothing" if key.startswith(ENV) else "leave it out"
-    return Fault("attribute-bare", "warning", at, message, hint, False)
+def _remove_default(word: Word, stated: Stated) -> Fault | None:
+    if word.key == "name":
+        return fault("attribute-value.name", word.at)
+    if stated.pop(word.key, None) is not None:
+        return None
+    return fault("attribute-bare.variable" if word.key.startswith(ENV) else "attribute-bare", word.at, key=word.key)
 
 
-def doubtful(key: str, text: bytes, value: object, at: int) -> Fault | None:
-    """What a careful colleague would ask about a value that can be right."""
+def _state_value(word: Word, stated: Stated) -> Fault | None:
+    try:
+        stated[word.key] = value = parse_value(word.key, word.value)
+    except ValueError as error:
+        return value_fault(word.key, word.value, error, word.at + len(word.key) + 1)
+    return value_doubt(word.key, word.value, value, word.at)
+
+
+def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault:
+    """Return the fault of a value that `parse_value` refused with `error`."""
+    text = clean(value[:60].decode("utf-8", "replace"))
+    name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
+    return fault(name, at, key=key, value=text, form=error)
+
+
+def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | None:
+    """Return a warning about a valid value that is probably a mistake."""
     if key != "mem" or not isinstance(value, int) or value >= _SMALL_BYTES:
         return None
-    message = f"mem {text.decode()} is {value / MIB:g} MiB, which is less than a CUDA context alone takes"
-    return Fault("attribute-mem", "warning", at, message, "without a unit it counts MiB: 18G is 18 GiB", False)
+    return fault("attribute-mem", at, text=text.decode(), mib=value / MIB)
 
 
 def make(stated: Mapping[str, Any]) -> Attributes:
-    """The attributes of one job. A job without GPUs has neither a budget on them nor a wish for a model."""
+    """Make the attributes of one job. A job without GPUs has neither a memory budget nor a GPU model."""
     if not stated:
         return NO_ATTRIBUTES
     get = stated.get
@@ -211,36 +207,28 @@ _SAFE = re.compile(rb"[\w@%+=:,./-]+")
 
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
-    """Keys and values, as they would be written, without quotes."""
+    """Return keys and values as a user writes them, without quotes."""
     a = attributes
-    words: list[tuple[str, bytes]] = []
-    if a.name:
-        words.append(("name", a.name.encode()))
-    if a.gpus is not None:
-        words.append(("gpus", b"%d" % a.gpus))
-    if a.mem_bytes is not None:
-        words.append(("mem", format_size(a.mem_bytes).encode()))
-    if a.gpu_model:
-        words.append(("gpu-model", a.gpu_model.encode()))
-    if a.time_limit_s is not None:
-        words.append(("time", format_duration(a.time_limit_s).encode()))
-    if a.retries is not None:
-        words.append(("retries", b"%d" % a.retries))
-    if a.prio:
-        words.append(("prio", b"%d" % a.prio))
-    if a.tags:
-        words.append(("tag", ",".join(a.tags).encode()))
-    words += ((each.kind.value, ",".join(each.refs).encode()) for each in a.after)
-    if a.items:
-        words.append(("items", b"%d" % a.items))
+    texts = [
+        ("name", a.name or None),
+        ("gpus", a.gpus),
+        ("mem", None if a.mem_bytes is None else format_size(a.mem_bytes)),
+        ("gpu-model", a.gpu_model or None),
+        ("time", None if a.time_limit_s is None else format_duration(a.time_limit_s)),
+        ("retries", a.retries),
+        ("prio", a.prio or None),
+        ("tag", ",".join(a.tags) or None),
+        *((each.kind.value, ",".join(each.refs)) for each in a.after),
+        ("items", a.items or None),
+    ]
+    words = [(key, str(text).encode()) for key, text in texts if text is not None]
     if a.cwd is not None:
         words.append(("cwd", a.cwd))
-    words += ((ENV + name.decode(), value) for name, value in a.env)
-    return words
+    return words + [(ENV + name.decode(), value) for name, value in a.env]
 
 
 def render(attributes: Attributes) -> bytes:
-    """The block that says the same; empty for attributes that say nothing."""
+    """Return the block `[…]` of these attributes; empty if none is stated."""
     words = [key.encode() + b"=" + _quoted(value) for key, value in words_of(attributes)]
     return b"[" + b" ".join(words) + b"]" if words else b""
 

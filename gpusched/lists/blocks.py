@@ -1,4 +1,4 @@
-"""The words of `[gpus=2 mem=18G name='a b'] command` and of `#gpusched: gpus=2`, with their places.
+"""Read the words of `[gpus=2 mem=18G name='a b'] command` and of `#gpusched: gpus=2`, with their offsets.
 
 Knows no key and no value; runs nothing and expands nothing.
 """
@@ -9,13 +9,13 @@ import re
 from typing import NamedTuple
 
 from gpusched.common.text import clean
-from gpusched.lists.lint import Fault
+from gpusched.lists.finding_table import Fault, fault
 
 DIRECTIVE = b"#gpusched:"
 
 
 class Word(NamedTuple):
-    """`key=value`, the value without its quotes. `bare`: nothing at all follows the `=`."""
+    """`key=value`, the value without its quotes. `bare`: nothing follows the `=`."""
 
     key: str
     value: bytes
@@ -24,18 +24,19 @@ class Word(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The words of a block or a directive, up to the first fault. `end` is the offset behind it, -1 without one."""
+    """The words of a block or a directive, up to the first fault. `end` is the offset after it, -1 if it has no end."""
 
     words: list[Word]
     end: int
     fault: Fault | None = None
 
 
-# A bracket that begins no block: the shell's own tests, and the rows of a table that was taken for commands.
+# A bracket that begins no block: a test of the shell, or a row of a table.
 _NO_BLOCK = re.compile(rb"\[(?:[ \t\[\"'{]|[\d.+-]+,|$)")
-_SIMPLE = re.compile(  # what most words are
+_SIMPLE = re.compile(  # most words
     rb"""[ \t]*([A-Za-z][\w.-]*)=(?:([\w.,:/@%+=-]*)|'([^']*)'|"([^"\\$`]*)")(?=[ \t\]]|$)"""
 )
+_OTHER = re.compile(rb"[^ \t\]]*")
 _KEYED = re.compile(rb"([A-Za-z][\w.-]*)=")
 _PIECE = re.compile(
     rb"""(?P<plain>[^ \t'"\\$`\]~]+)|'(?P<single>[^']*)'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)"|\\(?P<escaped>.)"""
@@ -48,27 +49,27 @@ _NEAR = re.compile(rb"#[ \t]*gpusched[ \t]*:?[ \t]*[a-z-]+=", re.IGNORECASE)
 
 
 def opens_block(text: bytes) -> bool:
-    """Does this command line begin with attributes? `[` before a blank or another `[` is the shell's own."""
+    """Return True if this command line begins with attributes. `[` before a blank or another `[` is the shell's."""
     return text[:1] == b"[" and not _NO_BLOCK.match(text)
 
 
 def looks_like_directive(comment: bytes) -> bool:
-    """Is this comment, which is no directive, meant to be one?"""
+    """Return True if this comment resembles a directive, though it is none."""
     return bool(_NEAR.match(comment))
 
 
 def read_block(text: bytes, start: int) -> Block:
-    """The block whose bracket stands at `start`."""
+    """Read the block whose bracket is at `start`."""
     block = _read(text, start + 1, closes=True)
-    fault = block.fault
-    open_quote = fault is not None and text[fault.at : fault.at + 1] in (b"'", b'"')
-    if block.end < 0 and (fault is None or not (open_quote or b"]" in text[start:])):
-        return block._replace(fault=_syntax(start, "this [ opens attributes and is never closed"))
+    at = block.fault.at if block.fault else -1
+    is_quote_open = at >= 0 and text[at : at + 1] in (b"'", b'"')
+    if block.end < 0 and (at < 0 or not (is_quote_open or b"]" in text[start:])):
+        return block._replace(fault=fault("attribute-syntax.open", start))
     return block
 
 
 def read_directive(text: bytes, start: int) -> Block:
-    """The words of a directive line that begins at `start`; a `#` at the beginning of a word ends it."""
+    """Read the words of a directive line that begins at `start`; a `#` at the beginning of a word ends it."""
     return _read(text, start + len(DIRECTIVE), closes=False)
 
 
@@ -88,47 +89,47 @@ def _read(text: bytes, at: int, *, closes: bool) -> Block:
             return Block(words, -1 if closes else at)
         if char == b"]" and closes:
             return Block(words, at + 1)
-        found = _word(text, at, closes)
-        if isinstance(found, Fault):
-            return Block(words, -1, found)
-        words.append(found[0])
-        at = found[1]
+        item = _word(text, at, closes)
+        if isinstance(item, Fault):
+            return Block(words, -1, item)
+        words.append(item[0])
+        at = item[1]
 
 
 def _word(text: bytes, start: int, closes: bool) -> tuple[Word, int] | Fault:
-    """A word with quotes, and where it ends."""
+    """Read a word with quotes. Return it with the offset after it."""
     keyed = _KEYED.match(text, start)
     if keyed is None:
-        found = re.compile(rb"[^ \t\]]*").match(text, start)
-        word = clean(found[0][:40].decode("utf-8", "replace")) if found else ""
-        return _syntax(start, f"{word!r} is no attribute: key=value, with blanks between")
+        other = _OTHER.match(text, start)
+        word = clean(other[0][:40].decode("utf-8", "replace")) if other else ""
+        return fault("attribute-syntax.word", start, word=word)
     parts: list[bytes] = []
     at = keyed.end()
     while (piece := _PIECE.match(text, at)) is not None:
         kind, part = str(piece.lastgroup), piece[piece.lastgroup or 0]
         if kind == "mark" and part == b"]" and closes:
             break
-        if kind == "mark" and part in b"'\"":
-            return _syntax(at, "this quote is not closed")
-        if kind == "mark" and part == b"\\":
-            return _syntax(at, "nothing follows this backslash")
-        expands = _EXPANDS.match(part) if kind == "double" else None
-        if expands or (kind == "mark" and (part in b"$`" or (part == b"~" and not parts))):
-            place = at + expands.end() if expands else at
-            message = "in attributes nothing is expanded, and the shell would expand this"
-            hint = "write it out, or set it in the command; '…' around it means the characters themselves"
-            return Fault("attribute-expansion", "error", place, message, hint, False)
+        problem = _piece_fault(kind, part, at, is_first=not parts)
+        if problem is not None:
+            return problem
         parts.append(_ESCAPED.sub(rb"\1", part) if kind == "double" else part)
         at = piece.end()
     return Word(_key(keyed[1]), b"".join(parts), start, not parts), at
 
 
+def _piece_fault(kind: str, part: bytes, at: int, *, is_first: bool) -> Fault | None:
+    """Return the fault of a piece of a value, if it has one."""
+    if kind == "double":
+        expansion = _EXPANDS.match(part)
+        return fault("attribute-expansion", at + expansion.end()) if expansion else None
+    if kind != "mark":
+        return None
+    if part in b"'\"":
+        return fault("attribute-syntax.quote", at)
+    if part == b"\\":
+        return fault("attribute-syntax.backslash", at)
+    return fault("attribute-expansion", at) if part in b"$`" or (part == b"~" and is_first) else None
+
+
 def _key(key: bytes) -> str:
     return key.decode() if b"_" not in key or key[:4] == b"env." else key.decode().replace("_", "-")
-
-
-def _syntax(at: int, message: str) -> Fault:
-    return Fault("attribute-syntax", "error", at, message, _FORM, False)
-
-
-_FORM = "[key=value key=value] command; values are quoted as in the shell, and lists have commas and no blanks"

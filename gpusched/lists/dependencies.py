@@ -1,4 +1,4 @@
-"""What the jobs of a list wait for: references that name nothing, and circles. Waits for nothing and holds no queue."""
+"""Check the dependencies in a list of jobs: unknown references, and circles. Knows no queue."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from gpusched.common.quantities import nearest
 from gpusched.core.model import JobSpec
+from gpusched.lists.finding_table import fault, place_fault, suggest
 from gpusched.lists.findings import Finding
 
 _SHOWN_JOBS = 6
-_EXPLAINED = 20  # findings that get a place and a guess of what was meant
+_EXPLAINED = 20  # findings that get a position and a suggestion
 
 
 def check(specs: Sequence[JobSpec], data: bytes = b"", *, known: Collection[str] = ()) -> list[Finding]:
-    """Find what can never come true. `known` are names and tags that the queue has besides, `data` the list's text.
+    """Return the findings about dependencies that can never be met.
 
-    Ids are digits; which of them there are only the queue knows.
+    `known` are further names and tags of the queue; `data` is the list's text. References by id (digits) are not
+    checked, since only the queue knows its ids.
     """
     if not any(spec.attributes.after for spec in specs):
         return []
@@ -26,11 +27,11 @@ def check(specs: Sequence[JobSpec], data: bytes = b"", *, known: Collection[str]
     if not findings:
         findings += _circles(specs, groups)
     lines = data.split(b"\n") if findings else []
-    return [_placed(finding, lines) for finding in findings[:_EXPLAINED]] + findings[_EXPLAINED:]
+    return [_find_line(finding, lines) for finding in findings[:_EXPLAINED]] + findings[_EXPLAINED:]
 
 
 def _groups(specs: Sequence[JobSpec]) -> dict[str, list[int]]:
-    """Name or tag -> positions of the jobs that have it. A name counts before a tag of the same spelling."""
+    """Map each name or tag to the indices of its jobs. A name has precedence over a tag of the same spelling."""
     groups: dict[str, list[int]] = {}
     names: dict[str, list[int]] = {}
     for n, spec in enumerate(specs):
@@ -42,37 +43,35 @@ def _groups(specs: Sequence[JobSpec]) -> dict[str, list[int]]:
 
 
 def references(spec: JobSpec) -> Iterator[str]:
-    """The names and tags that a job waits for."""
+    """Yield the names and tags that a job waits for."""
     for dependency in spec.attributes.after:
         yield from (ref for ref in dependency.refs if not ref.isdigit())
 
 
 def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collection[str]) -> Iterator[Finding]:
-    hint = "after= takes the names, tags and ids of jobs of the same queue"
-    found: set[tuple[int, str]] = set()  # the jobs of a sweep have one line
+    reported: set[tuple[int, str]] = set()  # the jobs of a sweep have one line
     for spec in specs:
         for ref in references(spec):
-            if ref not in groups and ref not in known and (spec.line, ref) not in found:
-                found.add((spec.line, ref))
-                meant = nearest(ref, [*groups, *known]) if len(found) <= _EXPLAINED else ""
-                advice = f"; did you mean {meant}?" if meant else ""
-                message = f"no job has the name or the tag {ref}{advice}"
-                source = ref.encode() if len(found) <= _EXPLAINED else b""
-                yield Finding("error", "unknown-job", spec.line, message, hint, source=source)
+            if ref not in groups and ref not in known and (spec.line, ref) not in reported:
+                reported.add((spec.line, ref))
+                explain = len(reported) <= _EXPLAINED
+                suggestion = suggest(ref, [*groups, *known]) if explain else ""
+                source = ref.encode() if explain else b""
+                yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), spec.line, source)
 
 
 def _circles(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
-    """One finding for the jobs that wait for each other, if there are any."""
-    # A job waits for groups, a group for its jobs: so many jobs of one tag make no squares of arrows.
+    """Yield one finding for jobs that wait for each other, if there are any."""
+    # Nodes are jobs and groups: a job waits for groups, a group for its jobs. So n jobs of a tag need no n² edges.
     names = list(groups)
     number = {name: len(specs) + n for n, name in enumerate(names)}
-    waits = list(_arrows(specs, groups, number))
+    waits = list(_edges(specs, groups, number))
     waits += (groups[name] for name in names)
     waited_by: list[list[int]] = [[] for _ in waits]
-    open_ends = [len(aims) for aims in waits]
-    for node, aims in enumerate(waits):
-        for aim in aims:
-            waited_by[aim].append(node)
+    open_ends = [len(targets) for targets in waits]
+    for node, targets in enumerate(waits):
+        for target in targets:
+            waited_by[target].append(node)
     free = [node for node, count in enumerate(open_ends) if not count]
     while free:
         for node in waited_by[free.pop()]:
@@ -84,58 +83,57 @@ def _circles(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator
         yield _circle(specs, names, waits, open_ends, start)
 
 
-def _arrows(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
-    """What each job waits for: groups. One that is of such a group itself waits for the others of it."""
+def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
+    """Yield the groups that each job waits for. A job that belongs to such a group waits for the others in it."""
     named = {spec.attributes.name for spec in specs}
-    first: dict[str, int] = {}  # of those that are of the group that they wait for
+    first: dict[str, int] = {}  # group -> the first job in it that waits for it
     for n, spec in enumerate(specs):
-        aims: list[int] = []
+        targets: list[int] = []
         for ref in references(spec):
             if ref not in number:
                 continue
             if ref in named or ref not in spec.attributes.tags:
-                aims.append(number[ref])
+                targets.append(number[ref])
             elif first.setdefault(ref, n) == n:
-                aims += (other for other in groups[ref] if other != n)
+                targets += (other for other in groups[ref] if other != n)
             else:
-                aims.append(first[ref])  # which waits for this one: a circle, and one arrow says so
-        yield aims
+                targets.append(first[ref])  # which waits for this one: one edge shows the circle
+        yield targets
 
 
 def _circle(
     specs: Sequence[JobSpec], names: Sequence[str], waits: list[list[int]], open_ends: list[int], node: int
 ) -> Finding:
-    """Follow what never becomes free until it comes round."""
+    """Follow nodes that never become free until one repeats, and report the circle."""
     path: list[int] = []
-    place: dict[int, int] = {}
-    while node not in place:
-        place[node] = len(path)
+    index: dict[int, int] = {}
+    while node not in index:
+        index[node] = len(path)
         path.append(node)
-        node = next(aim for aim in waits[node] if open_ends[aim])
-    circle = path[place[node] :]
+        node = next(target for target in waits[node] if open_ends[target])
+    circle = path[index[node] :]
     jobs = [n for n in circle if n < len(specs)]
     first = jobs.index(min(jobs))
     jobs = jobs[first:] + jobs[:first]
-    shown = [_called(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
-    line = specs[jobs[0]].line
     after = circle[(circle.index(jobs[0]) + 1) % len(circle)]
     if after >= len(specs):
         ref = names[after - len(specs)]
     else:
         ref = next(ref for ref in references(specs[jobs[0]]) if ref in specs[after].attributes.tags)
-    if len(jobs) == 1:
-        message = f"the job waits for itself: {ref} is its own"
-    else:
-        message = f"these jobs wait for each other: {' -> '.join([*shown, shown[0]])}"
-    return Finding("error", "circle", line, message, "take one of them out", source=ref.encode())
+    texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
+    name = "circle.self" if len(jobs) == 1 else "circle"
+    return place_fault(fault(name, ref=ref, jobs=" -> ".join([*texts, texts[0]])), specs[jobs[0]].line, ref.encode())
 
 
-def _called(spec: JobSpec) -> str:
+def _name(spec: JobSpec) -> str:
     return f"{spec.attributes.name} (line {spec.line})" if spec.attributes.name else f"line {spec.line}"
 
 
-def _placed(finding: Finding, lines: Sequence[bytes]) -> Finding:
-    """With the nearest line that waits for what it names. A directive may stand above, a key of a map below."""
+def _find_line(finding: Finding, lines: Sequence[bytes]) -> Finding:
+    """Move the finding to the nearest line with `after` and the reference, which is its `source` until then.
+
+    A directive may be above the job's line, a key of a map below it.
+    """
     whole = re.compile(rb"(?<![\w.+@:/-])%b(?![\w.+@:/-])" % re.escape(finding.source))
     here = finding.line - 1
     best: tuple[int, int, int] | None = None

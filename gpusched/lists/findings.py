@@ -1,4 +1,4 @@
-"""What is wrong in a file of commands, said to people with line, column and a caret. Decides nothing."""
+"""Show the findings of a file of commands to people, with line, column and a caret. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_PER_CODE = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found in a file of commands. `forceable`: an error that --force turns into a warning."""
+    """A mistake or a doubt in a file of commands. `forceable`: an error that --force turns into a warning."""
 
     severity: Severity
     code: str
@@ -25,37 +25,36 @@ class Finding:
     message: str
     hint: str = ""
     forceable: bool = False
-    source: bytes = field(default=b"", repr=False)  # the physical line, as it is
-    at: int = 0  # where in it, in bytes
+    source: bytes = field(default=b"", repr=False)  # the physical line, unchanged
+    at: int = 0  # byte offset into it
 
     @property
     def column(self) -> int:
-        """From 1, in characters."""
+        """The column in characters, from 1."""
         return len(self.source[: self.at].decode("utf-8", "replace")) + 1
 
     def excerpt(self) -> tuple[str, str]:
-        """The line, fit to show, and a line with a caret below the place; both empty without a source."""
+        """Return the line, fit to show, and a line with a caret below its column; both empty without a source."""
         if not self.source:
             return "", ""
-        shown = _show(self.source)
-        before = _show(self.source[: self.at])
-        if not shown.startswith(before):  # the place is inside something masked
-            while not shown.startswith(before):
-                before = before[:-1]
+        text = _printable(self.source)
+        before = _printable(self.source[: self.at])
+        while not text.startswith(before):  # the column is inside a masked secret
+            before = before[:-1]
         start = 0
-        if len(shown) > _EXCERPT_WIDTH:
-            start = max(0, min(len(before) - _EXCERPT_WIDTH // 2, len(shown) - _EXCERPT_WIDTH))
-            cut_end = len(shown) > start + _EXCERPT_WIDTH
-            shown = ("…" if start else "") + shown[start : start + _EXCERPT_WIDTH] + ("…" if cut_end else "")
+        if len(text) > _EXCERPT_WIDTH:
+            start = max(0, min(len(before) - _EXCERPT_WIDTH // 2, len(text) - _EXCERPT_WIDTH))
+            is_cut = len(text) > start + _EXCERPT_WIDTH
+            text = ("…" if start else "") + text[start : start + _EXCERPT_WIDTH] + ("…" if is_cut else "")
             before = ("…" if start else "") + before[start:]
-        return shown, " " * sum(map(_width, before)) + "^"
+        return text, " " * sum(map(_width, before)) + "^"
 
     def render(self, file: str = "", *, with_hint: bool = True) -> str:
-        """All of it in a few lines, beginning as compilers do."""
-        place = f"{file}:{self.line}" if file else f"line {self.line}"
+        """Return the finding in a few lines, in the form that compilers use."""
+        location = f"{file}:{self.line}" if file else f"line {self.line}"
         if self.source:
-            place += f":{self.column}" if file else f", column {self.column}"
-        lines = [f"{place}: {self.severity}: {self.message}"]
+            location += f":{self.column}" if file else f", column {self.column}"
+        lines = [f"{location}: {self.severity}: {self.message}"]
         lines += (f"    {text}" for text in self.excerpt() if text)
         if self.hint and with_hint:
             lines.append(f"  {self.hint}")
@@ -63,27 +62,27 @@ class Finding:
 
 
 def render_findings(findings: Iterable[Finding], file: str = "", *, limit: int = SHOWN_PER_CODE) -> str:
-    """Findings by code, worst first: the first few of each in full, its hint once, the others by number."""
+    """Return findings grouped by code, the worst first: a few of each in full, the hint once, then line numbers."""
     groups: dict[tuple[int, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((_RANK[finding.severity], finding.code), []).append(finding)
     blocks = []
     for _, group in sorted(groups.items(), key=lambda item: (item[0][0], item[1][0].line)):
-        shown = [finding.render(file, with_hint=False) for finding in group[:limit]]
+        texts = [finding.render(file, with_hint=False) for finding in group[:limit]]
         if len(group) > limit:
             lines = ", ".join(str(finding.line) for finding in group[limit : limit + 10])
             more = " …" if len(group) > limit + 10 else ""
-            shown.append(f"… and {len(group) - limit} more like this: line {lines}{more}")
+            texts.append(f"… and {len(group) - limit} more like this: line {lines}{more}")
         if group[0].hint:
-            shown.append(f"  {group[0].hint}")
-        blocks.append("\n".join(shown))
+            texts.append(f"  {group[0].hint}")
+        blocks.append("\n".join(texts))
     return "\n".join(blocks)
 
 
 _RANK: dict[Severity, int] = {"error": 0, "warning": 1, "hint": 2}
 
 
-def _show(line: bytes) -> str:
+def _printable(line: bytes) -> str:
     return clean(mask_secrets(line.decode("utf-8", "surrogateescape")))
 
 

@@ -1,9 +1,9 @@
-"""The bytes of a file of commands -> job specs and findings. Opens no file and runs nothing.
+"""Parse the bytes of a file of commands into job specs and findings. Opens no file and runs nothing.
 
 One shell command a line, kept byte for byte; a backslash at the end of a line joins the next one as the shell
 does. A line may begin with attributes, `[gpus=2] command`; `#gpusched: gpus=2` sets defaults for the lines below.
-Identity is the text of the command without its attributes, and which occurrence of it. What a single line may
-contain is judged by `lint`, what the shell makes of it by `shellwords`.
+The identity of a job is the text of the command without its attributes, and its occurrence number. `lint` judges a
+single line, `shell_lexer` finds its words.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpusched.common.text import clean
 from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.lists.attributes import make, state
 from gpusched.lists.blocks import DIRECTIVE, Block, looks_like_directive, opens_block, read_block, read_directive
+from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
-from gpusched.lists.lint import Fault
 from gpusched.lists.shell_lexer import Scan
 
 __all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
 
-# The kernel takes no argument of 128 KiB or more (MAX_ARG_STRLEN, with its final NUL); 4 KiB of that are left
-# for what is put before a command.
+# The kernel accepts no argument of 128 KiB or more (MAX_ARG_STRLEN, with its final NUL); 4 KiB of that are reserved
+# for the setup that precedes a command.
 SCRIPT_BYTES = 128 * 1024 - 4096
 
 _BOM = b"\xef\xbb\xbf"
@@ -35,9 +35,9 @@ _NOT_A_SHELL = re.compile(rb"#!.*\b(python|perl|ruby|node|Rscript|julia|awk|make
 def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> JobFile:
     """Read a whole file.
 
-    `force` turns forceable errors into warnings; lines that only set something up are then passed over.
-    `strip_gpu_env` takes a line's own choice of GPUs out of `command`, never out of `text`. `gpus` is what
-    a job gets that does not say. A line with an error makes no job.
+    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
+    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
+    of GPUs for a job that states none. A line with an error makes no job.
     """
     feed = LineFeed(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
     body, rest = feed.feed(data), feed.finish()
@@ -45,12 +45,12 @@ def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus
 
 
 def needs_script(command: bytes) -> bool:
-    """Is this command too long for `bash -c`, so that it has to be run from a file?"""
+    """Return True if this command is too long for `bash -c`, and must be run from a file."""
     return len(command) >= SCRIPT_BYTES
 
 
 class LineFeed:
-    """The same for a file that arrives in pieces: each call returns what has become certain by it."""
+    """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete."""
 
     def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
         self._force = force
@@ -58,41 +58,41 @@ class LineFeed:
         self._gpus = gpus
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
-        self._joined: list[tuple[int, int, bytes]] = []  # physical lines joined so far: offset, number, bytes
-        self._scan: Scan | None = None  # of the command that goes on in the next line
-        self._block: Block | None = None  # that stood before the command that is being read
-        self._stated: dict[str, Any] = {}  # by the directives so far
-        self._defaults = NO_ATTRIBUTES  # the same, made
+        self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
+        self._scan: Scan | None = None  # of a command that continues in the next line
+        self._block: Block | None = None  # of the command that is being read
+        self._directives: dict[str, Any] = {}  # keys and values of the directives so far
+        self._defaults = NO_ATTRIBUTES  # the same as attributes
         self._jobs = Register()
-        self._table: list[str] = []  # first words of the lines that could be a table, up to the last line
-        self._table_at = -1  # where its finding stands among those not taken yet
+        self._table: list[str] = []  # first words of the last lines, if they may be the rows of a table
+        self._table_at = -1  # index of its finding, unless it was returned already
         self._specs: list[JobSpec] = []
         self._findings: list[Finding] = []
 
     def feed(self, data: bytes) -> JobFile:
-        """Take the next bytes; a line counts when its newline is there."""
+        """Parse the next bytes, up to the last newline."""
         body, newline, rest = data.rpartition(b"\n")
         if newline:
             for line in (bytes(self._tail) + body).split(b"\n"):
                 self._line(line)
             self._tail.clear()
         self._tail += rest
-        return self._taken()
+        return self._flush()
 
     def finish(self) -> JobFile:
-        """The input ended: what is left is the last line."""
+        """Parse the last line, which may have no newline."""
         complete = not self._tail
         if self._tail:
             self._line(bytes(self._tail))
             self._tail.clear()
         if self._scan is not None:
             self._dangling(self._scan, complete)
-        return replace(self._taken(), complete=complete)
+        return replace(self._flush(), complete=complete)
 
-    def _taken(self) -> JobFile:
-        taken = JobFile(tuple(self._specs), tuple(self._findings), not self._tail)
+    def _flush(self) -> JobFile:
+        jobs = JobFile(tuple(self._specs), tuple(self._findings), not self._tail)
         self._specs, self._findings, self._table_at = [], [], -1
-        return taken
+        return jobs
 
     # ---- lines ----
 
@@ -125,18 +125,17 @@ class LineFeed:
         if text.startswith(DIRECTIVE):
             self._joined = [(0, self._number, line)]
             block = read_directive(line, line.index(DIRECTIVE))
-            faults = state(block.words, self._stated, directive=True)
+            faults = state(block.words, self._directives, directive=True)
             self._report_all([*faults, block.fault] if block.fault else faults)
-            self._defaults = make(self._stated)
+            self._defaults = make(self._directives)
         elif text[1:2] == b"!" and self._number == 1:
             self._shebang(line)
         elif looks_like_directive(text):
             self._joined = [(0, self._number, line)]
-            at = len(line) - len(line.lstrip(BLANK))
-            self._report(Fault("near-directive", "warning", at, "this is a comment and sets nothing", _DIRECTIVE_IS))
+            self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
 
     def _attributed(self, line: bytes) -> None:
-        """A line that begins with a block. A block that does not close on it may go on in the next one."""
+        """Read a line that begins with a block. An open block may continue in the next line."""
         self._joined = [(0, self._number, line)]
         block = read_block(line, line.index(b"["))
         if block.end >= 0:
@@ -149,7 +148,7 @@ class LineFeed:
                     self._add(text, text, self._number, attributes)
                 return
             self._block = block
-            line = self._behind(line, block.end)
+            line = self._blank_block(line, block.end)
         self._scanned(Scan(line))
 
     def _scanned(self, scan: Scan) -> None:
@@ -158,105 +157,85 @@ class LineFeed:
             self._command(scan)
 
     def _dangling(self, scan: Scan, complete: bool) -> None:
-        """The input ended in a backslash. With a newline after it the shell joins nothing and goes on."""
-        message, hint = "the last line ends in a backslash, and nothing follows it", "take the backslash away"
+        """Report a backslash at the end of the file. If a newline follows it, the command before it is a job."""
         at = len(scan.text) - 1
+        self._report(fault("backslash-at-end" if complete else "backslash-at-end.partial", at))
         if complete:
-            self._report(Fault("backslash-at-end", "warning", at, message, hint))
             self._scan = None
             scan.extend(b"")
             self._command(scan)
-        else:
-            hint = "is the file whole? If it is, take the backslash away"
-            self._report(Fault("backslash-at-end", "error", at, message, hint, forceable=False))
 
     def _shebang(self, line: bytes) -> None:
         self._joined = [(0, self._number, line)]
         script = _NOT_A_SHELL.match(line.strip(BLANK))
-        if script:
-            language = script[1].decode()
-            message = f"this is a {language} script, not a file of commands"
-            self._report(Fault("script", "error", 0, message, f"write a file with lines like: {language} FILE"))
-        else:
-            message = "this line chooses no shell: each line below is run by itself"
-            self._report(Fault("shebang", "hint", 0, message, "--shell chooses one"))
+        self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
 
     # ---- commands ----
 
     def _command(self, scan: Scan) -> None:
-        """A whole command: report what is wrong in it, and make a job of it unless that forbids it."""
+        """Judge a whole command, and make a job of it unless a fault forbids that."""
         attributes: Attributes | None = self._defaults
         block, self._block = self._block, None
         if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
-            block = read_block(scan.text, scan.text.index(b"["))  # it went on over several lines
+            block = read_block(scan.text, scan.text.index(b"["))  # it had several lines
             if block.end >= 0:
-                scan = Scan(self._behind(scan.text, block.end))
+                scan = Scan(self._blank_block(scan.text, block.end))
         if block is not None:
             attributes = self._attributes(block)
             if block.end >= 0 and not scan.tokens and scan.text:
-                hint = f"for all lines below: {DIRECTIVE.decode()} key=value"
-                message = "no command follows the attributes"
-                self._report(Fault("attribute-alone", "error", block.end - 1, message, hint, False))
+                self._report(fault("attribute-alone", block.end - 1))
             if not scan.tokens or block.end < 0:
                 return
         text = stripped(scan.text)
         if not text:
             return
         if b"\0" in text:
-            message = "a NUL byte: no command can contain one"
-            hint = "save the file as UTF-8 text"
-            self._report(Fault("nul-byte", "error", scan.text.index(0), message, hint, forceable=False))
+            self._report(fault("nul-byte", scan.text.index(0)))
             return
         gpus = self._gpus if attributes is None or attributes.gpus is None else attributes.gpus
-        judged = judge(scan, gpus=gpus, strip=self._strip)
-        refused = self._report_all(judged.faults)
-        if judged.no_program:
-            at = len(scan.text) - len(scan.text.lstrip(BLANK))
-            refused |= self._table_line(judged.no_program, at)
+        checked = judge(scan, gpus=gpus, strip=self._strip)
+        refused = self._report_all(checked.faults)
+        if checked.no_program:
+            refused |= self._table_line(checked.no_program, len(scan.text) - len(scan.text.lstrip(BLANK)))
         else:
             self._table.clear()
-        if not (refused or judged.setup or attributes is None):
-            self._add(text, judged.command, self._joined[0][1], attributes)
+        if not (refused or checked.setup or attributes is None):
+            self._add(text, checked.command, self._joined[0][1], attributes)
 
     def _attributes(self, block: Block) -> Attributes | None:
-        """What a block says, with the defaults; None where that forbids the job."""
-        stated = self._stated.copy()
+        """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
+        stated = self._directives.copy()
         faults = state(block.words, stated)
         if block.fault is not None:
             faults.append(block.fault)
         attributes = make(stated)
         if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
             at = next(word.at for word in block.words if word.key == "name")
-            message = f"the name {attributes.name} is that of line {owner} already"
-            faults.append(
-                Fault("name-taken", "error", at, message, "each name is for one job; tag=… is for many", False)
-            )
+            faults.append(fault("name-taken", at, owner=owner, name=attributes.name))
         return None if faults and self._report_all(faults) else attributes
 
-    def _behind(self, text: bytes, end: int) -> bytes:
-        """The text with blanks in the place of its block, so that every offset stays; empty where that is wrong."""
+    def _blank_block(self, text: bytes, end: int) -> bytes:
+        """Replace the block by blanks, so that every offset stays. Return nothing if what follows it is wrong."""
         rest = text[end:]
         command = rest.lstrip(BLANK)
         if command and command == rest:
-            self._report(Fault("attribute-end", "error", end, "a blank must follow the attributes", "", False))
+            self._report(fault("attribute-end.blank", end))
         elif opens_block(command):
-            message = "a second block of attributes: put all into the first"
-            self._report(Fault("attribute-end", "error", len(text) - len(command), message, "", False))
+            self._report(fault("attribute-end.second", len(text) - len(command)))
         else:
             return b" " * end + rest
         return b""
 
     def _table_line(self, word: bytes, at: int) -> bool:
-        """A line that starts with no program: one finding for all that follow each other."""
+        """Report a line that starts with no program: one finding for all such lines in a row."""
         self._table.append(clean(word[:40].decode("utf-8", "replace")))
         if len(self._table) == 1:
             self._table_at = len(self._findings)
-            message = f"the line does not start with a program ({self._table[0]}); {_TABLE[0]}"
-            self._report(Fault("parameter-table", "error", at, message, _TABLE[1]))
+            self._report(fault("parameter-table", at, words=self._table[0]))
         elif len(self._table) in (2, 3) and self._table_at >= 0:
-            which = "these lines" if self._jobs else "the first lines"
             words = ", ".join(self._table[:2]) + " …" * (len(self._table) > 2)
-            message = f"none of {which} starts with a program ({words}); {_TABLE[0]}"
+            lines = "these lines" if self._jobs else "the first lines"
+            message = fault("parameter-table.lines", lines=lines, words=words).message
             self._findings[self._table_at] = replace(self._findings[self._table_at], message=message)
         return not self._force
 
@@ -264,26 +243,14 @@ class LineFeed:
         spec, first = self._jobs.admit(text, command, line, attributes)
         self._specs.append(spec)
         if first:
-            self._findings.append(Finding("hint", "duplicate", line, f"line {line} repeats line {first}"))
+            self._findings.append(place_fault(fault("duplicate", line=line, first=first), line))
 
     def _report_all(self, faults: Iterable[Fault]) -> bool:
-        severities = [self._report(fault) for fault in faults]
-        return any(severities)
+        return bool([each for each in faults if self._report(each)])
 
     def _report(self, fault: Fault) -> bool:
-        """Make a finding of it, placed in its physical line; say whether it refuses the line."""
-        severity = fault.severity
-        if severity == "error" and self._force and fault.forceable:
-            severity = "warning"
+        """Add a finding in its physical line. Return True if it refuses the job."""
         start, number, line = next(piece for piece in reversed(self._joined) if piece[0] <= fault.at)
-        at = min(fault.at - start, len(line))
-        forceable = fault.forceable and fault.severity == "error"
-        self._findings.append(Finding(severity, fault.code, number, fault.message, fault.hint, forceable, line, at))
-        return severity == "error"
-
-
-_DIRECTIVE_IS = f"a directive begins with {DIRECTIVE.decode()} and nothing else: {DIRECTIVE.decode()} gpus=2 mem=18G"
-_TABLE = (
-    "is this a table of parameters?",
-    "begin each line with the program that takes them; --force runs the lines as they are",
-)
+        finding = place_fault(fault, number, line, min(fault.at - start, len(line)), force=self._force)
+        self._findings.append(finding)
+        return finding.severity == "error"

@@ -1,6 +1,6 @@
-"""Commands with attributes and parameters -> the jobs that they stand for, and what is wrong with them.
+"""Make jobs and findings of commands with attributes and parameters.
 
-Reads no format: job files and the command line hand their entries over in the same form.
+Reads no format: job files and the command line pass their entries in the same form.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpusched.core.model import Attributes, JobSpec
-from gpusched.lists.attributes import doubtful, make, parse_value, state, wrong_value
+from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
 from gpusched.lists.blocks import opens_block, read_block
+from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobFile, Register, judge_text, stripped
-from gpusched.lists.lint import Fault
 from gpusched.lists.sweep import MAX_JOBS, Axis, combinations, count, matches
 from gpusched.lists.template import Template, misspelt, undeclared
 
 
 class Spot(NamedTuple):
-    """A place in a source. `verbatim`: the text that is meant stands there as it is, so that places in it count.
+    """A position in a source, for findings about a text that begins there.
 
-    `below`: its lines stand there, each as the end of a line of the source.
+    `verbatim`: the source has the text unchanged, so that offsets into the text are offsets into the source. `below`:
+    the lines of the source after this one, each of which ends with a line of the text.
     """
 
     line: int
@@ -32,7 +33,7 @@ class Spot(NamedTuple):
     below: tuple[bytes, ...] = ()
 
     def within(self, text: bytes, at: int) -> Spot:
-        """The place of an offset into the text that is meant."""
+        """Return the position of an offset into the text."""
         before = text[:at]
         n = before.count(b"\n")
         if n < len(self.below):
@@ -45,7 +46,7 @@ class Spot(NamedTuple):
 
 
 class StatedAttributes(NamedTuple):
-    """An attribute as an entry gives it, perhaps with placeholders."""
+    """An attribute of an entry; its value may have placeholders."""
 
     key: str
     value: str
@@ -54,7 +55,7 @@ class StatedAttributes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """A job, or all the jobs of a sweep. `block`: the command may begin with attributes of its own."""
+    """A job, or all jobs of a sweep. `block`: the command may begin with attributes."""
 
     command: str
     spot: Spot
@@ -78,27 +79,20 @@ class Maker:
         self._jobs = Register()
         self._specs: list[JobSpec] = []
         self._findings: list[Finding] = []
-        self._told: set[tuple[str, Spot]] = set()
+        self._reported: set[tuple[str, Spot]] = set()
 
     def finish(self, *, complete: bool = True) -> JobFile:
         return JobFile(tuple(self._specs), tuple(self._findings), complete)
 
     def report(self, fault: Fault, spot: Spot, text: bytes = b"") -> bool:
-        """Make a finding of it, once for each code and place; say whether it refuses the job."""
-        severity = fault.severity
-        if severity == "error" and self._force and fault.forceable:
-            severity = "warning"
-        place = spot.within(text, fault.at)
-        told = fault.code, place if spot.source else spot
-        if told not in self._told:
-            self._told.add(told)
-            forceable = fault.forceable and fault.severity == "error"
-            line, source, at = place.line, place.source, place.at
-            self._findings.append(Finding(severity, fault.code, line, fault.message, fault.hint, forceable, source, at))
-        return severity == "error"
-
-    def error(self, code: str, message: str, spot: Spot, hint: str = "") -> None:
-        self.report(Fault(code, "error", 0, message, hint, False), spot)
+        """Add a finding, once for each code and position. Return True if it refuses the job."""
+        position = spot.within(text, fault.at)
+        finding = place_fault(fault, position.line, position.source, position.at, force=self._force)
+        key = fault.code, position if spot.source else spot
+        if key not in self._reported:
+            self._reported.add(key)
+            self._findings.append(finding)
+        return finding.severity == "error"
 
     # ---- entries ----
 
@@ -110,53 +104,51 @@ class Maker:
         command = Template(entry.command, names, shell=True)
         templates = [(key, Template(value, names), spot) for key, value, spot in entry.stated]
         self._check_names(entry, command, [template for _, template, _ in templates])
-        made = 0
+        combinations = 0
         for values in self._combinations(entry):
-            made += 1
+            combinations += 1
             try:
                 text = command.fill(values).encode("utf-8", "surrogateescape")
             except ValueError as error:
-                self.error("placeholder", str(error), entry.spot, "pass it in a variable: env: {X: '{name}'}, and $X")
+                self.report(fault("placeholder", error=error), entry.spot)
                 continue
             stated: dict[str, Any] = {}
-            wrong = False
-            for key, template, spot in templates:
-                value = template.fill(values).encode("utf-8", "surrogateescape")
-                try:
-                    stated[key] = parsed = parse_value(key, value)
-                except ValueError as error:
-                    wrong |= self.report(wrong_value(key, value, error, 0), spot)
-                else:
-                    if (doubt := doubtful(key, value, parsed, 0)) is not None:
-                        self.report(doubt, spot)
+            wrong = [key for key, value, spot in templates if not self._state(stated, key, value.fill(values), spot)]
             if not wrong:
                 self._job(text, stated, entry)
-        if not made and entry.axes:
-            self.error("sweep", "no combination is left: all are excluded", entry.spot)
+        if not combinations and entry.axes:
+            self.report(fault("sweep.empty"), entry.spot)
+
+    def _state(self, stated: dict[str, Any], key: str, text: str, spot: Spot) -> bool:
+        """Parse a value into `stated`. Return False if it cannot be right."""
+        value = text.encode("utf-8", "surrogateescape")
+        try:
+            stated[key] = parsed = parse_value(key, value)
+        except ValueError as error:
+            return not self.report(value_fault(key, value, error), spot)
+        if (doubt := value_doubt(key, value, parsed)) is not None:
+            self.report(doubt, spot)
+        return True
 
     def _check(self, entry: ListEntry) -> bool:
         names = entry.names
         twice = [name for n, name in enumerate(names) if name in names[:n]]
         if twice:
-            self.error("sweep", f"the parameter {twice[0]} is set in two ways", entry.spot)
+            self.report(fault("sweep.twice", name=twice[0]), entry.spot)
         number = count(entry.axes)
         if number > MAX_JOBS:
-            self.error("sweep", f"this makes {number:,} jobs, and at most {MAX_JOBS:,} are taken", entry.spot)
+            self.report(fault("sweep.size", jobs=number, most=MAX_JOBS), entry.spot)
         return not twice and number <= MAX_JOBS
 
     def _check_names(self, entry: ListEntry, command: Template, others: Iterable[Template]) -> None:
-        """Tell of parameters that nothing uses, and of placeholders that are none."""
+        """Report parameters that nothing uses, and words in braces that resemble a parameter."""
         used = command.names.union(*(template.names for template in others))
         for axis in entry.axes:
-            unused = [name for name in axis.names if name not in used]
-            if len(unused) == len(axis.names) and len(axis.rows) > 1 and axis.names != ("repeat",):
-                shown = ", ".join(f"{{{name}}}" for name in unused[:5])
-                what = "stand" if len(unused) > 1 else "stands"
-                message = f"{shown} {what} nowhere in the command: {len(axis.rows)} jobs differ in nothing"
-                self.report(Fault("unused-parameter", "warning", 0, message, "", False), entry.spot)
+            if used.isdisjoint(axis.names) and len(axis.rows) > 1 and axis.names != ("repeat",):
+                names = ", ".join(f"{{{name}}}" for name in axis.names[:5])
+                self.report(fault("unused-parameter", names=names, jobs=len(axis.rows)), entry.spot)
         for at, word, meant in misspelt(entry.command, entry.names):
-            message = f"{{{word}}} is no parameter and stays as it is; did you mean {{{meant}}}?"
-            self.report(Fault("near-parameter", "warning", at, message, "", False), entry.spot, entry.command.encode())
+            self.report(fault("near-parameter", at, word=word, meant=meant), entry.spot, entry.command.encode())
 
     def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
         idle = list(entry.excluded)
@@ -167,8 +159,7 @@ class Maker:
             elif hit in idle:
                 idle.remove(hit)
         for _, spot in idle:
-            message = "this excludes nothing: no combination has these values"
-            self.report(Fault("exclude", "warning", 0, message, "values are compared as text", False), spot)
+            self.report(fault("exclude"), spot)
 
     # ---- jobs ----
 
@@ -176,42 +167,46 @@ class Maker:
         spot = entry.spot
         if spot.verbatim and text != entry.command.encode("utf-8", "surrogateescape"):
             spot = spot._replace(verbatim=False)
-        if opens_block(text.lstrip(BLANK)):
-            start = text.index(b"[")
-            block = read_block(text, start)
-            faults = state(block.words, stated) if entry.block else [_BLOCK_HERE._replace(at=start)]
-            if block.fault is not None and entry.block:
-                faults.append(block.fault)
-            if [fault for fault in faults if self.report(fault, spot, text)] or block.end < 0:
-                return
-            text = b" " * block.end + text[block.end :]
+        end = self._block_end(text, stated, entry, spot)
+        if end is None:
+            return
+        text = b" " * end + text[end:]
         attributes = make(stated)
         if attributes.name and not self._take_name(attributes, entry):
             return
         gpus = self._gpus if attributes.gpus is None else attributes.gpus
-        judged = judge_text(text, gpus=gpus, strip=self._strip)
-        refused = [fault for fault in judged.faults if self.report(fault, spot, text)]
-        if refused or judged.setup:
+        checked = judge_text(text, gpus=gpus, strip=self._strip)
+        if self._report_all(checked.faults, spot, text) or checked.setup:
             return
-        spec, first = self._jobs.admit(_bare(text), _bare(judged.command), spot.line, attributes)
+        spec, first = self._jobs.admit(_bare(text), _bare(checked.command), spot.line, attributes)
         self._specs.append(spec)
         if first and not any(axis.names == ("repeat",) for axis in entry.axes):
-            message = f"line {spot.line} repeats line {first}"
-            if first == spot.line:
-                message = f"line {first} makes the same job more than once"
-            self.report(Fault("duplicate", "hint", 0, message), Spot(spot.line))
+            name = "duplicate.sweep" if first == spot.line else "duplicate"
+            self.report(fault(name, line=spot.line, first=first), Spot(spot.line))
+
+    def _block_end(self, text: bytes, stated: dict[str, Any], entry: ListEntry, spot: Spot) -> int | None:
+        """Read a block of attributes into `stated`. Return the offset after it, 0 without one, None if it is wrong."""
+        if not opens_block(text.lstrip(BLANK)):
+            return 0
+        start = text.index(b"[")
+        if not entry.block:
+            self.report(fault("attribute-end.map", start), spot, text)
+            return None
+        block = read_block(text, start)
+        faults = [*state(block.words, stated), *([block.fault] if block.fault else [])]
+        return None if self._report_all(faults, spot, text) or block.end < 0 else block.end
+
+    def _report_all(self, faults: Iterable[Fault], spot: Spot, text: bytes) -> bool:
+        return bool([each for each in faults if self.report(each, spot, text)])
 
     def _take_name(self, attributes: Attributes, entry: ListEntry) -> bool:
         owner = self._jobs.take_name(attributes.name, entry.spot.line)
         if not owner:
             return True
         spot = next((stated.spot for stated in entry.stated if stated.key == "name"), entry.spot)
-        hint = "each name is for one job; tag: is for many"
-        message = f"the name {attributes.name} is that of line {owner} already"
-        if owner == entry.spot.line and entry.axes:
-            message = f"several jobs of line {owner} have the name {attributes.name}"
-            hint = "put its parameters into the name: " + "-".join(f"{{{name}}}" for name in entry.names[:4])
-        self.error("name-taken", message, spot, hint)
+        name = "name-taken.sweep" if owner == entry.spot.line and entry.axes else "name-taken"
+        form = "-".join(f"{{{parameter}}}" for parameter in entry.names[:4])
+        self.report(fault(name, owner=owner, name=attributes.name, form=form), spot)
         return False
 
 
@@ -219,22 +214,14 @@ def _bare(text: bytes) -> bytes:
     return stripped(text.strip(b"\n"))
 
 
-_BLOCK_HERE = Fault(
-    "attribute-end", "error", 0, "attributes stand beside the command here, not before it", "gpus: 2, mem: 18G", False
-)
-
-
 def from_command(
     command: str, axes: Sequence[Axis], *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1
 ) -> JobFile:
-    """The jobs of one command with parameters; it may begin with attributes."""
+    """Make the jobs of one command with parameters; it may begin with attributes."""
     maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
     source = command.encode("utf-8", "surrogateescape")
     spot = Spot(1) if axes else Spot(1, source, verbatim=True)
     for at, word in () if axes else undeclared(command, ()):
-        message = f"{{{word}}} stays as it is: no parameter is given"
-        maker.report(
-            Fault("no-parameter", "warning", at, message, f"-p {word}=…, if it was meant", False), spot, source
-        )
+        maker.report(fault("no-parameter", at, word=word), spot, source)
     maker.add(ListEntry(command, spot, axes=axes, block=True))
     return maker.finish()

@@ -15,7 +15,7 @@ from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirement
 from gpusched.core.plan.planner import round_budget
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
 from gpusched.host.code.job_dirs import JobDirs
-from gpusched.host.store import Store
+from gpusched.host.store import Store, submission
 from gpusched.lists import jobfile
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.jobfile import JobFile
@@ -26,81 +26,87 @@ _YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """How the text of a list is read, and what each of its jobs needs."""
+    """The options of one submission: how the text of a list is read, and what each of its jobs needs."""
 
     settings: Settings
     cwd: bytes
     force: bool = False
     retry_failed: bool = False
-    dirs: JobDirs | None = None  # where jobs run instead of where they are submitted, and at which commit
+    dirs: JobDirs | None = None  # the directories in which the jobs run, and their commits
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options of the parsers."""
+        settings = self.settings
+        return {"force": self.force, "strip_gpu_env": settings.strip_gpu_env, "gpus": settings.gpus_per_job}
 
     @property
     def limits(self) -> Limits:
-        """How much of the box the queue takes."""
+        """The share of the box that the queue may take."""
         s = self.settings
         return Limits(s.gpus_at_once, s.cpu_jobs, s.max_jobs_per_gpu, s.tag_limits, s.gpu_strategy, s.max_bypass)
 
     def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:
-        """GPUs that the box must have for a job, before it is looked at what each says; 0: none wants any."""
+        """Return the GPUs that the box must have for a job, by the options alone; 0: no job wants any."""
         stated = {spec.attributes.gpus for spec in specs}
         if not specs or (None in stated and self.settings.gpus_per_job):
             return self.settings.gpus_per_job
         return int(any(stated))
 
     def needs(self, spec: JobSpec) -> Requirements:
-        """What this job needs: what it says of itself, else what the options say."""
-        says, options = spec.attributes, self.settings
+        """Return what this job needs: by its own attributes, else by the settings."""
+        own, settings = spec.attributes, self.settings
         stated = self.directory(spec)
         cwd, git = (stated, "") if self.dirs is None else self.dirs.place(stated)
         return Requirements(
-            gpus=options.gpus_per_job if says.gpus is None else says.gpus,
-            time_limit_s=options.time_limit if says.time_limit_s is None else says.time_limit_s,
-            retries=options.retries if says.retries is None else says.retries,
+            gpus=settings.gpus_per_job if own.gpus is None else own.gpus,
+            time_limit_s=settings.time_limit if own.time_limit_s is None else own.time_limit_s,
+            retries=settings.retries if own.retries is None else own.retries,
             cwd=cwd,
-            mem_bytes=round_budget(says.mem_bytes or 0),
-            stated_mem_bytes=says.mem_bytes or 0,
-            prio=says.prio,
-            name=says.name,
-            tags=says.tags,
-            gpu_model=says.gpu_model,
-            env=says.env,
+            mem_bytes=round_budget(own.mem_bytes or 0),
+            stated_mem_bytes=own.mem_bytes or 0,
+            prio=own.prio,
+            name=own.name,
+            tags=own.tags,
+            gpu_model=own.gpu_model,
+            env=own.env,
             git=git,
-            limited_tags=tuple(tag for tag in says.tags if tag in options.tag_limits) if options.tag_max_gpus else (),
-            items=says.items,
+            limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
+            items=own.items,
         )
 
     def directory(self, spec: JobSpec) -> bytes:
-        """The directory that this job is submitted for."""
-        says = spec.attributes.cwd
-        return self.cwd if says is None else os.path.join(self.cwd, says)
+        """Return the directory for which this job is submitted."""
+        own = spec.attributes.cwd
+        return self.cwd if own is None else os.path.join(self.cwd, own)
 
     def look_around(self, specs: Sequence[JobSpec]) -> None:
-        """Find out all that takes long before these jobs are booked: git may have to be asked, files to be copied."""
+        """Do what may take long before these jobs are stored: ask git for their commits, copy their work tree."""
         if self.dirs is not None:
             self.dirs.prepare()
             for directory in {self.directory(spec) for spec in specs}:
                 self.dirs.place(directory)
 
 
-class Typed(Protocol):
-    """Jobs that are made of what was typed, in the place of a file."""
+class TypedCommand(Protocol):
+    """A source of jobs that is typed on the command line, in place of a file."""
 
     @property
     def stem(self) -> str:
-        """What their queue is called."""
+        """The name of its queue."""
 
     @property
     def owner(self) -> bytes:
-        """What their queue belongs to: another start with the same owner goes on there. No path is like it."""
+        """The identity of its queue: a start with the same owner resumes it. Never equal to a file's path."""
 
     @property
     def words(self) -> list[str]:
-        """As they are typed, the verb first, without the options that all verbs have."""
+        """The words to type, from the verb on, without the options that `run`, `shard` and `esd` share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A command with parameters, in the place of a file. Its queue is that of the command, whatever the values."""
+    """A command with parameters, in place of a file. The values do not matter for which queue it has."""
 
     command: str
     parameters: tuple[str, ...] = ()  # NAME=VALUES
@@ -120,21 +126,60 @@ class Sweep:
         return ["run", "-c", self.command, *more, *(["--each", self.each] if self.each else [])]
 
 
-def parse(data: bytes, rules: SubmitOptions, where: str) -> JobFile:
-    """The jobs of a list and what is wrong with them; its kind is told by the suffix of `where`."""
+STREAM = "-"  # standard input, in place of a file
+Source = str | TypedCommand  # a path, STREAM, or a typed command
+
+
+@dataclass(frozen=True, slots=True)
+class JobSource:
+    """A list or a typed command, and what was read of it. `stat` is the state of the file when it was read."""
+
+    source: str | Sweep
+    data: bytes = b""
+    stat: os.stat_result | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the source in messages."""
+        return self.source if isinstance(self.source, str) else "-c"
+
+    @property
+    def is_stream(self) -> bool:
+        return self.source == STREAM
+
+    @property
+    def is_complete(self) -> bool:
+        """True if a job that is no longer in the source is to be cancelled: never for a stream or a sweep."""
+        return isinstance(self.source, str) and not self.is_stream
+
+    def parse(self, options: SubmitOptions) -> JobFile:
+        """Return the jobs, and all that is wrong with them."""
+        if isinstance(self.source, str):
+            return parse(self.data, options, self.source)
+        return parse_sweep(self.source, options)
+
+
+def read_source(path: str) -> JobSource:
+    """Read a file of commands or a YAML job file. Raises OSError."""
+    with open(path, "rb") as file:
+        return JobSource(path, file.read(), os.fstat(file.fileno()))
+
+
+def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
+    """Return the jobs of a list, and what is wrong with them. The suffix of `where` decides between text and YAML."""
     if not where.lower().endswith(_YAML):
-        return jobfile.parse(data, **_options(rules))
+        return jobfile.parse(data, **options.reading)
     from gpusched.lists.yaml_jobs import parse as parse_yaml
 
     def read_beside(path: str) -> bytes:
         with open(os.path.join(os.path.dirname(where), os.path.expanduser(path)), "rb") as file:
             return file.read()
 
-    return parse_yaml(data, read_beside, **_options(rules))
+    return parse_yaml(data, read_beside, **options.reading)
 
 
-def parse_sweep(sweep: Sweep, rules: SubmitOptions) -> JobFile:
-    """The same for a command with parameters. Raises GpuschedError for parameters that cannot be read."""
+def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
+    """Return the jobs of a command with parameters. Raises GpuschedError for parameters that cannot be read."""
     from gpusched.lists.maker import from_command
     from gpusched.lists.sweep import parameter, table
 
@@ -152,56 +197,51 @@ def parse_sweep(sweep: Sweep, rules: SubmitOptions) -> JobFile:
     except ValueError as error:
         hint = "-p lr=1e-3,1e-4 or -p seed=0..4; --each takes a CSV file with a header"
         raise GpuschedError(str(error), where=where, hint=hint) from None
-    return from_command(sweep.command, axes, **_options(rules))
+    return from_command(sweep.command, axes, **options.reading)
 
 
-def read(data: bytes, rules: SubmitOptions, where: str) -> JobFile:
-    """The jobs of a list. Raises GpuschedError with line and caret when it cannot be right."""
-    return refused(parse(data, rules, where), where)
+def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:
+    """Return the jobs of a list. Raises GpuschedError with line and caret for lines that cannot be right."""
+    return refused(parse(data, options, where), where)
 
 
 def refused(jobs: JobFile, where: str) -> JobFile:
-    """The same jobs, unless they cannot be right: then GpuschedError."""
+    """Return the jobs. Raises GpuschedError for lines that cannot be right."""
     if jobs.errors:
         raise refusal(jobs.errors, where)
     return jobs
 
 
-def _options(rules: SubmitOptions) -> dict[str, Any]:
-    settings = rules.settings
-    return {"force": rules.force, "strip_gpu_env": settings.strip_gpu_env, "gpus": settings.gpus_per_job}
-
-
 def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
-    """The findings that refuse a list, as one error."""
+    """Return one error for all findings that refuse a list."""
     lines = "a line" if len(errors) == 1 else f"{len(errors)} lines"
     forceable = all(finding.forceable for finding in errors)
     way_on = ", or use --force if they are meant" if forceable else ""
     return GpuschedError(
         f"{lines} cannot be right\n{render_findings(errors, where)}",
         where=where,
-        hint=f"nothing of this list was taken; mend it{way_on}",
+        hint=f"nothing of this list was submitted; correct it{way_on}",
     )
 
 
 def find_impossible(
-    specs: Sequence[JobSpec], rules: SubmitOptions, devices: Sequence[Device]
+    specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]
 ) -> list[tuple[JobSpec, str]]:
-    """The jobs that these allowed devices can never serve, and why not."""
+    """Return the jobs that these allowed devices can never serve, and why not."""
     return [
         (spec, why)
         for spec in specs
-        if spec.attributes is not NO_ATTRIBUTES and (why := _impossible(rules.needs(spec), rules.limits, devices))
+        if spec.attributes is not NO_ATTRIBUTES and (why := _impossible(options.needs(spec), options.limits, devices))
     ]
 
 
-def refuse_impossible(specs: Sequence[JobSpec], rules: SubmitOptions, devices: Sequence[Device]) -> None:
+def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]) -> None:
     """Raise GpuschedError for jobs that these allowed devices can never serve."""
-    wrong = [f"  line {spec.line}: {why}" for spec, why in find_impossible(specs, rules, devices)]
+    wrong = [f"  line {spec.line}: {why}" for spec, why in find_impossible(specs, options, devices)]
     if wrong:
         more = [f"  … and {len(wrong) - SHOWN_IMPOSSIBLE} more"] if len(wrong) > SHOWN_IMPOSSIBLE else []
         text = "\n".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], *more])
-        raise GpuschedError(text, hint="nothing of this list was taken; see `gpusched devices` for what is here")
+        raise GpuschedError(text, hint="nothing of this list was submitted; `gpusched devices` shows the GPUs")
 
 
 def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
@@ -228,18 +268,20 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
 
 
 def to_give(device: Device) -> int:
-    """The largest budget that the device has room for; none where its memory cannot be read."""
+    """Return the largest memory budget that the device has room for; 0 where its memory cannot be read."""
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 
 def submit(
     store: Store,
     specs: Sequence[JobSpec],
-    rules: SubmitOptions,
+    options: SubmitOptions,
     now: float,
     *,
     complete: bool = True,
     append: bool = False,
 ) -> QueueChange:
-    """Make the queue hold these jobs; what waits there already gets the new options, order and line numbers."""
-    return store.submit(specs, rules.needs, now, complete=complete, retry_failed=rules.retry_failed, append=append)
+    """Make the queue hold these jobs; jobs that wait there already get the new options, order and line numbers."""
+    return submission.submit(
+        store, specs, options.needs, now, complete=complete, retry_failed=options.retry_failed, append=append
+    )

@@ -1,6 +1,6 @@
-"""A YAML job file -> jobs: `defaults:`, and `jobs:` of commands, of maps with attributes, and of sweeps.
+"""Parse a YAML job file: `defaults:`, and `jobs:` of commands, of maps with attributes, and of sweeps.
 
-Opens no file: the reading of a sweep's table is injected. Every value is text: 010 stays 010, and no stays no.
+Opens no file: a function that reads a sweep's table is an argument. Every value is text: 010 stays 010, no stays no.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpusched.common.quantities import nearest
-from gpusched.lists.attributes import ENV, KEYS, parse_value, wrong_key, wrong_value
+from gpusched.lists.attributes import ENV, KEYS, key_fault, parse_value, value_fault
+from gpusched.lists.finding_table import Fault, fault, suggest
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.lint import Fault
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.sweep import MAX_JOBS, Axis, repeated, span, table
 from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
@@ -37,34 +36,33 @@ def parse(
     strip_gpu_env: bool = False,
     gpus: int = 1,
 ) -> JobFile:
-    """Read a job file. `read` gives the bytes of a file that it names, or raises OSError."""
+    """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError."""
     maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
-    _Reader(data, read, maker).top()
+    _Reader(data, read, maker).read_file()
     return maker.finish(complete=data.endswith(b"\n"))
 
 
 class _Reader:
-    """Goes through the nodes of a file and hands its jobs to the maker."""
+    """Reads the nodes of a file and passes its jobs to the maker."""
 
     def __init__(self, data: bytes, read: Callable[[str], bytes], maker: Maker) -> None:
-        self._document = Document(data, self._wrong)
+        self._document = Document(data, self._refuse)
         self._read = read
         self._maker = maker
         self._faults = 0
         self._defaults: dict[str, StatedAttributes] = {}
 
-    def _wrong(self, code: str, message: str, spot: Spot, hint: str = "") -> None:
+    def _refuse(self, fault: Fault, spot: Spot) -> None:
         self._faults += 1
-        self._maker.report(Fault(code, "error", 0, message, hint, False), spot)
+        self._maker.report(fault, spot)
 
-    def _unknown(self, pair: Pair, known: Collection[str], hint: str = "") -> None:
-        meant = nearest(pair.key, known)
-        advice = f"; did you mean {meant}?" if meant else ""
-        self._wrong("key", f"there is no key {pair.key!r} here{advice}", pair.spot, hint or _those(known))
+    def _unknown(self, pair: Pair, keys: Collection[str], name: str = "key") -> None:
+        suggestion = suggest(pair.key, keys)
+        self._refuse(fault(name, key=pair.key, suggestion=suggestion, keys=", ".join(keys)), pair.spot)
 
     # ---- the file ----
 
-    def top(self) -> None:
+    def read_file(self) -> None:
         root = self._document.root()
         if root is None or is_bare(root):
             return
@@ -72,15 +70,15 @@ class _Reader:
         for pair in self._document.pairs(root, "a job file"):
             parts[pair.key] = pair
             if pair.key not in _TOP:
-                below = pair.key in (*_COMMANDS, *_SWEEP, *_ATTRIBUTES)
-                self._unknown(pair, _TOP, "it belongs to a job: a list item below jobs:" if below else "")
+                is_of_job = pair.key in (*_COMMANDS, *_SWEEP, *_ATTRIBUTES)
+                self._unknown(pair, _TOP, "key.job" if is_of_job else "key")
         if "defaults" in parts:
             self._set_defaults(parts["defaults"].node)
         if "jobs" in parts:
             for node in self._document.items(parts["jobs"].node, "jobs"):
                 self._job(node)
         elif not self._faults:
-            self._wrong("shape", "this file has no jobs:", self._document.spot(root), "jobs: and a list of commands")
+            self._refuse(fault("shape.no-jobs"), self._document.spot(root))
 
     def _set_defaults(self, node: yaml.Node) -> None:
         if is_bare(node):
@@ -88,7 +86,7 @@ class _Reader:
         pairs = []
         for pair in self._document.pairs(node, "defaults"):
             if pair.key in (*_COMMANDS, *_SWEEP, "name"):
-                self._wrong("key", f"{pair.key} is for one job, and defaults are for all", pair.spot)
+                self._refuse(fault("key.one-job", key=pair.key), pair.spot)
             else:
                 pairs.append(pair)
         self._defaults = self._attributes(pairs, {})
@@ -97,7 +95,7 @@ class _Reader:
                 try:
                     parse_value(key, value.encode())
                 except ValueError as error:
-                    self._maker.report(wrong_value(key, value.encode(), error, 0), spot)
+                    self._maker.report(value_fault(key, value.encode(), error), spot)
 
     def _job(self, node: yaml.Node) -> None:
         before = self._faults
@@ -116,11 +114,10 @@ class _Reader:
         commands = [key for key in _COMMANDS if key in pairs]
         command = ""
         if len(commands) == 1:
-            found = pairs[commands[0]].node
-            command, spot = document.text(found, commands[0]), document.spot(found)
+            text = pairs[commands[0]].node
+            command, spot = document.text(text, commands[0]), document.spot(text)
         elif kind(node) == "map":
-            what = "a job has command: or run:, not both" if commands else "this job has no command:"
-            self._wrong("shape", what, spot)
+            self._refuse(fault("shape.two-commands" if commands else "shape.no-command"), spot)
         axes = [axis for key in _AXES if key in pairs for axis in self._axes(key, pairs[key].node)]
         names = [name for axis in axes for name in axis.names]
         excluded = list(self._excluded(pairs["exclude"].node, names)) if "exclude" in pairs else []
@@ -131,85 +128,81 @@ class _Reader:
     def _attributes(
         self, pairs: Iterable[Pair], defaults: Mapping[str, StatedAttributes]
     ) -> dict[str, StatedAttributes]:
-        """What a map states, over the defaults; where nothing stands behind a key, the default is taken back."""
+        """Return the attributes of a map, over the defaults; a key without a value removes a default."""
         stated, own = dict(defaults), set()
         for pair in pairs:
             if pair.key == "env":
                 inner = self._document.pairs(pair.node, "env") if not is_bare(pair.node) else ()
-                found = [each._replace(key=ENV + each.key) for each in inner]
+                attributes = [each._replace(key=ENV + each.key) for each in inner]
             else:
                 key = pair.key if pair.key.startswith(ENV) else pair.key.replace("_", "-")
-                found = [pair._replace(key="tag" if key == "tags" else key)]
-            for each in found:
+                attributes = [pair._replace(key="tag" if key == "tags" else key)]
+            for each in attributes:
                 if each.key in own:
-                    self._wrong("key-twice", f"{each.key} is set here already", each.spot)
+                    self._refuse(fault("key-twice", key=each.key), each.spot)
                 own.add(each.key)
                 self._state(stated, each)
         return stated
 
     def _state(self, stated: dict[str, StatedAttributes], pair: Pair) -> None:
         key, spot, node = pair
-        wrong = wrong_key(key)
-        if wrong is not None and wrong[0] == "attribute-key" and not key.startswith(ENV):
+        problem = key_fault(key)
+        if problem is not None and problem.code == "attribute-key" and not key.startswith(ENV):
             self._unknown(pair, (*_COMMANDS, *_ATTRIBUTES, *_SWEEP))
-        elif wrong is not None:
-            self._wrong(wrong[0], wrong[1], spot)
+        elif problem is not None:
+            self._refuse(problem, spot)
         elif is_bare(node):
             stated.pop(key, None)
         else:
             texts = self._document.texts(node, key) if key in _LISTS else [self._document.text(node, key)]
-            text, place = ",".join(texts), self._document.spot(node)
-            stated[key] = StatedAttributes(key, text, place)
+            text, value_spot = ",".join(texts), self._document.spot(node)
+            stated[key] = StatedAttributes(key, text, value_spot)
             if (key == "cwd" and text.startswith("~")) or ("$" in text and key not in _LISTS):
-                message = f"nothing is expanded in {key}: the characters themselves are meant?"
-                fault = Fault(
-                    "attribute-expansion", "warning", 0, message, "the command's own $X is the shell's", False
-                )
-                self._maker.report(fault, place)
+                self._maker.report(fault("attribute-expansion.yaml", key=key), value_spot)
 
     # ---- parameters ----
 
     def _axes(self, key: str, node: yaml.Node) -> Iterator[Axis]:
-        document, spot = self._document, self._document.spot(node)
         if key == "grid":
-            for name, _, values in document.pairs(node, "grid"):
+            for name, _, values in self._document.pairs(node, "grid"):
                 yield Axis((name,), tuple((value,) for value in self._values(name, values)))
         elif key == "zip":
-            columns = {pair.key: self._values(pair.key, pair.node) for pair in document.pairs(node, "zip")}
-            sizes = {name: len(values) for name, values in columns.items()}
-            if len(set(sizes.values())) > 1:
-                shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-                self._wrong("sweep", f"the lists of zip differ in length: {shown}", spot)
-            elif columns:
-                yield Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+            yield from self._zip(node)
         elif key == "csv":
-            path = document.text(node, "csv")
             try:
-                yield table(self._read(path))
+                yield table(self._read(self._document.text(node, "csv")))
             except OSError as error:
-                self._wrong("sweep", f"cannot be read: {error.strerror or error}", spot, "relative to this file")
+                self._refuse(fault("sweep.csv", error=error.strerror or error), self._document.spot(node))
             except ValueError as error:
-                self._wrong("sweep", f"this table cannot be used: {error}", spot)
+                self._refuse(fault("sweep.table", error=error), self._document.spot(node))
         elif key == "repeat":
-            text = document.text(node, "repeat")
+            text = self._document.text(node, "repeat")
             if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_JOBS:
                 yield repeated(int(text))
             else:
-                self._wrong("sweep", f"repeat is {text!r}, but must be a whole number, at least 1", spot)
+                self._refuse(fault("sweep.repeat", value=text), self._document.spot(node))
+
+    def _zip(self, node: yaml.Node) -> Iterator[Axis]:
+        columns = {pair.key: self._values(pair.key, pair.node) for pair in self._document.pairs(node, "zip")}
+        sizes = {name: len(values) for name, values in columns.items()}
+        if len(set(sizes.values())) > 1:
+            lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            self._refuse(fault("sweep.zip", lengths=lengths), self._document.spot(node))
+        elif columns:
+            yield Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
     def _values(self, name: str, node: yaml.Node) -> list[str]:
-        """The values of a parameter: a list, or a range such as 0..4, or one alone."""
+        """Return the values of a parameter: those of a list or of a range such as 0..4, or a single one."""
         document, spot = self._document, self._document.spot(node)
         if is_scalar(node) and not is_bare(node):
             try:
-                found = span(node.value)
+                return span(node.value) or [node.value]
             except ValueError as error:
-                self._wrong("sweep", str(error), spot)
-                found = [""]
-            return [node.value] if found is None else found
+                self._refuse(fault("sweep.span", error=error), spot)
+                return [""]
         values = document.texts(node, f"each value of {name}") if kind(node) == "list" else []
         if not values:
-            self._wrong("sweep", f"{name} has no values", spot, "a list, [1e-3, 1e-4], or a range, 0..4")
+            self._refuse(fault("sweep.values", name=name), spot)
         return values
 
     def _excluded(self, node: yaml.Node, names: Collection[str]) -> Iterator[Exclusion]:
@@ -220,12 +213,6 @@ class _Reader:
                 if pair.key in names:
                     pattern[pair.key] = document.texts(pair.node, pair.key)
                 else:
-                    meant = nearest(pair.key, names)
-                    advice = f"; did you mean {meant}?" if meant else ""
-                    message = f"{pair.key} is no parameter of this sweep{advice}"
-                    self._wrong("key", message, pair.spot, _those(names))
+                    suggestion, known = suggest(pair.key, names), ", ".join(names)
+                    self._refuse(fault("key.parameter", key=pair.key, suggestion=suggestion, names=known), pair.spot)
             yield pattern, document.spot(item)
-
-
-def _those(known: Collection[str]) -> str:
-    return f"there are: {', '.join(known)}" if known else ""

@@ -1,6 +1,6 @@
-"""The nodes of a YAML file as texts, lists and maps of text, each with its place. Knows no key by name.
+"""Read the nodes of a YAML file as texts, lists and maps of text, each with its position. Knows no key by name.
 
-What has the wrong shape is complained of, and reading goes on with nothing in its place.
+A node of the wrong shape is reported, and counts as empty.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.maker import Spot
 
 if TYPE_CHECKING:
     import yaml
 
-Complain = Callable[[str, str, Spot, str], None]  # code, message, place, hint
-
-_QUOTE = "a value that begins with { or [, or that holds ': ' or ' #', needs quotes: '…'"
+Report = Callable[[Fault, Spot], None]
 
 
 class Pair(NamedTuple):
-    """A key of a map, its place, and what stands behind it."""
+    """A key of a map, its position, and the node of its value."""
 
     key: str
     spot: Spot
@@ -27,88 +26,88 @@ class Pair(NamedTuple):
 
 
 class Document:
-    """A file that was read, and what its nodes hold."""
+    """The text of a YAML file, and readers for its nodes."""
 
-    def __init__(self, data: bytes, complain: Complain) -> None:
+    def __init__(self, data: bytes, report: Report) -> None:
         self._data = data
         self._lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-        self._complain = complain
+        self._report = report
 
     def root(self) -> yaml.Node | None:
-        """The whole of it; None for an empty file, and for what is not YAML."""
+        """Parse the file. Return None for an empty file, and for text that is not YAML."""
         import yaml
 
         loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
         try:
             return yaml.compose(self._data, Loader=loader)
         except UnicodeDecodeError:
-            self._complain("yaml", "this file is not UTF-8", Spot(1), "")
+            self._report(fault("yaml.encoding"), Spot(1))
         except RecursionError:
-            self._complain("yaml", "this is nested too deeply", Spot(1), "")
+            self._report(fault("yaml.depth"), Spot(1))
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-            spot = self._place(mark.line, mark.column) if mark is not None else Spot(1)
-            self._complain("yaml", f"this is not YAML: {problem}", spot, _QUOTE)
+            spot = self._spot(mark.line, mark.column) if mark is not None else Spot(1)
+            self._report(fault("yaml", problem=problem), spot)
         return None
 
     def spot(self, node: yaml.Node) -> Spot:
-        """Where it begins; verbatim for a text that stands there as it is."""
+        """Return the position where a node begins; verbatim for a text that the file has unchanged."""
         mark = node.start_mark
-        spot = self._place(mark.line, mark.column)
+        spot = self._spot(mark.line, mark.column)
         if is_scalar(node) and node.value and "\n" not in node.value:
             value = node.value.encode()
-            for at in (spot.at, spot.at + 1):  # behind a quote
+            for at in (spot.at, spot.at + 1):  # + 1: after a quote
                 if spot.source.startswith(value, at):
                     return spot._replace(at=at, verbatim=True)
         if is_scalar(node) and getattr(node, "style", None) == "|":
-            wanted = node.value.encode().split(b"\n")
-            found = tuple(line.rstrip(b"\r") for line in self._lines[spot.line : spot.line + len(wanted)])
-            if all(line.endswith(value) for line, value in zip(found, wanted, strict=False)):
-                return spot._replace(below=found)
+            values = node.value.encode().split(b"\n")
+            lines = tuple(line.rstrip(b"\r") for line in self._lines[spot.line : spot.line + len(values)])
+            if all(line.endswith(value) for line, value in zip(lines, values, strict=False)):
+                return spot._replace(below=lines)
         return spot
 
-    def _place(self, line: int, column: int) -> Spot:
+    def _spot(self, line: int, column: int) -> Spot:
         source = self._lines[min(line, len(self._lines) - 1)].rstrip(b"\r")
         before = source.decode("utf-8", "replace")[:column]
         return Spot(line + 1, source, len(before.encode()))
 
     # ---- shapes ----
 
-    def text(self, node: yaml.Node, what: str) -> str:
+    def text(self, node: yaml.Node, subject: str) -> str:
         if is_scalar(node):
             return str(node.value)
-        self._complain("shape", f"{what} must be text, not a {kind(node)}", self.spot(node), _QUOTE)
+        self._report(fault("shape.text", subject=subject, kind=kind(node)), self.spot(node))
         return ""
 
-    def texts(self, node: yaml.Node, what: str) -> list[str]:
-        """A list of texts, or one alone."""
+    def texts(self, node: yaml.Node, subject: str) -> list[str]:
+        """Return the texts of a list, or a single text as a list."""
         if kind(node) == "list":
-            return [self.text(item, what) for item in node.value]
-        return [self.text(node, what)]
+            return [self.text(item, subject) for item in node.value]
+        return [self.text(node, subject)]
 
-    def items(self, node: yaml.Node, what: str) -> list[yaml.Node]:
+    def items(self, node: yaml.Node, subject: str) -> list[yaml.Node]:
         if kind(node) == "list":
             return list(node.value)
-        self._complain("shape", f"{what} must be a list, each item behind a dash", self.spot(node), "")
+        self._report(fault("shape.list", subject=subject), self.spot(node))
         return []
 
-    def pairs(self, node: yaml.Node, what: str) -> Iterator[Pair]:
-        """The keys of a map, none of them twice."""
+    def pairs(self, node: yaml.Node, subject: str) -> Iterator[Pair]:
+        """Yield the keys of a map, each once."""
         if kind(node) != "map":
-            self._complain("shape", f"{what} must be a map, with lines such as 'key: value'", self.spot(node), "")
+            self._report(fault("shape.map", subject=subject), self.spot(node))
             return
-        seen: dict[str, int] = {}
+        lines: dict[str, int] = {}
         for key_node, value in node.value:
             spot = self.spot(key_node)
             if not is_scalar(key_node):
-                self._complain("shape", f"a key of {what} must be text", spot, _QUOTE)
+                self._report(fault("shape.key", subject=subject), spot)
                 continue
             key = str(key_node.value)
-            if key in seen:
-                self._complain("key-twice", f"{key} stands in line {seen[key]} of this map already", spot, "")
+            if key in lines:
+                self._report(fault("key-twice.map", key=key, line=lines[key]), spot)
                 continue
-            seen[key] = spot.line
+            lines[key] = spot.line
             yield Pair(key, spot, value)
 
 
@@ -121,5 +120,5 @@ def is_scalar(node: yaml.Node) -> bool:
 
 
 def is_bare(node: yaml.Node) -> bool:
-    """Does nothing stand there? A quoted text is something, even if it is empty."""
+    """Return True for a missing value. A quoted text is a value, even if it is empty."""
     return is_scalar(node) and node.value in ("", "~", "null") and getattr(node, "style", None) in (None, "")

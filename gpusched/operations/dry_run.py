@@ -1,324 +1,124 @@
-"""`gpusched run --dry-run`: what a run would do to its queue, and what its first jobs would wait for. Makes nothing."""
+"""The effect that a run would have on its queue, and what its first jobs would wait for. Changes and prints nothing."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from gpusched.common.errors import EXIT_OK, GpuschedError
-from gpusched.operations import queues, status
+from gpusched.common.errors import GpuschedError
+from gpusched.config.settings import Settings
+from gpusched.core.jobs.reconcile import reconcile
+from gpusched.core.model import AttemptRow, JobRow, Reading
+from gpusched.core.plan import observe, preview
+from gpusched.core.plan.board import Board
+from gpusched.core.plan.preview import DryRun
+from gpusched.core.plan.snapshot import Resident
+from gpusched.host.attempts.reaper import shepherds_of
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table, submission
+from gpusched.lists.jobfile import JobFile
+from gpusched.lists.submit import SubmitOptions
+from gpusched.operations import queues
+from gpusched.operations.devices import check_devices, check_jobs, open_devices
+from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.status import read_attempt
 
-if TYPE_CHECKING:
-    from gpusched.config.settings import Settings
-    from gpusched.core.jobs.reconcile import StoredJob
-    from gpusched.core.model import Attempt, Dependency, Device, Requirements
-    from gpusched.core.plan.snapshot import DeviceView
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.host.store import Store
-    from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import SubmitOptions
-    from gpusched.views.tables import Line, Row
-
-FIRST_JOBS = 8  # waiting jobs whose reason is told
-
-
-@dataclass(frozen=True, slots=True)
-class DryRunJob:
-    """One job of the list, or one that is no longer in it. `what`: add, keep, requeue or cancel."""
-
-    job_id: int  # for a new job the id that it would get
-    line: int
-    what: str
-    state: str  # that it would have
-    command: bytes
-    needs: Requirements | None = None  # of a job that is in the list
-    after: tuple[Dependency, ...] = ()
+Running = Sequence[tuple[JobRow, AttemptRow]]
 
 
-@dataclass(frozen=True, slots=True)
-class BoxReading:
-    """The GPUs as they are now. `error` says why they cannot be used."""
-
-    views: tuple[DeviceView, ...] = ()
-    devices: tuple[Device, ...] = ()  # in the same order
-    error: GpuschedError | None = None
-
-
-def dry_run(place: QueueDir, jobs: JobFile, rules: SubmitOptions, *, as_json: bool) -> int:
-    """Print what `gpusched run` would do. Raises what it would raise, once that is said."""
-    store = queues.open_store(place) if place.exists() else None
-    try:
-        entries = _entries(store, jobs, rules)
-        attempts = _attempts(store)
-        counted = _counts(store)
-    finally:
-        if store is not None:
-            store.close()
-    box = _box(jobs, rules, {uuid for attempt in attempts for uuid in attempt.devices}, _shepherds(place, attempts))
-    reasons = _reasons(entries, attempts, box, rules)
-    if as_json:
-        print(json.dumps(_document(place, entries, box, reasons), indent=2))
-    else:
-        from gpusched.views.tables import write
-
-        write(sys.stdout, _page(place, entries, box, reasons, rules.settings, counted))
-    if box.error is not None:
-        raise box.error
-    return EXIT_OK
-
-
-# ---- the list --------------------------------------------------------------------------------------
-
-
-def _entries(store: Store | None, jobs: JobFile, rules: SubmitOptions) -> list[DryRunJob]:
-    from gpusched.core.jobs.reconcile import reconcile
-    from gpusched.core.model import JobState
-
-    held: list[StoredJob] = store.held() if store is not None else []
-    rows = {row.id: row for row in store.jobs()} if store is not None else {}
-    change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=rules.retry_failed)
-    entries: list[tuple[int, DryRunJob]] = []
-    queued = JobState.QUEUED.value
-    for n, (spec, position) in enumerate(change.add, len(rows) + 1):
-        after = spec.attributes.after
-        entries.append((position, DryRunJob(n, spec.line, "add", queued, spec.command, rules.needs(spec), after)))
-    for job_id, spec, position in change.keep:
-        again = job_id in change.requeue
-        state = queued if again else rows[job_id].state.value
-        what = "requeue" if again else "keep"
-        after = spec.attributes.after
-        entries.append((position, DryRunJob(job_id, spec.line, what, state, spec.command, rules.needs(spec), after)))
-    found = [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
-    for job_id in change.cancel:
-        row = rows[job_id]
-        found.append(DryRunJob(job_id, row.line, "cancel", JobState.CANCELLED.value, row.command))
-    return found
-
-
-def _attempts(store: Store | None) -> list[Attempt]:
-    from gpusched.core.model import Attempt
-
-    if store is None:
-        return []
-    return [Attempt(job.id, row.number, tuple(d.uuid for d in row.devices)) for job, row in store.running()]
-
-
-def _shepherds(place: QueueDir, attempts: list[Attempt]) -> dict[int, str]:
-    """Pids of the shepherds of these attempts, and which each of them minds."""
-    told = ((status.look(place, a.job_id, a.number).fields.get("pid", ""), f"{a.job_id}.{a.number}") for a in attempts)
-    return {int(pid): name for pid, name in told if pid.isdigit()}
-
-
-def _counts(store: Store | None) -> str:
-    from gpusched.views.report import tally
-
-    if store is None:
-        return "a new queue"
-    counts = tally(store.counts(), store.count_removed())
-    return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
+def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions) -> DryRun:
+    """Return the effect of a run with these jobs. Where the GPUs cannot be used for them, `error` says why."""
+    rows: dict[int, JobRow] = {}
+    running: Running = ()
+    held, counts, removed = [], None, 0
+    if queue_dir.exists():
+        with Store(queue_dir.database, read_only=True) as store:
+            rows = {row.id: row for row in job_table.jobs(store)}
+            running = list(attempt_table.running(store))
+            held, counts, removed = (
+                submission.stored_jobs(store),
+                job_table.counts(store),
+                job_table.count_removed(store),
+            )
+    change = reconcile(jobs.specs, held, complete=bool(jobs.specs), retry_failed=options.retry_failed)
+    planned = preview.dry_run_jobs(change, rows, {spec: options.needs(spec) for spec in jobs.specs})
+    board, error = _first_board(queue_dir, jobs, options, running)
+    reasons = {}
+    if error is None:
+        attempts = [observe.open_attempt(job, row) for job, row in running]
+        reasons = preview.first_reasons(planned, rows, attempts, board, queues.now())
+    return DryRun(
+        path=queue_dir.path,
+        pid=queue_dir.dispatcher() if counts is not None else None,
+        counts=counts,
+        removed=removed,
+        jobs=planned,
+        board=board,
+        max_checks=options.settings.max_checks,
+        poll_interval_s=options.settings.poll_interval,
+        reasons=reasons,
+        error=error,
+    )
 
 
 # ---- the GPUs --------------------------------------------------------------------------------------
 
 
-def _box(jobs: JobFile, rules: SubmitOptions, occupied: set[str], shepherds: dict[int, str]) -> BoxReading:
-    """One reading of the allowed GPUs, judged as if one check were enough; or why they can never serve the jobs.
+def _first_board(
+    queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, running: Running
+) -> tuple[Board, GpuschedError | None]:
+    """Read the allowed GPUs once, as if one check were enough; and say why they cannot serve the jobs, if so."""
+    wanted = options.gpus_wanted(jobs.specs)
+    reading, uuids, error = Reading(0.0, 0.0), tuple[str, ...](), None
+    if wanted:
+        try:
+            with open_devices(options.settings, wanted) as devices:
+                first = devices.first
+            check_jobs(jobs, options, first.devices)
+            uuids = check_devices(options.settings, first.devices, wanted).uuids
+            reading = first
+        except GpuschedError as refusal:
+            error = refusal
+    tenancies = _tenancies(queue_dir, reading, options.settings, running)
+    criteria = observe.criteria(options.settings, max_checks=1)
+    return observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits), error
 
-    `occupied` are the devices that jobs of this queue have; what descends from one of the `shepherds` is ours there.
-    """
-    from gpusched import api
-    from gpusched.common.text import clean
-    from gpusched.core.model import MIB
-    from gpusched.core.plan.availability import Availability, Criteria, fold
-    from gpusched.core.plan.snapshot import DeviceView
-    from gpusched.host.attempts.reaper import shepherds_of
 
-    settings = rules.settings
-    wanted = rules.gpus_wanted(jobs.specs)
-    if wanted == 0:
-        return BoxReading()
-    try:
-        opened = api.open_devices(settings, wanted)
-        opened.close()
-        api.check_jobs(jobs, rules, opened.first.devices)
-        chosen = api.check_devices(settings, opened.first.devices, wanted)
-    except GpuschedError as error:
-        return BoxReading(error=error)
-    criteria = Criteria(
-        settings.gpu_mem_threshold * MIB, 1, settings.free_when == "idle", settings.allow_unreadable_memory
-    )
-    devices = {device.uuid: device for device in opened.first.devices}
-    samples = {sample.uuid: sample for sample in opened.first.samples}
+def _tenancies(
+    queue_dir: QueueDir, reading: Reading, settings: Settings, running: Running
+) -> dict[str, observe.Tenancy]:
+    """Return the use of each device: the jobs of this queue that are on it, and the claims of others."""
+    published = read_dispatcher(queue_dir).board if queue_dir.exists() else None
+    views = {item.device.uuid: item.view for item in published.devices} if published is not None else {}
+    pids = _pids(queue_dir, reading, running)
     claims = queues.claims(settings)
-    views = []
-    for uuid in chosen.uuids:
-        device, mine = devices[uuid], uuid in occupied
-        known = Availability(uuid)
-        if uuid in samples:
-            sample = samples[uuid]
-            pids = [process.pid for process in sample.processes or ()] if mine else []
-            ours = shepherds_of(pids, shepherds).keys()
-            known = fold(known, device, sample, ours=ours, occupied=mine, criteria=criteria)
-        holder = claims.holder(uuid) if claims is not None and not mine else None
-        refused = f"claimed by {clean(holder.user)}'s gpusched" if holder is not None else ""
-        label = f"MIG {uuid[:12]}" if device.is_mig else f"GPU {device.index}"
-        view = DeviceView(
-            known,
-            device.total_bytes,
-            label,
-            refused=refused,
-            name=device.name,
-            group=device.group,
-            reserved_bytes=device.reserved_bytes,
+    found = {}
+    for uuid in (device.uuid for device in reading.devices):
+        residents = tuple(
+            Resident(job.id, job.mem_bytes)
+            for job, row in running
+            if any(uuid == device.uuid for device in row.devices)
         )
-        views.append(view)
-    return BoxReading(tuple(views), devices=tuple(devices[uuid] for uuid in chosen.uuids))
+        view = views.get(uuid)
+        held = view is not None and view.held
+        if view is not None and residents and view.residents:
+            residents = view.residents  # the dispatcher knows how much they use
+        holder = claims.holder(uuid) if claims is not None and not residents and not held else None
+        refused = observe.claimed_by(holder.user) if holder is not None else ""
+        found[uuid] = observe.Tenancy(residents, pids.get(uuid, frozenset()), held, refused)
+    return found
 
 
-def _reasons(
-    entries: list[DryRunJob], attempts: list[Attempt], box: BoxReading, rules: SubmitOptions
-) -> list[tuple[DryRunJob, str]]:
-    """What the first jobs would do, by the dispatcher's own plan."""
-    from gpusched.core.model import Job
-    from gpusched.core.plan.planner import make_plan
-    from gpusched.core.plan.snapshot import Claim, Snapshot, Start
-
-    blocked = _blocked(entries)
-    free = [e for e in entries if e.state == "queued" and e.needs is not None and e.job_id not in blocked]
-    waiting = sorted(free, key=lambda e: -(e.needs.prio if e.needs else 0))[:FIRST_JOBS]
-    jobs = tuple(
-        Job(e.job_id, e.needs.gpus, mem_bytes=e.needs.mem_bytes, gpu_model=e.needs.gpu_model, tags=e.needs.tags)
-        for e in waiting
-        if e.needs is not None
-    )
-    plan = make_plan(Snapshot(0.0, rules.limits, box.views, jobs, tuple(attempts)))
-    labels = {view.uuid: view.label for view in box.views}
-    told = {job_id: _waits(reason.text) for job_id, reason in plan.reasons.items()}
-    for action in plan.actions:
-        if isinstance(action, Claim | Start):
-            where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
-            told[action.job_id] = f"starts on {where}"
-    return [(entry, told[entry.job_id]) for entry in waiting if entry.job_id in told and box.error is None]
-
-
-def _blocked(entries: list[DryRunJob]) -> set[int]:
-    """The jobs that others of the list still keep from starting."""
-    from gpusched.core.jobs.readiness import (
-        DependencyTally,
-        JobIndex,
-        ListedJob,
-        Readiness,
-        UnknownReference,
-        readiness,
-    )
-    from gpusched.core.model import JobState
-
-    if not any(entry.after for entry in entries):
-        return set()
-    states = {e.job_id: JobState(e.state) for e in entries}
-    directory = JobIndex(ListedJob(e.job_id, e.needs.name, e.needs.tags) for e in entries if e.needs is not None)
-    blocked = set()
-    for entry in entries:
-        for dependency in entry.after:
-            try:
-                ((kind, ups),) = directory.resolve(entry.job_id, [dependency])
-            except UnknownReference:  # a job whose line is gone: the queue knows it
-                continue
-            if readiness([(kind, DependencyTally.of([states[up] for up in ups]))]) is not Readiness.READY:
-                blocked.add(entry.job_id)
-    return blocked
-
-
-def _waits(text: str) -> str:
-    return text if text.startswith("waits") else f"waits: {text}"
-
-
-# ---- telling ---------------------------------------------------------------------------------------
-
-_WOULD = {"add": "add", "keep": "keep", "requeue": "queue again", "cancel": "cancel: its line is gone"}
-
-
-def _page(
-    place: QueueDir,
-    entries: list[DryRunJob],
-    box: BoxReading,
-    reasons: list[tuple[DryRunJob, str]],
-    settings: Settings,
-    counted: str,
-) -> list[Line]:
-    from gpusched.views import tables
-    from gpusched.views.words import command_text, count, short_path
-
-    pid = place.dispatcher() if place.exists() else None
-    by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
-    lines = [tables.line((short_path(place.path, queues.here()), tables.HEAD), f": {counted}{by}")]
-    kinds = Counter(entry.what for entry in entries)
-    parts = [
-        f"{_WOULD[what].split(':')[0]} {n}" for what, n in sorted(kinds.items(), key=lambda k: list(_WOULD).index(k[0]))
-    ]
-    lines += [tables.line("would " + ", ".join(parts) if parts else "would take lines as they arrive"), tables.line()]
-    rows: list[Row] = []
-    for entry in entries:
-        would = f"keep ({entry.state})" if entry.what == "keep" else _WOULD[entry.what]
-        rows.append([str(entry.job_id), str(entry.line), would, command_text(entry.command)])
-    lines += tables.grid(["JOB", "LINE", "WOULD", "COMMAND"], rows, right="JOB LINE")
-    if box.views:
-        free = sum(view.availability.state.value == "free" and not view.refused for view in box.views)
-        wants = f"a run wants {settings.max_checks} in a row, {settings.poll_interval:g} s apart"
-        lines += [
-            tables.line(),
-            tables.line(f"{free} of {count(len(box.views), 'GPU')} free at this one look ({wants})"),
-        ]
-        lines += tables.grid(["GPU", "NAME", "MEMORY", "STATE", ""], _device_rows(box), right="GPU MEMORY", indent=2)
-    if reasons:
-        lines += [tables.line(), tables.line("first:")]
-        lines += [tables.line(f"  job {entry.job_id}, line {entry.line}: {text}") for entry, text in reasons]
-    return lines
-
-
-def _device_rows(box: BoxReading) -> list[Row]:
-    from gpusched.host.gpus.board import BoardDevice
-    from gpusched.views import report, tables
-
-    rows: list[Row] = []
-    for device, view in zip(box.devices, box.views, strict=True):
-        shown = report.device_line(BoardDevice(device, view), 1)
-        rows.append([shown.label, shown.name, shown.memory, (shown.word, tables.TONES[shown.tone]), shown.detail])
-    return rows
-
-
-def _document(
-    place: QueueDir, entries: list[DryRunJob], box: BoxReading, reasons: list[tuple[DryRunJob, str]]
-) -> dict[str, Any]:
-    from gpusched.core.documents import shown_command
-
-    told = {entry.job_id: text for entry, text in reasons}
-    return {
-        "queue": place.path,
-        "exists": place.exists(),
-        "jobs": [
-            {
-                "id": entry.job_id,
-                "line": entry.line,
-                "would": entry.what,
-                "state": entry.state,
-                "command": shown_command(entry.command),
-                "first": told.get(entry.job_id),
-            }
-            for entry in entries
-        ],
-        "devices": [
-            {
-                "uuid": device.uuid,
-                "index": device.index,
-                "name": device.name,
-                "state": view.availability.state.value,
-                "why": view.refused or view.availability.why,
-            }
-            for device, view in zip(box.devices, box.views, strict=True)
-        ],
-        "error": box.error.what if box.error is not None else None,
-    }
+def _pids(queue_dir: QueueDir, reading: Reading, running: Running) -> dict[str, frozenset[int]]:
+    """Return the processes on each device that belong to an attempt that has it, by UUID."""
+    devices, shepherds = {}, {}
+    for job, row in running:
+        pid = read_attempt(queue_dir, job.id, row.number).fields.get("pid", "")
+        if pid.isdigit():
+            name = f"{job.id}.{row.number}"
+            shepherds[int(pid)] = name
+            devices[name] = {device.uuid for device in row.devices}
+    found = {}
+    for sample in reading.samples:
+        owners = shepherds_of([process.pid for process in sample.processes or ()], shepherds) if shepherds else {}
+        found[sample.uuid] = frozenset(pid for pid, name in owners.items() if sample.uuid in devices[name])
+    return found

@@ -1,270 +1,232 @@
-"""What every verb that has jobs run does with them: look at the GPUs, submit, dispatch, say how it ended.
+"""Jobs -> their queue -> a dispatcher, until all have ended. Prints nothing.
 
-Makes no job itself: the verbs do, each from what it is given.
+The verbs `run`, `shard` and `esd`, and the library, all run their jobs by `run_jobs`.
 """
 
 from __future__ import annotations
 
-import functools
+import logging
 import os
-import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass
+from types import TracebackType
 
-import click
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from gpusched.config.settings import Settings
+from gpusched.core.jobs.reconcile import QueueChange
+from gpusched.dispatcher import Dispatcher, Observer
+from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
+from gpusched.host.gpus.claims import Claims, find_directory
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, job_table, meta_table, request_table
+from gpusched.lists.jobfile import JobFile, LineFeed
+from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
+from gpusched.operations.devices import BoxDevices, check_jobs
+from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
-from gpusched.cli.options import settings_options
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, GpuschedError
-from gpusched.config.settings import LoadedSettings
-
-if TYPE_CHECKING:
-    from gpusched.api import Devices, Queue, Source
-    from gpusched.core.model import Device
-    from gpusched.dispatcher import Observer
-    from gpusched.dispatcher.feed import Feed
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.lists.jobfile import JobFile
-    from gpusched.lists.submit import SubmitOptions
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-SETTINGS = (
-    "max_gpus",
-    "gpu_list",
-    "gpu_mem_threshold",
-    "max_checks",
-    "poll_interval",
-    "free_when",
-    "gpus_per_job",
-    "cpu_jobs",
-    "time_limit",
-    "retries",
-    "grace",
-    "log_dir",
-    "visible_devices",
-    "setup",
-    "shell",
-    "leftovers",
-    "max_jobs_per_gpu",
-    "gpu_strategy",
-    "max_bypass",
-    "tag_max_gpus",
-    "max_fails",
-    "on_dep_fail",
-    "idle_timeout",
-    "idle_action",
-    "snapshot",
-    "split_streams",
-    "allow_unreadable_memory",
-    "strip_gpu_env",
-    "simulate",
-)
+ACK_STEP_S = 0.05
+SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 
 
-# What a verb takes where no layer of the settings says anything.
-OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "shard": {"split_streams": True, "on_dep_fail": "hold"},
-}
+def ignore(text: str) -> None:
+    """Do nothing with a text."""
+
+
+class Queue:
+    """One queue, opened: submit jobs to it, dispatch it. A context manager that closes its database."""
+
+    def __init__(self, queue_dir: QueueDir, settings: Settings | None = None) -> None:
+        """Open a queue that exists. Raises GpuschedError otherwise."""
+        self.queue_dir = queue_dir
+        self.settings = settings or Settings()
+        self.store = Store(queue_dir.database)
+        self._jobs = JobFile(())  # the newest submission
+
+    @classmethod
+    def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
+        """Open the queue of a list (a file, "-", or a typed command), and make it if it does not exist."""
+        settings = settings or Settings()
+        return cls(make_queue_dir(source, settings), settings)
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def submit(self, jobs: JobFile, options: SubmitOptions, *, complete: bool = True) -> QueueChange:
+        """Make the queue hold these jobs; if `complete`, other jobs that wait there are cancelled.
+
+        A dispatcher that works on the queue takes the options too.
+        """
+        options = with_dirs(options, self.queue_dir)
+        assert options.dirs is not None
+        options.look_around(jobs.specs)
+        with self.store.transaction():
+            meta_table.write(self.store, "dirs", options.dirs.to_json())
+            meta_table.write(self.store, "settings", options.settings.to_json())
+            meta_table.write(self.store, "on_dep_fail", options.settings.on_dep_fail)
+            change = submit(self.store, jobs.specs, options, time.time(), complete=complete)
+        self._jobs = jobs
+        return change
+
+    def dispatch(
+        self,
+        options: SubmitOptions,
+        devices: BoxDevices,
+        *,
+        feed: Feed | None = None,
+        observer: Observer | None = None,
+        follow: bool = False,
+        notify: Callable[[str], None] = ignore,
+        step: Callable[[str], None] = ignore,
+    ) -> int:
+        """Dispatch until all jobs have ended, and return the exit code; 75 when another dispatcher took the jobs.
+
+        With `follow`, stay for jobs that come later. `notify` gets a line when this takes long to begin, and `step` the
+        name of each step of an action.
+        """
+        lock = self._take_lock(notify, step)
+        if lock is None:
+            return EXIT_DISPATCHED_ELSEWHERE
+        if not devices.is_open:
+            check_jobs(self._jobs, options, devices.first.devices)
+        claims = Claims(find_directory(options.settings.claims_dir))
+        while True:
+            dispatcher = Dispatcher(
+                self.queue_dir,
+                self.store,
+                devices.source,
+                claims,
+                options,
+                devices.first,
+                feed=feed,
+                observer=observer,
+                follow=follow,
+                step=step,
+            )
+            code = dispatcher.run()
+            os.close(lock)
+            step("left")
+            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+                return code
+            again = self.queue_dir.take()  # for what was submitted after the last look
+            if again is None:
+                return code
+            lock = again
+
+    def _take_lock(self, notify: Callable[[str], None], step: Callable[[str], None]) -> int | None:
+        """Become the dispatcher of this queue; return the lock, or None if another dispatcher took the submission."""
+        request = request_table.add(self.store, "submitted", time.time())
+        step("requested")
+        self.queue_dir.ring()
+        slow_at = time.monotonic() + SLOW_ACK_S
+        while (lock := self.queue_dir.take()) is None:
+            if request_table.is_acknowledged(self.store, request):
+                return None
+            if time.monotonic() > slow_at:
+                slow_at = float("inf")
+                pid = self.queue_dir.dispatcher()
+                notify(f"waiting for the dispatcher of {self.queue_dir.path} (pid {pid}), which is leaving or slow")
+            time.sleep(ACK_STEP_S)
+        return lock
+
+
+# ---- the whole of a run ----------------------------------------------------------------------------
+
+
+def watch_nothing(queue: Queue) -> AbstractContextManager[Observer | None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options that all these verbs have."""
+class RunSession:
+    """The surroundings of a run: who watches it, and where more jobs come from.
 
-    loaded: LoadedSettings
-    retry_failed: bool = False
-    dry_run: bool = False
-    as_json: bool = False
-    verbose: bool = False
-    quiet: bool = False
+    `watch` opens the observer of the dispatcher; `notify` gets lines for people; `summarize` is called with the exit
+    code at the end, unless another dispatcher took the jobs. `feed` and `follow` are those of `Queue.dispatch`.
+    """
 
-
-def work_options(callback: F) -> F:
-    """Give a command these options; the callback gets them as the argument `asked`."""
-
-    @settings_options(*SETTINGS)
-    @click.option("--retry-failed", is_flag=True, help="Queue the jobs of this list that have failed again.")
-    @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-    @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
-    @functools.wraps(callback)
-    def wrapper(
-        *args: Any,
-        loaded: LoadedSettings,
-        retry_failed: bool,
-        dry_run: bool,
-        as_json: bool,
-        verbose: bool,
-        quiet: bool,
-        **kwargs: Any,
-    ) -> Any:
-        asked = RunOptions(loaded, retry_failed, dry_run, as_json, verbose, quiet)
-        return callback(*args, asked=asked, **kwargs)
-
-    return cast(F, wrapper)
+    watch: Callable[[Queue], AbstractContextManager[Observer | None]] = watch_nothing
+    notify: Callable[[str], None] = ignore
+    summarize: Callable[[Queue, int], None] = lambda queue, code: None
+    log_level: str | None = None  # of dispatcher.log; "": that of the settings; None: write no such log
+    feed: Feed | None = None
+    follow: bool = False
 
 
-def with_defaults(loaded: LoadedSettings, verb: str) -> LoadedSettings:
-    """The settings with the defaults of this verb."""
-    own = {name: value for name, value in OWN_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
-    return replace(loaded, settings=replace(loaded.settings, **own))
+QUIET_SESSION = RunSession()
 
 
-def say(text: str) -> None:
-    """One line for people, beside what goes to stdout."""
-    click.echo(f"gpusched: {text}", err=True)
+def feed_of(source: JobSource, options: SubmitOptions, begun: bytes = b"") -> Feed | None:
+    """Return where later jobs come from: the file as it is edited, or the stream, of which `begun` was read already."""
+    if source.is_stream:
+        return StreamFeed(0, LineFeed(**options.reading), begun)
+    if not isinstance(source.source, str) or source.stat is None:
+        return None
+    path = os.path.abspath(source.source)
+    return FileFeed(path, lambda text: read(text, options, path), source.data, source.stat)
 
 
-def rules_for(asked: RunOptions, *, force: bool = False) -> SubmitOptions:
-    """How jobs are read and what each needs, by the options alone."""
-    from gpusched.lists.submit import SubmitOptions
-
-    settings = asked.loaded.settings
-    if settings.setup and not os.path.isfile(settings.setup):
-        raise GpuschedError("there is no such file", where=f"--setup {settings.setup}")
-    return SubmitOptions(settings, os.fsencode(os.getcwd()), force, asked.retry_failed)
-
-
-def find_place(source: Source, asked: RunOptions, rules: SubmitOptions) -> tuple[QueueDir, SubmitOptions]:
-    """Where the queue of this source lies, made or not, and the rules with the settings that hold there."""
-    from gpusched import api
-
-    place = api.place_for(source, rules.settings)
-    return place, replace(rules, settings=api.settings_for(place, asked.loaded))
-
-
-def accept(jobs: JobFile, name: str, asked: RunOptions) -> JobFile:
-    """The same jobs, with what is doubtful in them told. Raises GpuschedError where they cannot be right."""
-    from gpusched.lists.findings import SHOWN_PER_CODE, render_findings
-    from gpusched.lists.submit import refused
-
-    jobs = refused(jobs, name)
-    if jobs.findings and not asked.quiet and not asked.as_json:
-        limit = len(jobs.findings) if asked.verbose else SHOWN_PER_CODE
-        click.echo(render_findings(jobs.findings, name, limit=limit), err=True)
-    return jobs
-
-
-def refuse_unmet(jobs: JobFile, place: QueueDir, data: bytes, name: str) -> None:
-    """Refuse jobs that wait for what is neither in the list nor in its queue, or for each other."""
-    from gpusched import api
-    from gpusched.lists import dependencies
-    from gpusched.lists.submit import refusal
-
-    wrong = dependencies.check(jobs.specs, data, known=api.names_in(place))
-    if wrong:
-        raise refusal(wrong, name)
-
-
-def check_devices(jobs: JobFile, rules: SubmitOptions, looked: tuple[Devices | None, tuple[Device, ...]]) -> None:
-    """Refuse what these devices can never serve, and close them then."""
-    from gpusched import api
-
-    devices, known = looked
-    if devices is None and not known:
-        return
-    try:
-        api.check_jobs(jobs, rules, known)
-    except BaseException:
-        if devices is not None:
-            devices.close()
-        raise
-
-
-def work(
+def run_jobs(
     source: Source,
     jobs: JobFile,
-    rules: SubmitOptions,
-    asked: RunOptions,
-    devices: Devices | None,
+    options: SubmitOptions,
+    devices: BoxDevices,
     *,
     complete: bool = True,
-    around: Callable[[Queue], AbstractContextManager[object]] = nullcontext,
-    feed: Feed | None = None,
-    follow: bool = False,
-    end: Callable[[Queue, int], None] | None = None,
+    prepare: Callable[[Queue], AbstractContextManager[object]] = nullcontext,
+    session: RunSession = QUIET_SESSION,
 ) -> int:
-    """Submit the jobs to the queue of their source, dispatch until all have ended, print the end; the exit code.
+    """Submit the jobs to the queue of their source and dispatch until all have ended; return the exit code.
 
-    `complete`: what is not among the jobs has left the list. The jobs are submitted within `around`, which writes what
-    they need into the queue's directory. `end` prints the end in the place of the usual summary.
+    If `complete`, waiting jobs of the queue that are not among `jobs` are cancelled. The jobs are submitted within
+    `prepare(queue)`, which writes the files that they need into the queue's directory.
     """
-    from gpusched import api
-
-    try:
-        queue = api.Queue.for_file(source, rules.settings)
-    except BaseException:
-        if devices is not None:
-            devices.close()
-        raise
-    click.get_current_context().call_on_close(queue.close)
-    try:
-        api.set_up_log(queue.place, "DEBUG" if asked.verbose else rules.settings.log_level)
-        with around(queue):
-            queue.submit(jobs, rules, complete=complete)
-    except BaseException:
-        if devices is not None:
-            devices.close()
-        raise
-    observer = _observer(queue.place.path, as_json=asked.as_json, quiet=asked.quiet)
-    try:
-        code = queue.dispatch(
-            rules,
-            lambda: devices if devices is not None else _open_devices(jobs, rules),
-            feed=feed,
-            observer=observer,
-            follow=follow,
-            waiting=say,
-        )
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    finally:
-        close = getattr(observer, "close", None)
-        if close is not None:
-            close()
-    if code == EXIT_DISPATCHED_ELSEWHERE:
-        pid = queue.place.dispatcher()
-        say(f"{queue.place.path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
-        return code
-    _print_end(queue, code, asked, end)
-    return code
-
-
-def _print_end(queue: Queue, code: int, asked: RunOptions, end: Callable[[Queue, int], None] | None) -> None:
-    """The summary. A terminal or a reader that is gone changes nothing of how the jobs ended, nor the exit code."""
-    from gpusched.cli.main import drop
-    from gpusched.operations.summary import print_summary
-
-    try:
-        if end is not None:
-            end(queue, code)
+    options = with_dirs(options, find_queue_dir(source, options.settings))
+    with Queue.for_file(source, options.settings) as queue:
+        if session.log_level is not None:
+            _set_up_log(queue.queue_dir, session.log_level or options.settings.log_level)
+        with prepare(queue):
+            queue.submit(jobs, options, complete=complete)
+        try:
+            with session.watch(queue) as observer:
+                code = queue.dispatch(
+                    options,
+                    devices,
+                    feed=session.feed,
+                    observer=observer,
+                    follow=session.follow,
+                    notify=session.notify,
+                )
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        if code == EXIT_DISPATCHED_ELSEWHERE:
+            pid = queue.queue_dir.dispatcher()
+            path = queue.queue_dir.path
+            session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
         else:
-            print_summary(queue, code, as_json=asked.as_json)
-        sys.stdout.flush()
-    except OSError:
-        drop(sys.stdout)
+            session.summarize(queue, code)
+        return code
 
 
-def _open_devices(jobs: JobFile, rules: SubmitOptions) -> Devices:
-    """The devices, opened, that these jobs can use."""
-    from gpusched import api
-
-    devices = api.open_devices(rules.settings, rules.gpus_wanted(jobs.specs))
-    check_devices(jobs, rules, (devices, devices.first.devices))
-    return devices
-
-
-def _observer(queue: str, *, as_json: bool, quiet: bool) -> Observer:
-    from gpusched.views.lines import EventLines
-
-    out = sys.stderr if as_json else sys.stdout
-    if out.isatty() and not quiet:
-        from gpusched.views.area import can_be_drawn_over
-        from gpusched.views.live import LiveView
-
-        if can_be_drawn_over(out):
-            return LiveView(out, queue)
-    return EventLines(out, quiet=quiet)
+def _set_up_log(queue_dir: QueueDir, level: str) -> None:
+    """Have this process write the dispatcher's log in the queue's directory, for this user alone."""
+    # nothing that no line shows is looked up for each line (see "Optimization" in logging's manual)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger = logging.getLogger("gpusched")
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.addHandler(handler)

@@ -1,162 +1,35 @@
-"""What a queue and its dispatcher say of themselves: counts, who runs, why the rest waits. Prints and changes nothing.
-
-The reasons come from the dispatcher's own plan, made again from what it published and from the store, so that what is
-told here is what it thinks.
-"""
+"""The state of a queue and of its dispatcher: counts, the jobs that run, why the others wait. Changes nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from gpusched.core.jobs.progress import ItemGroup
-    from gpusched.core.model import AttemptRow, JobRow, RunningView
-    from gpusched.host.gpus.board import Board, BoardDevice
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.host.store import Store
-    from gpusched.views.pages import QueueSummary
+from gpusched.common.errors import GpuschedError
+from gpusched.common.text import last_line, mask_secrets
+from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
+from gpusched.core.jobs.progress import ItemGroup, groups, items_done
+from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
+from gpusched.core.plan.board import BoardDevice
+from gpusched.host import locks
+from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts.reaper import log_tail
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
+from gpusched.operations import queues
+from gpusched.operations.dispatchers import DispatcherStatus, read_dispatcher
+from gpusched.operations.reasons import wait_reasons
+from gpusched.operations.resume import resume_command
+from gpusched.views import report
+from gpusched.views.values import JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 
-HEAD_LIMIT = 500  # waiting jobs whose reasons `status` asks for
-SHOWN_UNMET = 20  # of those that wait for others: so many are told which
-SHOWN_SPANS = 6
+SHOWN_JOBS = 10  # of each group, unless all are wanted
 JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is worked on
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatching:
-    """Who works on a queue now. `board`: what it has published; None: not yet, or there is nobody.
-
-    `full_disk`: the directory of the queue whose disk has no room, so that nothing new is published or noted.
-    """
-
-    pid: int | None
-    board: Board | None
-    full_disk: str = ""
-
-    @property
-    def alive(self) -> bool:
-        return self.pid is not None
-
-    @property
-    def closed(self) -> str:
-        """Why nothing new starts."""
-        told = self.board.closed if self.board is not None else ""
-        return told or (f"the disk is full ({self.full_disk})" if self.full_disk else "")
-
-
-def dispatching(place: QueueDir) -> Dispatching:
-    from gpusched.host.gpus import board
-
-    pid = place.dispatcher()
-    found = board.read(place.board) if pid is not None else None
-    if found is not None and pid and found.pid != pid:
-        found = None  # left by one that was killed
-    return Dispatching(pid, found, place.full_disk())
-
-
-def reasons(store: Store, by: Dispatching, now: float, *, until: int | None = None) -> dict[int, tuple[str, str]]:
-    """Why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
-    from gpusched.core.plan.planner import make_plan
-    from gpusched.core.plan.snapshot import Claim, Snapshot, Start
-
-    rows = list(_head(store, until))
-    blocked = dict(_unmet(store, rows, until))
-    if by.board is None:
-        who = by.closed or f"the dispatcher (pid {by.pid}) has not looked at the GPUs yet"
-        nobody = ("nobody", who if by.alive else "no dispatcher works on this queue")
-        return {row.id: blocked.get(row.id, nobody) for row in rows}
-    devices = tuple(item.view for item in by.board.devices)
-    plan = make_plan(
-        Snapshot(
-            now=now,
-            limits=by.board.limits,
-            devices=devices,
-            waiting=tuple(row.waiting for row in rows if not row.blocked),
-            attempts=_attempts(store),
-            closed_to_starts=by.closed,
-            gpus_closed=by.board.gpus_closed,
-            threshold_bytes=by.board.threshold_bytes,
-            max_checks=by.board.max_checks,
-            waited_since=by.board.waited_since,
-        )
-    )
-    labels = {view.uuid: view.label for view in devices}
-    told = blocked | {job_id: (reason.kind, reason.text) for job_id, reason in plan.reasons.items()}
-    for action in plan.actions:
-        if isinstance(action, Claim | Start):
-            where = ", ".join(labels[uuid] for uuid in action.devices) or "the CPU"
-            told[action.job_id] = ("next", f"starts at the dispatcher's next look, on {where}")
-    return told
-
-
-def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tuple[int, tuple[str, str]]]:
-    """What the jobs that others block wait for. To look after each of many is too much: the first ones, or `until`."""
-    told = 0
-    for row in rows:
-        if row.blocked:
-            wanted = told < SHOWN_UNMET if until is None else row.id == until
-            told += wanted
-            yield row.id, ("dependency", waits_for(store, row) if wanted else "waits for other jobs")
-
-
-def _head(store: Store, until: int | None) -> Iterator[JobRow]:
-    from gpusched.core.model import JobState
-
-    waiting = store.jobs([JobState.QUEUED], by_start=True)
-    if until is None:
-        yield from islice(waiting, HEAD_LIMIT)
-        return
-    for row in waiting:
-        yield row
-        if row.id == until:
-            return
-
-
-def _attempts(store: Store) -> tuple[Any, ...]:
-    from gpusched.core.model import Attempt
-
-    return tuple(
-        Attempt(job.id, row.number, tuple(d.uuid for d in row.devices), mem_bytes=job.mem_bytes, tags=job.tags)
-        for job, row in store.running()
-    )
-
-
-def waits_for(store: Store, row: JobRow) -> str:
-    """The jobs that a job depends on, and where they are: those of one dependency together."""
-    by_kind: dict[str, list[JobRow]] = {}
-    for kind, job in store.upstream(row.id):
-        by_kind.setdefault(kind, []).append(job)
-    return "waits " + "; ".join(f"{kind} {_where(jobs)}" for kind, jobs in by_kind.items())
-
-
-def _where(jobs: list[JobRow]) -> str:
-    from gpusched.views.words import ranges
-
-    if len(jobs) == 1:
-        name = f" ({jobs[0].name})" if jobs[0].name else ""
-        return f"job {jobs[0].id}{name}, which {_now(jobs[0].state.value)}"
-    states: dict[str, list[int]] = {}
-    for job in jobs:
-        states.setdefault(job.state.value, []).append(job.id)
-    all_of_them = f"jobs {_cut(ranges(job.id for job in jobs))}"
-    if len(states) == 1:
-        return f"{all_of_them}, which {_now(jobs[0].state.value, len(jobs))}"
-    told = [f"{_cut(ranges(ids))} {_now(state, len(ids))}" for state, ids in states.items()]
-    return f"{all_of_them}, of which {', '.join(told)}"
-
-
-def _now(state: str, number: int = 1) -> str:
-    verb = ("has" if number == 1 else "have") if state in ("succeeded", "failed") else ("is" if number == 1 else "are")
-    return f"{verb} {state}"
-
-
-def _cut(spans: str) -> str:
-    shown = spans.split(", ")
-    return spans if len(shown) <= SHOWN_SPANS else f"{', '.join(shown[:SHOWN_SPANS])} …"
 
 
 # ---- running attempts ------------------------------------------------------------------------------
@@ -164,30 +37,27 @@ def _cut(spans: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStatus:
-    """An open attempt, looked at without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
+    """An open attempt, read without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
 
     alive: bool
     ended: bool
     fields: Mapping[str, str]  # of its mark or record
 
-    def word(self, by: Dispatching) -> str:
-        """What it does, after "it", where that is not to run for a dispatcher; else empty."""
-        if by.alive:
-            return "has ended; how is noted once the disk has room" if self.ended and by.full_disk else ""
+    def describe(self, dispatcher: DispatcherStatus) -> str:
+        """Return what it does, after "it", unless it simply runs for a dispatcher; else empty."""
+        if dispatcher.alive:
+            return "has ended; how is noted once the disk has room" if self.ended and dispatcher.full_disk else ""
         if self.alive:
             return "goes on by itself"
         return "has ended; the next dispatcher notes how" if self.ended else "is not seen running any more"
 
     def elapsed_s(self, started_at: float, now: float) -> float:
-        """For how long it has run, or ran."""
+        """Return the time for which it has run, or ran."""
         return max(0.0, (float(self.fields.get("ended_at", now)) if self.ended else now) - started_at)
 
 
-def look(place: QueueDir, job_id: int, number: int) -> AttemptStatus:
-    from gpusched.host import locks
-    from gpusched.host.attempts import attempt_dir
-
-    directory = attempt_dir.directory(place.state, job_id, number)
+def read_attempt(queue_dir: QueueDir, job_id: int, number: int) -> AttemptStatus:
+    directory = attempt_dir.directory(queue_dir.state, job_id, number)
     alive = locks.is_held(f"{directory}/{attempt_dir.LIFE}")
     fd = attempt_dir.open_life(directory)
     if fd is None:
@@ -199,43 +69,37 @@ def look(place: QueueDir, job_id: int, number: int) -> AttemptStatus:
     return AttemptStatus(alive, not alive and attempt_dir.is_record(fields), fields)
 
 
-def running_views(place: QueueDir, store: Store) -> list[RunningView]:
-    """The running jobs with what their shepherds and their own progress files say."""
-    from gpusched.core.model import RunningView
-    from gpusched.host.attempts import attempt_dir
-
+def read_running(queue_dir: QueueDir, store: Store) -> list[RunningView]:
+    """Return the running jobs with what their shepherds and their own progress files say."""
     views = []
-    for job, row in store.running():
-        told = attempt_dir.read_progress(attempt_dir.directory(place.state, job.id, row.number))
-        progress = told.decode("utf-8", "replace") if told is not None else row.progress
-        left = look(place, job.id, row.number).fields.get("leftovers", "")
+    for job, row in attempt_table.running(store):
+        data = attempt_dir.read_progress(attempt_dir.directory(queue_dir.state, job.id, row.number))
+        progress = data.decode("utf-8", "replace") if data is not None else row.progress
+        left = read_attempt(queue_dir, job.id, row.number).fields.get("leftovers", "")
         views.append(RunningView(job, replace(row, progress=progress), left))
     return views
 
 
-def item_groups(store: Store, views: Sequence[RunningView], now: float) -> list[tuple[ItemGroup, float]]:
-    """The groups of jobs that say how many items they do, and how many items each does in a second now.
+def measure_groups(store: Store, views: Sequence[RunningView], now: float) -> list[tuple[ItemGroup, float]]:
+    """Return the groups of jobs that say how many items they do, each with its items per second now.
 
-    A job is taken to be as fast as those were that have ended, and those that tell how far they are.
+    A job is taken to be as fast as those that have ended, and those that say how far they are.
     """
-    from gpusched.core.documents import parse_progress
-    from gpusched.core.jobs.progress import groups, items_done
-
-    found = []
-    for group in groups(store.item_counts(), views):
+    measured = []
+    for group in groups(queue_totals.item_counts(store), views):
         own = [view for view in views if view.job.items and view.job.tags == group.tags]
-        told = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
-        spent = store.item_seconds(group.tags) + sum(max(0.0, now - view.attempt.started_at) for view in told)
-        found.append((group, len(own) * group.done / spent if spent > 0 else 0.0))
-    return found
+        counted = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
+        spent = queue_totals.item_seconds(store, group.tags) + sum(
+            max(0.0, now - view.attempt.started_at) for view in counted
+        )
+        measured.append((group, len(own) * group.done / spent if spent > 0 else 0.0))
+    return measured
 
 
-def last_log_line(place: QueueDir, row: AttemptRow) -> str:
-    from gpusched.common.text import last_line
-    from gpusched.host.attempts.reaper import log_tail
-
+def read_last_line(queue_dir: QueueDir, row: AttemptRow) -> str:
+    """Return the last line of an attempt's stderr, or else of its log."""
     for name in (row.error_log, row.log):
-        text = last_line(log_tail(f"{place.path}/{name}")) if name else ""
+        text = last_line(log_tail(f"{queue_dir.path}/{name}")) if name else ""
         if text:
             return text
     return ""
@@ -244,57 +108,155 @@ def last_log_line(place: QueueDir, row: AttemptRow) -> str:
 # ---- whole queues ----------------------------------------------------------------------------------
 
 
-def head(place: QueueDir, store: Store, by: Dispatching, now: float, name: str) -> QueueSummary:
-    """A queue in one line."""
-    from gpusched.views.pages import QueueSummary
-    from gpusched.views.report import tally
+def summarize_queue(
+    queue_dir: QueueDir, store: Store, dispatcher: DispatcherStatus, now: float, name: str
+) -> QueueSummary:
+    """Return a queue as one line of `gpusched status`."""
+    counts = report.tally(job_table.counts(store), job_table.count_removed(store))
+    waits_for = next(iter(wait_reasons(store, dispatcher, now).values()), ("", ""))[1] if counts.queued else ""
+    can_start = startable_jobs.has_any(store)
+    if counts.queued and not dispatcher.alive:
+        waits_for = "a dispatcher" if can_start or not counts.held else "held jobs"
+    alone = () if dispatcher.alive else attempt_table.running(store)
+    runs_on = sum(read_attempt(queue_dir, job.id, row.number).alive for job, row in alone)
+    started_at = queue_totals.times(store)["start_time"]
+    return QueueSummary(
+        name, dispatcher.pid, runs_on, counts, started_at, waits_for, can_start, full_disk=dispatcher.full_disk
+    )
 
-    counts = tally(store.counts(), store.count_removed())
-    told = next(iter(reasons(store, by, now).values()), ("", ""))[1] if counts.queued else ""
-    can_start = store.has_startable()
-    if counts.queued and not by.alive:
-        told = "a dispatcher" if can_start or not counts.held else "held jobs"
-    runs_on = 0 if by.alive else sum(look(place, job.id, row.number).alive for job, row in store.running())
-    return QueueSummary(name, by.pid, runs_on, counts, store.totals()["start_time"], told, can_start, by.full_disk)
+
+def make_scene(queue_dir: QueueDir, store: Store, now: float) -> Scene:
+    option = shlex.quote(queues.queue_name(queue_dir))
+    return Scene(now, queues.current_directory(), queue_dir.path, option, resume_command(queue_dir, store))
 
 
-def document(place: QueueDir, store: Store, by: Dispatching, now: float, *, jobs: int | None) -> dict[str, Any]:
-    """One queue for programs: the head of gpu_metrics.json, its dispatcher, devices, and up to `jobs` jobs."""
-    from gpusched.core.documents import job_document, metrics_head, shown_command
-
-    waits = reasons(store, by, now)
-    source = store.source()
-    found: dict[str, Any] = {
-        "name": place.name,
-        "path": place.path,
-        "source": shown_command(source) if source is not None else None,
-        "dispatcher": by.pid,
-        "waits_for": next(iter(waits.values()))[1] if waits else None,
-        **metrics_head(store.counts(), store.count_removed(), store.totals(), now),
-    }
-    del found["schema_version"]  # the document that this one goes into has its own
-    if jobs == 0:
-        return found
-    found["groups"] = [
-        {
-            "tags": list(group.tags),
-            "jobs": group.jobs,
-            "jobs_done": group.ended,
-            "items": group.items,
-            "items_done": group.done,
-            "items_per_s": speed if by.alive else None,
+def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
+    """Return one queue in full; with `every_job` each of its jobs too, else the first ones of each state."""
+    now = queues.now()
+    dispatcher = read_dispatcher(queue_dir)
+    board = dispatcher.board
+    with queues.open_store(queue_dir) as store:
+        views = read_running(queue_dir, store)
+        waiting = list(islice(job_table.jobs(store, [JobState.QUEUED, JobState.HELD]), SHOWN_JOBS))
+        reasons: Reasons = wait_reasons(store, dispatcher, now) | {
+            row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD
         }
-        for group, speed in item_groups(store, running_views(place, store), now)
+        failed = (
+            [] if every_job else list(_with_last(store, islice(job_table.jobs(store, [JobState.FAILED]), SHOWN_JOBS)))
+        )
+        source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
+        return QueueReport(
+            make_scene(queue_dir, store, now),
+            summarize_queue(queue_dir, store, dispatcher, now, queue_dir.name),
+            source="of standard input" if source == "-" else source,
+            looked_at=board.at if board is not None else None,
+            devices=[report.device_line(item, board.max_checks) for item in board.devices] if board is not None else [],
+            running=[_running_line(queue_dir, view, dispatcher, now) for view in views],
+            waiting=waiting,
+            reasons=reasons,
+            failed=failed,
+            groups=[
+                report.group_line(group, speed if dispatcher.alive else 0.0)
+                for group, speed in measure_groups(store, views, now)
+            ],
+            jobs=list(_with_last(store, job_table.jobs(store))) if every_job else (),
+        )
+
+
+def _with_last(store: Store, rows: Iterator[JobRow]) -> Iterator[JobWithLast]:
+    for row in rows:
+        attempts = attempt_table.attempts(store, row.id) if row.attempts else []
+        yield row, attempts[-1] if attempts else None
+
+
+def _running_line(
+    queue_dir: QueueDir, view: RunningView, dispatcher: DispatcherStatus, now: float
+) -> tuple[report.RunningLine, str]:
+    shown = report.running_line(view, now)
+    status = read_attempt(queue_dir, view.job.id, view.attempt.number)
+    mark = status.describe(dispatcher)
+    if mark:
+        shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, now))
+    return shown, read_last_line(queue_dir, view.attempt)
+
+
+T = TypeVar("T")
+Read = Callable[[QueueDir, Store, DispatcherStatus, float], T]
+
+
+def read_queues(known: Sequence[QueueDir]) -> tuple[list[QueueSummary], list[str]]:
+    """Return a line for each queue, those with a dispatcher first, and a text for each that cannot be read."""
+
+    def read(queue_dir: QueueDir, store: Store, dispatcher: DispatcherStatus, now: float) -> QueueSummary:
+        return summarize_queue(queue_dir, store, dispatcher, now, queues.queue_name(queue_dir, known))
+
+    return _read_each(known, read)
+
+
+def queue_documents(known: Sequence[QueueDir]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a short document for each queue, in the order of `read_queues`, and a text for each unreadable one."""
+    return _read_each(known, partial(_document, jobs=0))
+
+
+def _read_each(known: Sequence[QueueDir], read: Read[T]) -> tuple[list[T], list[str]]:
+    now = queues.now()
+    dispatchers = [(read_dispatcher(queue_dir), queue_dir) for queue_dir in known]
+    values, broken = [], []
+    for dispatcher, queue_dir in sorted(dispatchers, key=lambda pair: not pair[0].alive):
+        try:
+            with queues.open_store(queue_dir) as store:
+                values.append(read(queue_dir, store, dispatcher, now))
+        except GpuschedError as error:  # one broken queue hides no other
+            broken.append(str(error))
+    return values, broken
+
+
+def queue_document(queue_dir: QueueDir, *, jobs: int | None = JSON_LIMIT) -> dict[str, Any]:
+    """Return one queue for programs, with up to `jobs` of its newest jobs; None stands for all."""
+    with queues.open_store(queue_dir) as store:
+        return _document(queue_dir, store, read_dispatcher(queue_dir), queues.now(), jobs=jobs)
+
+
+def _document(
+    queue_dir: QueueDir, store: Store, dispatcher: DispatcherStatus, now: float, *, jobs: int | None
+) -> dict[str, Any]:
+    """Return the head of gpu_metrics.json, the dispatcher, and unless `jobs` is 0 groups, devices and jobs."""
+    waits = wait_reasons(store, dispatcher, now)
+    source = meta_table.source(store)
+    document: dict[str, Any] = {
+        "name": queue_dir.name,
+        "path": queue_dir.path,
+        "source": shown_command(source) if source is not None else None,
+        "dispatcher": dispatcher.pid,
+        "waits_for": next(iter(waits.values()))[1] if waits else None,
+        **metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), now),
+    }
+    del document["schema_version"]  # the document that this one goes into has its own
+    if jobs == 0:
+        return document
+    measured = measure_groups(store, read_running(queue_dir, store), now)
+    board = dispatcher.board
+    document["groups"] = [_group_document(group, speed if dispatcher.alive else None) for group, speed in measured]
+    document["devices"] = [_device_document(item, board.max_checks) for item in board.devices] if board else []
+    document["jobs"] = [
+        {
+            **job_document(row, attempt_table.attempts(store, row.id), queue_dir.path),
+            "waits_for": waits.get(row.id, ("", None))[1],
+        }
+        for row in job_table.jobs(store, newest=jobs)
     ]
-    found["devices"] = []
-    if by.board is not None:
-        found["devices"] = [_device_document(item, by.board.max_checks) for item in by.board.devices]
-    rows = store.jobs(newest=jobs)
-    found["jobs"] = [
-        {**job_document(row, store.attempts(row.id), place.path), "waits_for": waits.get(row.id, ("", None))[1]}
-        for row in rows
-    ]
-    return found
+    return document
+
+
+def _group_document(group: ItemGroup, items_per_s: float | None) -> dict[str, Any]:
+    return {
+        "tags": list(group.tags),
+        "jobs": group.jobs,
+        "jobs_done": group.ended,
+        "items": group.items,
+        "items_done": group.done,
+        "items_per_s": items_per_s,
+    }
 
 
 def _device_document(item: BoardDevice, max_checks: int) -> dict[str, Any]:

@@ -1,255 +1,77 @@
-"""What a run says at its end: counts, the failed jobs and where to look, and how to go on. Decides no exit code."""
+"""The values of a run's summary: counts, the failed jobs, the groups of jobs with items. Decides no exit code."""
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING
+import shlex
+from itertools import islice
 
-from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED, GpuschedError
+from gpusched.core.documents import job_document, metrics_head
+from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, group_document, summarize_group
+from gpusched.core.jobs.progress import groups
+from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
+from gpusched.core.model import JobState
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-
-if TYPE_CHECKING:
-    from gpusched.api import Queue
-    from gpusched.core.jobs.progress import ItemGroup
-    from gpusched.core.model import JobRow
-    from gpusched.views import tables
-    from gpusched.views.report import JobCounts
-    from gpusched.views.tables import Line
+from gpusched.views.values import RunSummary
 
 SHOWN_FAILED = 20
-SHOWN_TIMES = 16  # shards whose times are all told; of more, the slowest
-SHOWN_SLOWEST = 4
-SHOWN_WRONG = 3  # of what a merge has refused or left out
-SHOWN_MISSING = 12
+
+UNFINISHED = [state for state in JobState if state is not JobState.SUCCEEDED]
 
 
-def print_summary(queue: Queue, code: int, *, as_json: bool) -> None:
-    """Print the end of a run to stdout: one block for people, or one JSON document."""
-    if as_json:
-        print(json.dumps(document(queue, code), indent=2))
-        return
-    from gpusched.views.tables import write
+def summarize_run(
+    queue_dir: QueueDir,
+    store: Store,
+    code: int,
+    *,
+    every_failure: bool = False,
+    details: GroupDetails | None = None,
+) -> RunSummary:
+    """Return the state of a queue at the end of a run with this exit code.
 
-    write(sys.stdout, page(queue, code))
+    The first failed jobs of the list are in it; `every_failure`: all failed jobs of the queue.
+    """
+    failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
+    shown = failed if every_failure else islice(failed, SHOWN_FAILED)
+    return RunSummary(
+        code=code,
+        at=queues.now(),
+        queue=queue_dir.path,
+        metrics=queue_dir.metrics,
+        logs=queue_dir.logs,
+        cwd=queues.current_directory(),
+        option=shlex.quote(queues.queue_name(queue_dir)),
+        states=job_table.counts(store),
+        removed=job_table.count_removed(store),
+        totals=queue_totals.times(store),
+        failed=[(job, attempt_table.attempts(store, job.id)) for job in shown],
+        unlisted=job_table.count_failed_unlisted(store),
+        can_start=startable_jobs.has_any(store),
+        has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
+        has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
+        full_disk=queue_dir.full_disk(),
+        groups=[
+            summarize_group(
+                group,
+                queue_totals.item_spans(store, group.tags),
+                job_table.jobs(store, UNFINISHED),
+                details or NO_DETAILS,
+            )
+            for group in groups(queue_totals.item_counts(store), ())
+        ],
+    )
 
 
-def document(queue: Queue, code: int) -> dict[str, object]:
-    """The head of gpu_metrics.json, and the failed jobs."""
-    from gpusched.core.documents import job_document, metrics_head
-    from gpusched.core.model import JobState
-
-    store, place = queue.store, queue.place
-    head = metrics_head(store.counts(), store.count_removed(), store.totals(), queues.now())
-    failed = [job_document(job, store.attempts(job.id), place.path) for job in store.jobs([JobState.FAILED])]
-    found = {**head, "exit_code": code, "queue": place.path, "metrics": place.metrics, "failed": failed}
-    grouped = [group_document(queue, group) for group in _groups(queue)]
-    return {**found, "groups": grouped} if grouped else found
-
-
-def _groups(queue: Queue) -> list[ItemGroup]:
-    from gpusched.core.jobs.progress import groups
-
-    return groups(queue.store.item_counts(), ())
-
-
-def group_document(queue: Queue, group: ItemGroup) -> dict[str, object]:
-    """What the jobs of a group, which say how many items they do, took together; times in seconds."""
-    from gpusched.core.jobs.progress import times
-
-    took = times(queue.store.item_spans(group.tags))
-    found: dict[str, object] = {
-        "tags": list(group.tags),
-        "jobs": group.jobs,
-        "jobs_done": group.ended,
-        "items": group.items,
-        "items_done": group.done,
-        "missing": [{"name": name, "items": span} for name, span in _missing(queue, group)],
+def summary_document(summary: RunSummary) -> dict[str, object]:
+    """Return the head of gpu_metrics.json, the failed jobs, and the groups."""
+    document = metrics_head(summary.states, summary.removed, summary.totals, summary.at)
+    document |= {
+        "exit_code": summary.code,
+        "queue": summary.queue,
+        "metrics": summary.metrics,
+        "failed": [job_document(job, list(attempts), summary.queue) for job, attempts in summary.failed],
     }
-    if took is not None:
-        found |= {
-            "wall_s": took.wall_s,
-            "median_s": took.median_s,
-            "slowest_s": took.slowest_s,
-            "at_once": took.at_once,
-            "speed_up": took.speed_up,
-            "efficiency": took.efficiency,
-            "items_per_s": took.items_per_s,
-            "times": [
-                {"job": s.job_id, "name": s.name, "items": s.items, "runtime_s": s.ended_at - s.started_at}
-                for s in took.jobs
-            ],
-        }
-    return found
-
-
-def _missing(queue: Queue, group: ItemGroup) -> list[tuple[str, str]]:
-    """The jobs of a group that are not done, and which items that leaves out, where a plan tells."""
-    from gpusched.core.jobs.progress import COUNTED_NOWHERE
-    from gpusched.core.model import JobState
-    from gpusched.host.queue.shard_files import read_plan
-    from gpusched.shards.plan import from_document
-
-    if group.ended == group.jobs:
-        return []
-    try:
-        plan = from_document(read_plan(queue.place.path))
-        spans = {shard.job_name: plan.span(shard) for shard in plan.shards}
-    except (GpuschedError, ValueError):
-        spans = {}
-    states = [state for state in JobState if state is not JobState.SUCCEEDED]
-    left = (job for job in queue.store.jobs(states) if job.items and job.listed and job.tags == group.tags)
-    return [(job.name or f"job {job.id}", spans.get(job.name, "")) for job in left if job.cause not in COUNTED_NOWHERE]
-
-
-def page(queue: Queue, code: int) -> list[Line]:
-    from gpusched.core.model import JobState
-    from gpusched.views import tables
-    from gpusched.views.report import tally
-    from gpusched.views.words import clock, count, short_path
-
-    store, place = queue.store, queue.place
-    counts = tally(store.counts(), store.count_removed())
-    parts: list[tables.Cell] = []
-    for word, number in counts.parts(ended_first=True):
-        if number or word in ("succeeded", "failed"):
-            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
-    spent = clock(store.totals()["total_runtime"])
-    lines = [tables.line(*parts, f" of {count(counts.total, 'job')} in {spent}")]
-    unlisted = store.count_failed_unlisted()
-    for n, job in enumerate(job for job in store.jobs([JobState.FAILED]) if job.listed):
-        if n == SHOWN_FAILED:
-            more = counts.failed - unlisted - n
-            lines.append(tables.line(f"  … and {more} more: gpusched status -q {_name(queue)} -v"))
-            break
-        lines += failed_lines(queue, job)
-    if unlisted:
-        lines.append(tables.line(f"  {count(unlisted, 'failed job')} no longer in the list: no failure of this run"))
-    cwd = queues.here()
-    rows: list[tables.Row] = [row for group in _groups(queue) for row in group_rows(queue, group)]
-    rows += [
-        ["metrics", short_path(place.metrics, cwd)],
-        ["logs", f"{short_path(place.logs, cwd)}/"],
-    ]
-    rows += [[word, text] for word, text in next_steps(queue, code, counts)]
-    return lines + tables.grid(["", ""], rows)
-
-
-def group_rows(queue: Queue, group: ItemGroup) -> list[tables.Row]:
-    """What is missing of a group, how long each of its jobs took, and what running them at once has brought."""
-    from gpusched.common.text import clean
-    from gpusched.core.jobs.progress import times
-    from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
-    from gpusched.core.model import JobState
-    from gpusched.views import tables
-    from gpusched.views.words import count, rate, span
-
-    took = times(queue.store.item_spans(group.tags))
-    fast = f", {rate(took.items_per_s)}" if took is not None else ""
-    done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{fast}"
-    rows: list[tables.Row] = [[clean(group.name), done]]
-    missing = [clean(f"{name} (items {span})" if span else name) for name, span in _missing(queue, group)]
-    if missing:
-        more = len(missing) - SHOWN_MISSING
-        shown = missing[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
-        rows.append(["missing", [(text, tables.STATES["failed"]) for text in _in_lines(shown, 2)]])
-        held = [job for job in queue.store.jobs([JobState.HELD]) if job.cause == CAUSE_DEPENDENCY]
-        names = ", ".join(clean(job.name) or f"job {job.id}" for job in held[:SHOWN_MISSING])
-        rows += [["held", f"{names}: until what is missing has succeeded"]] if held else []
-    rows += _merged(queue)
-    if took is None or len(took.jobs) < 2:
-        return rows
-    slow = sorted(took.jobs, key=lambda span: span.started_at - span.ended_at)
-    timed = list(took.jobs) if len(slow) <= SHOWN_TIMES else slow[:SHOWN_SLOWEST]
-    each = [f"{clean(s.name or str(s.job_id))} {span(s.ended_at - s.started_at)}" for s in timed]
-    rows.append(["slowest" if len(timed) < len(slow) else "times", [*_in_lines(each, 4)]])
-    against = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
-    slowest = f"slowest {span(took.slowest_s)}, {against:.2f} of the median {span(took.median_s)}"
-    gained = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
-    return [*rows, ["", f"{slowest}; {gained}"]]
-
-
-def _in_lines(texts: list[str], each: int) -> list[str]:
-    """So many texts a line."""
-    return [", ".join(texts[n : n + each]) for n in range(0, len(texts), each)]
-
-
-def _merged(queue: Queue) -> list[tables.Row]:
-    """What the merge of the shards said at its end: what it has made, or why it has failed."""
-    from gpusched.common.text import last_line
-    from gpusched.core.model import JobState
-    from gpusched.host.attempts.reaper import log_tail
-    from gpusched.shards.plan import MERGE
-
-    last = queue.store.last_attempt(MERGE)
-    state = None if last is None else queue.store.job(last.job_id).state
-    if last is None or state not in (JobState.SUCCEEDED, JobState.FAILED):
-        return []
-    begin = b"gpusched: "
-
-    def lines(log: str) -> list[bytes]:
-        said = log_tail(f"{queue.place.path}/{log}").split(b"\n")
-        return [line for line in said if line.strip() and not line.startswith(b" ")]
-
-    def shown(found: list[bytes]) -> list[str | tuple[str, str]]:
-        return [last_line(line).replace(f"{queues.here()}/", "", 1) for line in found]
-
-    # A line for each output; with one log for both streams its warnings and errors stand there too.
-    made = [line for line in lines(last.log) if not line.startswith(begin)]
-    rows: list[tables.Row] = [["merged", shown(made[-SHOWN_MISSING:])]] if made else []
-    if state is JobState.FAILED:
-        wrong = [line for line in lines(last.error_log or last.log) if line.startswith(begin + b"error: ")]
-        told = [line.removeprefix(begin + b"error: ") for line in wrong[:SHOWN_WRONG]]
-        rows += [["wrong", shown(told)]] if told else []
-    return rows
-
-
-def failed_lines(queue: Queue, job: JobRow) -> list[Line]:
-    """One failed job: id, line, how; the command; the log."""
-    from gpusched.common.text import clean
-    from gpusched.core.jobs.outcome import describe
-    from gpusched.views import tables
-    from gpusched.views.words import command_text, short_path
-
-    attempts = queue.store.attempts(job.id)
-    last = attempts[-1] if attempts else None
-    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
-    lines = [
-        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
-        tables.Line((("      " + command_text(job.command), ""),), table=True),
-    ]
-    if last:
-        path = f"{queue.place.path}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, queues.here()), tables.DIM)))
-    return lines
-
-
-def next_steps(queue: Queue, code: int, counts: JobCounts) -> list[tuple[str, str]]:
-    """What one may want to type next."""
-    from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
-    from gpusched.core.model import JobState
-    from gpusched.views.words import short_path
-
-    steps: list[str] = []
-    if code == EXIT_QUIT and counts.running:
-        steps.append("the running jobs go on; the same command takes them over and runs the rest")
-    elif counts.running:  # they have ended, and that could not be booked
-        disk = queue.place.full_disk()
-        room = f"make room on the disk of {short_path(disk, queues.here())}; then " if disk else ""
-        steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
-    elif counts.queued and (queue.store.has_startable() or code not in (EXIT_OK, EXIT_SOME_FAILED)):
-        steps.append("the same command goes on with what is queued")
-    if any(job.cause != CAUSE_DEPENDENCY for job in queue.store.jobs([JobState.HELD])):
-        steps.append(f"gpusched release JOB -q {_name(queue)}   (lets a held job start; --tag TAG: those of a tag)")
-    if any(not job.cause for job in queue.store.jobs([JobState.CANCELLED])):
-        steps.append(f"gpusched requeue JOB -q {_name(queue)}   (queues a cancelled job again)")
-    if counts.failed > queue.store.count_failed_unlisted():
-        steps.append("the same command with --retry-failed tries the failed ones again")
-        steps.append(f"gpusched explain JOB -q {_name(queue)}   (how a job ended, and why)")
-    return [("next" if n == 0 else "", step) for n, step in enumerate(steps)]
-
-
-def _name(queue: Queue) -> str:
-    import shlex
-
-    return shlex.quote(queues.queue_name(queue.place))
+    if summary.groups:
+        document["groups"] = [group_document(group) for group in summary.groups]
+    return document

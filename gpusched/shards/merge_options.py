@@ -4,7 +4,7 @@ the record of `gpusched shard` are made from them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 
@@ -42,11 +42,14 @@ def _option(
     metavar: str = "",
     short: str = "",
     choices: tuple[str, ...] = (),
-    in_plan: bool = False,
+    shard: str = "",
 ) -> Any:
-    """Describe one option. `in_plan`: `gpusched shard` has it too, and its plan records it."""
-    more = {"help": help, "metavar": metavar, "short": short, "choices": choices, "in_plan": in_plan}
+    """Describe one option. `shard`: its flag in `gpusched shard`; the plan of the shards records it then."""
+    more = {"help": help, "metavar": metavar, "short": short, "choices": choices, "shard": shard}
     return field(default=default, metadata=more)
+
+
+_DUPLICATES = ("error", "keep-first", "keep-last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,20 @@ class MergeOptions:
     """The options of a merge. The name of a field is that of its flag and of its key in the plan's record."""
 
     output: str | None = _option(
-        "The file to make; its suffix chooses the format.", metavar="OUT", short="-o", in_plan=True
+        "Merge into this file; its suffix chooses the format.", metavar="FILE", short="-o", shard="--merge-output"
+    )
+    sum: tuple[str, ...] = _option(
+        "Add up the numbers under this key. May be repeated.", (), metavar="KEY", shard="--merge-sum"
+    )
+    key: str | None = _option("Find repeated records by this field.", metavar="FIELD", shard="--merge-key")
+    on_duplicate: str = _option(
+        "Refuse repeated records, or keep the first or the last of them.",
+        "error",
+        choices=_DUPLICATES,
+        shard="--merge-on-duplicate",
+    )
+    allow_partial: bool = _option(
+        "Merge the parts that exist, even if others are missing or too short.", False, shard="--allow-partial"
     )
     plan: str | None = _option("Merge the files that this plan of gpusched shard names.", metavar="FILE")
     by: str = _option(
@@ -62,21 +78,9 @@ class MergeOptions:
         "natural",
         choices=("natural", "given"),
     )
-    key: str | None = _option("Find repeated records by this field.", metavar="FIELD", in_plan=True)
-    on_duplicate: str | None = _option(
-        "Refuse repeated records (the default), or keep the first or the last of them.",
-        choices=("error", "keep-first", "keep-last"),
-        in_plan=True,
-    )
     expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N")
-    sum: tuple[str, ...] = _option(
-        "Add up the numbers under this key; may be repeated.", (), metavar="KEY", in_plan=True
-    )
     nan: str = _option(
         "Write NaN and Infinity in JSON as null, or leave their records out.", "null", choices=("null", "refuse")
-    )
-    allow_partial: bool = _option(
-        "Merge the parts that exist, though others are missing or too short.", False, in_plan=True
     )
     allow_pickle: bool = _option("Load .pt files whole: this runs the code that they name.", False)
     remove_parts: bool = _option("Remove the parts once the output is complete and verified.", False)
@@ -93,30 +97,48 @@ class OptionRow(NamedTuple):
     metavar: str
     short: str
     choices: tuple[str, ...]
-    in_plan: bool
+    shard: str
 
     @property
     def flag(self) -> str:
         return f"--{self.name.replace('_', '-')}"
 
+    @property
+    def full_help(self) -> str:
+        return self.help + (f"  [default: {self.default}]" if self.choices else "")
 
-def option_rows(options: type[MergeOptions] = MergeOptions) -> list[OptionRow]:
+
+def option_rows() -> list[OptionRow]:
     """Return the options in the order of --help."""
     kinds = {"bool": bool, "int | None": int, "tuple[str, ...]": tuple}
     return [
-        OptionRow(each.name, kinds.get(str(each.type), str), each.default, **each.metadata) for each in fields(options)
+        OptionRow(each.name, kinds.get(str(each.type), str), each.default, **each.metadata)
+        for each in fields(MergeOptions)
     ]
 
 
+def shard_rows() -> list[OptionRow]:
+    """Return the options that `gpusched shard` has too."""
+    return [row for row in option_rows() if row.shard]
+
+
 def plan_record(options: MergeOptions) -> dict[str, Any]:
-    """Return the part of the options that a plan of shards records, as JSON values."""
-    values = {row.name: getattr(options, row.name) for row in option_rows(type(options)) if row.in_plan}
+    """Return the options that a plan of shards records, as JSON values."""
+    values = {row.name: getattr(options, row.name) for row in shard_rows()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def from_plan_record(record: Mapping[str, Any]) -> MergeOptions:
-    """Return the options that a plan of shards records; keys that are unknown here are left out."""
-    known = {row.name: row for row in option_rows() if row.in_plan and row.name in record}
-    return MergeOptions(
-        **{name: tuple(record[name]) if row.kind is tuple else record[name] for name, row in known.items()}
-    )
+    """Return the options that a plan of shards records. Keys that are unknown here are left out."""
+    rows = [row for row in shard_rows() if record.get(row.name) is not None]
+    values: dict[str, Any] = {row.name: row.kind(record[row.name]) for row in rows}
+    return MergeOptions(**values)
+
+
+def with_recorded(options: MergeOptions, recorded: MergeOptions) -> MergeOptions:
+    """Return the options of a command line, with those of a plan where it has none; values of both are added."""
+    values: dict[str, Any] = {}
+    for row in shard_rows():
+        own, other = getattr(options, row.name), getattr(recorded, row.name)
+        values[row.name] = own + other if row.kind is tuple else other if own == row.default else own
+    return replace(options, **values)

@@ -1,1 +1,1 @@
-"""What gpusched shows: reads values, writes text."""
+"""Text that gpusched shows, made of values; reads no store and no host."""

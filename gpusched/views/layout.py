@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from gpusched.common.text import clean
-from gpusched.views.report import DeviceLine, FrameLike, GroupLine, RunningLine, device_line, tally
+from gpusched.core.plan.board import Frame
+from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Part, bar, cut, line
 from gpusched.views.words import Pace, about, clock, count, time_left
 
@@ -23,7 +24,7 @@ class Picture:
     """All that is shown. `tail` gives the last line of a job's logs."""
 
     name: str
-    frame: FrameLike
+    frame: Frame
     running: Sequence[RunningLine]
     pace: Pace
     groups: Sequence[GroupLine]

@@ -14,10 +14,11 @@ from rich.text import Text
 from gpusched.common.text import clean, last_line
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Event, JobState
+from gpusched.core.plan.board import Frame
 from gpusched.views.area import Area
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.lines import IMPORTANT, LOUD
-from gpusched.views.report import FrameLike, GroupLine, group_line, running_line
+from gpusched.views.report import GroupLine, group_line, running_line
 from gpusched.views.words import Pace
 
 REFRESH_S = 0.5
@@ -49,7 +50,7 @@ class LiveView:
         else:
             self._left_out += 1
 
-    def frame(self, frame: FrameLike) -> None:
+    def frame(self, frame: Frame) -> None:
         if self._area is None:
             return
         try:
@@ -87,7 +88,7 @@ class LiveView:
         self._pending, self._left_out = [], 0
         return texts
 
-    def _picture(self, frame: FrameLike) -> Picture:
+    def _picture(self, frame: Frame) -> Picture:
         running = [running_line(view, frame.at) for view in frame.running]
         self._tails.forget_but({name for job in running for name in job.logs})
         return Picture(
@@ -103,7 +104,7 @@ class LiveView:
         since, done = self._first.setdefault(group.tags, (at, group.done))
         return group_line(group, (group.done - done) / (at - since) if at > since else 0.0)
 
-    def _paced(self, frame: FrameLike) -> Pace:
+    def _paced(self, frame: Frame) -> Pace:
         failed = frame.counts[JobState.FAILED]
         if self._pace is None:
             self._pace, self._failed_before = Pace(frame.started_at, frame.at), failed

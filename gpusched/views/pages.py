@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, LOSS_LIMIT
@@ -11,45 +10,13 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
-from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, places
+from gpusched.views.report import DeviceLine, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
+from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
 
 SHOWN_JOBS = 10  # of each group, unless all are asked for
 OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for so long may be stuck, or unable to
-
-Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does.
-
-    `full_disk`: the directory of the queue whose disk has no room.
-    """
-
-    name: str
-    pid: int | None
-    runs_on: int
-    counts: JobCounts
-    started_at: float
-    waits_for: str
-    can_start: bool = True  # whether a queued job waits for no other job
-    full_disk: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """Where and when a page is read. `resume`: what to type to have the queue dispatched."""
-
-    now: float
-    cwd: str
-    queue: str  # its path
-    option: str  # how to name it after -q
-    resume: str
-
-    def path(self, name: str) -> str:
-        return short_path(f"{self.queue}/{name}", self.cwd)
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -75,21 +42,11 @@ def _dispatcher_word(head: QueueSummary) -> Cell:
     return (f"none, {count(head.runs_on, 'job')} on its own", "yellow") if head.runs_on else "none"
 
 
-def queue_page(
-    scene: Scene,
-    head: QueueSummary,
-    source: str,
-    looked_at: float | None,
-    devices: Sequence[DeviceLine],
-    running: Sequence[tuple[RunningLine, str]],
-    waiting: Sequence[JobRow],
-    reasons: Reasons,
-    failed: Sequence[tuple[JobRow, AttemptRow | None]],
-    groups: Sequence[GroupLine] = (),
-) -> list[Line]:
-    """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
-    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {clean(short_path(source, scene.cwd))}")]
-    lines.append(line(_by_whom(scene, head, looked_at)))
+def queue_page(report: QueueReport, *, every_job: bool = False) -> list[Line]:
+    scene, head = report.scene, report.summary
+    source = clean(short_path(report.source, scene.cwd))
+    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
+    lines.append(line(_by_whom(scene, head, report.looked_at)))
     if head.full_disk:
         where = clean(short_path(head.full_disk, scene.cwd))
         what = f"the disk of {where} is full: until it has room nothing new starts, and no end of a job is noted"
@@ -98,16 +55,16 @@ def queue_page(
     for word, number in head.counts.parts():
         words += [", " if words else "", (f"{number} {word}", STATES[word] if number else "")]
     lines.append(line(*words))
-    lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in groups]
-    if devices:
-        lines += [line(), *device_table(devices)]
-    if running:
-        lines += [line(), *_running(running)]
-    if waiting:
-        lines += [line(), *_waiting(waiting, reasons, head.counts.queued)]
-    if failed:
-        lines += [line(), *_failed(scene, failed, head.counts.failed)]
-    return lines
+    lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
+    if report.devices:
+        lines += [line(), *device_table(report.devices)]
+    if report.running:
+        lines += [line(), *_running(report.running)]
+    if report.waiting:
+        lines += [line(), *_waiting(report.waiting, report.reasons, head.counts.queued)]
+    if report.failed:
+        lines += [line(), *_failed(scene, report.failed, head.counts.failed)]
+    return [*lines, line(), *job_table(report.jobs, scene.now)] if every_job else lines
 
 
 def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
@@ -173,7 +130,7 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     return lines
 
 
-def _failed(scene: Scene, failed: Sequence[tuple[JobRow, AttemptRow | None]], total: int) -> list[Line]:
+def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Line]:
     rows: list[Row] = []
     for job, last in failed[:SHOWN_JOBS]:
         how = clean(describe(last.outcome)) if last and last.outcome else "failed"
@@ -197,7 +154,7 @@ _UNTRIED = {  # why a job was not tried, by its cause
 }
 
 
-def job_table(jobs: Iterable[tuple[JobRow, AttemptRow | None]], now: float) -> list[Line]:
+def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
     """Every job, one line each."""
     rows: list[Row] = []
     for job, last in jobs:
@@ -218,15 +175,15 @@ def job_table(jobs: Iterable[tuple[JobRow, AttemptRow | None]], now: float) -> l
 # ---- explain ---------------------------------------------------------------------------------------
 
 
-def job_page(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow], now_text: Sequence[str]) -> list[Line]:
-    """One job's story. `now_text`: what goes on with it now, or why it waits."""
+def job_page(report: JobReport) -> list[Line]:
+    scene, job, attempts = report.scene, report.job, report.attempts
     head = line((f"job {job.id}", HEAD), f", line {job.line}: ", (job.state.value, STATES[job.state.value]))
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:
         lines += [line(), *_attempt(scene, job, attempt)]
     lines.append(line())
-    lines += [line(f"  {clean(text)}") for text in [*now_text, *_what_next(scene, job, attempts)]]
+    lines += [line(f"  {clean(text)}") for text in [*report.current, *_what_next(scene, job, attempts)]]
     return lines
 
 

@@ -5,63 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.snapshot import DeviceView
+from gpusched.core.plan.board import BoardDevice
 from gpusched.views.words import about, command_text, count, mib, rate
-
-# ---- what a dispatcher hands over (dispatcher.loop.Frame and host.board.Board have this shape) -------------
-
-
-class BoardItem(Protocol):
-    """A device as a dispatcher sees it, and the job of its queue that is on it."""
-
-    @property
-    def device(self) -> Device: ...
-    @property
-    def view(self) -> DeviceView: ...
-    @property
-    def job_ids(self) -> tuple[int, ...]: ...
-
-
-class BoardLike(Protocol):
-    @property
-    def devices(self) -> Sequence[BoardItem]: ...
-    @property
-    def max_checks(self) -> int: ...
-    @property
-    def closed(self) -> str: ...
-    @property
-    def gpus_closed(self) -> str: ...
-
-
-class FrameLike(Protocol):
-    @property
-    def at(self) -> float: ...
-    @property
-    def started_at(self) -> float: ...
-    @property
-    def board(self) -> BoardLike: ...
-    @property
-    def counts(self) -> Mapping[JobState, int]: ...
-    @property
-    def removed(self) -> int: ...
-    @property
-    def running(self) -> Sequence[RunningView]: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def finished_now(self) -> int: ...
-    @property
-    def groups(self) -> Sequence[ItemGroup]: ...
-    @property
-    def closing(self) -> str: ...
-
 
 # ---- devices ---------------------------------------------------------------------------------------
 
@@ -110,7 +62,7 @@ def device_label(device: Device) -> str:
     return f"{device.index} {device.uuid[:12]}" if device.is_mig else str(device.index)
 
 
-def device_line(item: BoardItem, max_checks: int, *, of_queue: str = "") -> DeviceLine:
+def device_line(item: BoardDevice, max_checks: int, *, of_queue: str = "") -> DeviceLine:
     """A device of a dispatcher's board. `of_queue` names the queue where there may be several."""
     known, sample = item.view.availability, item.view.availability.sample
     word, detail = _state_words(item, max_checks)
@@ -131,7 +83,7 @@ def device_line(item: BoardItem, max_checks: int, *, of_queue: str = "") -> Devi
     )
 
 
-def _state_words(item: BoardItem, max_checks: int) -> tuple[str, str]:
+def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
     known = item.view.availability
     state, why = known.state, known.why
     if item.job_ids:

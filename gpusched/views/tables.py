@@ -161,6 +161,14 @@ def cut(each: Line, width: int, mark: str = "…") -> Line:
     return Line(tuple(kept), each.table)
 
 
+def fit_height(lines: list[Line], height: int) -> list[Line]:
+    """Return as many lines as there is room for; the last one says how many are left out."""
+    if len(lines) <= height:
+        return lines
+    shown = lines[: max(0, height - 1)]
+    return [*shown, line((f"… and {len(lines) - len(shown)} more lines: the terminal is low", DIM))]
+
+
 def _wrapped(text: Text, console: Console) -> Iterable[Text]:
     """Broken at blanks, with what follows below the text after a label.
 

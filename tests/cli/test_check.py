@@ -109,7 +109,6 @@ def test_the_same_for_programs(capsys: Capture) -> None:
         "after": {"after": ["prep"]},
     }
     assert [(f["severity"], f["code"], f["line"], f["column"]) for f in found["findings"]] == [
-        ("hint", "ordinal", 5, 80),
         ("warning", "background", 6, 37),
         ("warning", "attribute-mem", 7, 2),
     ]
@@ -156,7 +155,7 @@ def test_flags_change_the_judgement(capsys: Capture) -> None:
     Path("list.txt").write_text("CUDA_VISIBLE_DEVICES=1 python a.py --gpu 1\n")
     assert document(capsys, "list.txt")[0] == EXIT_USAGE
     code, found = document(capsys, "list.txt", "--force")
-    assert (code, [f["severity"] for f in found["findings"]]) == (0, ["warning", "hint"])
+    assert (code, [f["severity"] for f in found["findings"]]) == (0, ["warning"])
     code, found = document(capsys, "list.txt", "--strip-gpu-env", "--gpus-per-job", "2")
     assert (code, found["jobs"][0]["command"], found["jobs"][0]["gpus"]) == (0, "python a.py --gpu 1", 2)
 
@@ -189,7 +188,7 @@ def test_what_is_given_wrongly_is_a_usage_error(verb: str, words: list[str], say
         ("03-continued.txt", 3, {"backslash-blank", "option-line"}),
         ("05-bom-crlf.txt", 3, set()),
         ("06-params.txt", 0, {"parameter-table"}),
-        ("08-overrides.txt", 6, {"own-devices", "cpu-job", "ordinal", "container-variable"}),
+        ("08-overrides.txt", 6, {"own-devices", "cpu-job"}),
         ("10-uses-assigned.txt", None, set()),
         ("12-background.txt", None, {"background", "backslash-at-end"}),
         ("14-setup-lines.txt", 2, {"setup-line", "shebang"}),

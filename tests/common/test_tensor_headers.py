@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpusched.common import hub_headers, tensor_headers
 from gpusched.common.tensor_headers import TensorShape
 from gpusched.core.model import MIB
-from gpusched.esd.gpu_memory import CONTEXT_BYTES, Need, matrix, need
+from gpusched.esd.gpu_memory import CONTEXT_BYTES, GpuNeed, gpu_need, matrix_sides
 from tests.support import tiny_models
 from tests.support.box import CASES
 
@@ -109,11 +109,11 @@ def test_the_hub_is_not_asked_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_matrices_of_a_tensor(shape: tuple[int, ...], sides: tuple[int, int]) -> None:
-    assert matrix(shape) == sides
+    assert matrix_sides(shape) == sides
 
 
-def needed(*tensors: TensorShape, solver: str = "auto", parallel: bool = True, layers: str = "") -> Need:
-    found = need(tensors, solver=solver, parallel=parallel, layers=layers)
+def needed(*tensors: TensorShape, solver: str = "auto", parallel: bool = True, layers: str = "") -> GpuNeed:
+    found = gpu_need(tensors, solver=solver, parallel=parallel, layers=layers)
     assert found is not None
     return found
 
@@ -133,8 +133,8 @@ def test_what_one_layer_takes_is_the_sum_of_its_parts() -> None:
 
 
 def test_nothing_to_analyse_has_no_need() -> None:
-    assert need([]) is None
-    assert need([TensorShape("norm", (4096,)), TensorShape("packed", (4096, 4096), "I32")]) is None
+    assert gpu_need([]) is None
+    assert gpu_need([TensorShape("norm", (4096,)), TensorShape("packed", (4096, 4096), "I32")]) is None
 
 
 SIDES = st.integers(1, 20_000)

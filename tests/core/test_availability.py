@@ -65,7 +65,6 @@ class Watch:
             occupied=occupied,
             polled=polled,
             criteria=self.criteria,
-            settle_timeout_s=30.0,
         )
         return self.now.state
 

@@ -144,7 +144,7 @@ def test_jobs_of_one_plan_share_what_is_left() -> None:
 def test_newcomers_wait_for_the_claim_and_the_look_of_the_first() -> None:
     found = plan([card(0)], [needs(1, 5), needs(2, 5)])
     assert found.actions == (Claim(1, ("GPU-0",)),)
-    assert why(found, 2) == ("look", "looking once more at GPU 0")
+    assert why(found, 2) == ("look", "last check of GPU 0 before the start")
     claimed = replace(card(0, held=True), looked=False)
     assert [reason.kind for reason in plan([claimed], [needs(1, 5), needs(2, 5)]).reasons.values()] == ["look"] * 2
     found = plan([card(0, held=True)], [needs(1, 5), needs(2, 5)])
@@ -182,7 +182,7 @@ def test_a_job_that_states_no_memory_has_its_device_alone() -> None:
 def test_an_adopted_device_takes_no_newcomer() -> None:
     found = plan([card(0, 5, held=False), card(1, state=DeviceState.BUSY)], [needs(1, 1)])
     assert found.actions == ()
-    assert "GPU 0: takes no newcomer until the jobs of an earlier dispatcher on it have ended" in why(found)[1]
+    assert "GPU 0: takes no other job until the jobs of an earlier dispatcher on it have ended" in why(found)[1]
     assert placed(plan([card(0, 5, held=False), card(1)], [needs(1, 1)])) == {1: "1"}
 
 
@@ -209,7 +209,7 @@ def test_a_job_with_several_devices_joins_some_and_claims_others() -> None:
 
 def test_others_must_have_been_absent_for_as_many_polls_as_for_a_free_device() -> None:
     found = plan([card(0, 5, count=CHECKS - 1)], [needs(1, 1)])
-    assert why(found)[1] == "waits for a GPU with 1024 MiB (GPU 0: takes no newcomer now: runs a job of this queue)"
+    assert why(found)[1] == "waits for a GPU with 1024 MiB (GPU 0: takes no other job now: runs a job of this queue)"
     assert placed(plan([card(0, 5, count=CHECKS)], [needs(1, 1)])) == {1: "0"}
 
 
@@ -217,14 +217,14 @@ def test_others_must_have_been_absent_for_as_many_polls_as_for_a_free_device() -
 def test_nobody_joins_where_it_cannot_be_known_what_is_left(closed: dict[str, Any]) -> None:
     found = plan([card(0, 5, **closed)], [needs(1, 1)])
     assert found.actions == ()
-    assert "takes no newcomer now" in why(found)[1]
+    assert "takes no other job now" in why(found)[1]
 
 
 def test_a_device_is_read_once_more_before_a_newcomer_starts() -> None:
     devices = [card(0, 5, read_s_ago=3), card(1, 5, read_s_ago=3), card(2, 5)]
     found = plan(devices, [needs(1, 10), needs(2, 10), needs(3, 10)])
     assert found.actions == (Look(("GPU-0", "GPU-1")), Start(3, ("GPU-2",)))
-    assert why(found, 2) == ("look", "looking once more at GPU 1")
+    assert why(found, 2) == ("look", "last check of GPU 1 before the start")
     assert plan([card(0, 5, read_s_ago=0.4)], [needs(1, 10)]).actions == (Start(1, ("GPU-0",)),)
 
 
@@ -236,7 +236,7 @@ def test_a_part_that_waits_for_its_look_keeps_the_other_parts() -> None:
     devices = [card(0, 5, read_s_ago=3), card(1, held=True)]
     found = plan(devices, [needs(1, 10, gpus=2), needs(2, 20)])
     assert found.actions == (Look(("GPU-0",)),)
-    assert why(found) == ("look", "looking once more at GPU 0")
+    assert why(found) == ("look", "last check of GPU 0 before the start")
 
 
 # ---- strategies ------------------------------------------------------------------------------------

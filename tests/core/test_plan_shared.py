@@ -42,7 +42,8 @@ from gpusched.core.plan.snapshot import (
     Start,
 )
 from gpusched.dispatcher.queue_head import QueueHead
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, startable_jobs, submission, transitions
+from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.dependencies import check
 from tests.core.test_placement import CHECKS, GIB, NOW, Box, card, plan
 
@@ -376,9 +377,11 @@ def test_nothing_starts_before_what_it_depends_on(
 ) -> None:
     specs = data.draw(lists())
     store = Store(str(tmp_path_factory.mktemp("q") / "queue.db"), create=True)
-    store.set_meta("on_dep_fail", on_dep_fail)
+    meta_table.write(store, "on_dep_fail", on_dep_fail)
     assume(not check(specs))  # by a tag
-    store.submit(specs, lambda spec: Requirements(name=spec.attributes.name, tags=spec.attributes.tags), NOW)
+    submission.submit(
+        store, specs, lambda spec: Requirements(name=spec.attributes.name, tags=spec.attributes.tags), NOW
+    )
     run_to_the_end(store, specs, data)
     store.close()
 
@@ -386,25 +389,25 @@ def test_nothing_starts_before_what_it_depends_on(
 def run_to_the_end(store: Store, specs: Sequence[JobSpec], data: st.DataObject) -> None:
     head = QueueHead(store)
     running: dict[str, int] = {}
-    ids = {spec.attributes.name: job.id for spec, job in zip(specs, store.jobs(), strict=True)}
+    ids = {spec.attributes.name: job.id for spec, job in zip(specs, job_table.jobs(store), strict=True)}
     refs: dict[str, list[int]] = {name: [job_id] for name, job_id in ids.items()}
     for spec in specs:
         for tag in spec.attributes.tags:
             refs.setdefault(tag, []).append(ids[spec.attributes.name])
     for _ in range(6 * len(specs)):
-        if store.take_freed() or data.draw(st.booleans()):
+        if transitions.take_freed(store) or data.draw(st.booleans()):
             head.forget()
         views = [card(n, *([0] if f"GPU-{n}" in running else []), held=True) for n in range(2)]
         attempts = tuple(Attempt(job, 1, (uuid,)) for uuid, job in running.items())
         found = head.plan(Snapshot(NOW, Limits(2), tuple(views), attempts=attempts, max_checks=CHECKS))
-        states = {job.id: job.state for job in store.jobs()}
+        states = {job.id: job.state for job in job_table.jobs(store)}
         for action in found.actions:
             if isinstance(action, Start):
                 spec = next(spec for spec in specs if ids[spec.attributes.name] == action.job_id)
                 for each in spec.attributes.after:
                     others = {job_id for ref in each.refs for job_id in refs[ref]} - {action.job_id}
                     assert satisfied(each.kind, [states[job_id] for job_id in others]), (spec, states)
-                assert store.start(action.job_id, NOW, "log", "", ()) is not None
+                assert attempt_table.start(store, action.job_id, NOW, "log", "", ()) is not None
                 running[action.devices[0]] = action.job_id
         head.take_out(set(running.values()))
         if not running:
@@ -413,12 +416,14 @@ def run_to_the_end(store: Store, specs: Sequence[JobSpec], data: st.DataObject) 
         outcome = Outcome(OutcomeKind.EXITED, data.draw(st.sampled_from([0, 0, 1])))
         verdict = judge(outcome, retries=0, tries=0, losses=0, cancel_asked=False)
         job_id = running.pop(uuid)
-        store.close_attempt(job_id, store.job(job_id).attempts, outcome, verdict, NOW, now=NOW)
-        failed = [job.id for job in store.jobs([JobState.FAILED])]
+        attempt_table.close(
+            store, job_id, job_table.get(store, job_id).attempts, AttemptEnd(outcome, NOW), verdict, now=NOW
+        )
+        failed = [job.id for job in job_table.jobs(store, [JobState.FAILED])]
         if failed and data.draw(st.integers(0, 4)) == 0:
-            store.requeue(data.draw(st.sampled_from(failed)))
+            job_table.requeue(store, data.draw(st.sampled_from(failed)))
             head.forget()
     # what is left waits for what somebody holds
-    if not running and not store.has_startable():
-        left = {job.state for job in store.jobs()} - ENDED_STATES
+    if not running and not startable_jobs.has_any(store):
+        left = {job.state for job in job_table.jobs(store)} - ENDED_STATES
         assert left <= {JobState.HELD, JobState.QUEUED} and (JobState.QUEUED not in left or JobState.HELD in left)

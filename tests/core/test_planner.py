@@ -94,7 +94,7 @@ def jobs(n: int, **more: Any) -> list[Job]:
 def test_a_free_device_is_claimed_then_looked_at_then_used() -> None:
     assert plan([view(0)], jobs(1)) == Plan((Claim(1, ("GPU-0",)),), {})
     assert plan([view(0, held=True, looked=False)], jobs(1)) == Plan(
-        (), {1: Reason("look", "looking once more at GPU 0")}
+        (), {1: Reason("look", "last check of GPU 0 before the start")}
     )
     assert plan([view(0, held=True)], jobs(1)) == Plan((Start(1, ("GPU-0",)),), {})
 
@@ -139,7 +139,7 @@ def test_of_several_devices_only_those_not_held_yet_are_claimed() -> None:
     devices = [view(0, held=True), view(1), view(2, held=True, looked=False)]
     assert plan(devices[:2], jobs(1, gpus=2)).actions == (Claim(1, ("GPU-1",)),)
     found = plan([devices[0], devices[2]], jobs(1, gpus=2))
-    assert (found.actions, why(found)) == ((), ("look", "looking once more at GPU 2"))
+    assert (found.actions, why(found)) == ((), ("look", "last check of GPU 2 before the start"))
 
 
 def test_a_partly_held_set_is_let_go_when_the_rest_is_refused() -> None:

@@ -13,7 +13,8 @@ from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.jobs.progress import ItemCount, ItemGroup, Span, groups, items_done, times
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import JobSpec, JobState, Outcome, OutcomeKind, Requirements, RunningView
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, queue_totals, submission
+from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.jobfile import parse
 from gpusched.views.report import group_line
 from tests.views.test_live import running_view
@@ -33,7 +34,7 @@ def specs(text: str) -> tuple[JobSpec, ...]:
 
 def recount(store: Store) -> set[ItemCount]:
     found: dict[Any, list[int]] = {}
-    for job in store.jobs():
+    for job in job_table.jobs(store):
         if job.items and job.cause != CAUSE_REMOVED:
             sums = found.setdefault((job.tags, job.state), [0, 0])
             sums[0] += 1
@@ -45,28 +46,30 @@ def test_the_queue_counts_items_as_jobs_come_and_go(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "queue.db"), create=True)
     try:
         first = "[tag=a items=5] x 1\n[tag=a items=7] x 2\n[tag=a,b items=1] x 3\n[items=2] x 4\nx 5\n[tag=a] x 6\n"
-        store.submit(specs(first), needs, 1.0)
+        submission.submit(store, specs(first), needs, 1.0)
 
         def counted() -> set[ItemCount]:
-            found = {each for each in store.item_counts() if each.jobs}
+            found = {each for each in queue_totals.item_counts(store) if each.jobs}
             assert found == recount(store)
-            assert all(each.jobs == each.items == 0 for each in store.item_counts() if not each.jobs)
+            assert all(each.jobs == each.items == 0 for each in queue_totals.item_counts(store) if not each.jobs)
             return found
 
         assert ItemCount(("a",), JobState.QUEUED, 2, 12) in counted()
         assert len(counted()) == 3
-        number = store.start(1, 2.0, "log", "", ())
+        number = attempt_table.start(store, 1, 2.0, "log", "", ())
         assert number == 1
         assert ItemCount(("a",), JobState.RUNNING, 1, 5) in counted()
-        store.close_attempt(1, 1, OK, Verdict(JobEvent.SUCCEEDED, 1, 0), 5.0, now=5.0)
+        attempt_table.close(store, 1, 1, AttemptEnd(OK, 5.0), Verdict(JobEvent.SUCCEEDED, 1, 0), now=5.0)
         assert ItemCount(("a",), JobState.SUCCEEDED, 1, 5) in counted()
-        store.cancel(2, 6.0)
+        job_table.cancel(store, 2, 6.0)
         assert ItemCount(("a",), JobState.CANCELLED, 1, 7) in counted()
-        store.submit(specs("[tag=a items=5] x 1\n[tag=c items=9] x 3\nx 4\n[tag=a items=4] x 5\n"), needs, 7.0)
+        submission.submit(
+            store, specs("[tag=a items=5] x 1\n[tag=c items=9] x 3\nx 4\n[tag=a items=4] x 5\n"), needs, 7.0
+        )
         assert ItemCount(("c",), JobState.QUEUED, 1, 9) in counted()
         assert ItemCount(("a",), JobState.QUEUED, 1, 4) in counted()
-        assert store.item_spans(("a",)) == [Span(1, "", 5, 2.0, 5.0, True)]
-        assert store.item_seconds(("a",)) == 3.0
+        assert queue_totals.item_spans(store, ("a",)) == [Span(1, "", 5, 2.0, 5.0, True)]
+        assert queue_totals.item_seconds(store, ("a",)) == 3.0
     finally:
         store.close()
 

@@ -29,7 +29,7 @@ from gpusched.core.model import (
     JobState,
     Requirements,
 )
-from gpusched.host.store import Store
+from gpusched.host.store import Store, dependency_table, job_table, submission
 
 AFTER, ANY = DependencyKind.SUCCEEDED, DependencyKind.ANY
 AFTER_FAILED, AFTER_ENDED = DependencyKind.FAILED, DependencyKind.ENDED
@@ -246,8 +246,8 @@ def needs(spec: JobSpec) -> Requirements:
 
 def submit(store: Store, *specs: JobSpec, **more: bool) -> dict[str, tuple[str, bool]]:
     """What the queue holds after this list: the state of each job, and whether it is blocked."""
-    store.submit([replace(spec, line=n) for n, spec in enumerate(specs, 1)], needs, 100.0, **more)
-    return {job.command.decode(): (job.state.value, job.blocked) for job in store.jobs()}
+    submission.submit(store, [replace(spec, line=n) for n, spec in enumerate(specs, 1)], needs, 100.0, **more)
+    return {job.command.decode(): (job.state.value, job.blocked) for job in job_table.jobs(store)}
 
 
 def test_a_line_that_is_edited_takes_its_dependants_along(tmp_path: Path) -> None:
@@ -257,17 +257,17 @@ def test_a_line_that_is_edited_takes_its_dependants_along(tmp_path: Path) -> Non
     assert submit(store, line(b"one", "train"), evaluate)["eval"] == ("queued", True)
     found = submit(store, line(b"two", "train"), evaluate)
     assert found == {"one": ("cancelled", False), "two": ("queued", False), "eval": ("queued", True)}
-    assert [job.command for _, job in store.upstream(2)] == [b"two"]
+    assert [job.command for _, job in dependency_table.upstream(store, 2)] == [b"two"]
     assert submit(store, line(b"one", "train"), evaluate)["one"] == ("queued", False)
-    assert [job.command for _, job in store.upstream(2)] == [b"one"]
+    assert [job.command for _, job in dependency_table.upstream(store, 2)] == [b"one"]
     store.close()
 
 
 def test_what_a_dependency_cancelled_is_freed_when_it_no_longer_depends(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "queue.db"), create=True)
     submit(store, line(b"one", name="a"), line(b"two", name="b", after="a"), line(b"three", after="b"))
-    store.cancel(1, 101.0)
-    assert [job.state for job in store.jobs()] == [CANCELLED] * 3
+    job_table.cancel(store, 1, 101.0)
+    assert [job.state for job in job_table.jobs(store)] == [CANCELLED] * 3
     found = submit(store, line(b"one", name="a"), line(b"two", name="b"), line(b"three", after="b"))
     assert found == {"one": ("cancelled", False), "two": ("queued", False), "three": ("queued", True)}
     store.close()
@@ -278,16 +278,13 @@ def test_many_behind_many_cost_a_row_each(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "queue.db"), create=True)
     first = [line(b"first %d" % n, "a") for n in range(30)]
     submit(store, *first, *(line(b"second %d" % n, after="a") for n in range(30)))
-    rows = {
-        table: store._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        for table in ("sets", "members", "dependencies")
-    }
+    rows = {table: store.scalar(f"SELECT count(*) FROM {table}") for table in ("sets", "members", "dependencies")}
     assert rows == {"sets": 1, "members": 30, "dependencies": 30}
-    store.cancel(1, 101.0)
-    assert sum(job.state is CANCELLED and job.cause == "dependency" for job in store.jobs()) == 30
-    store.requeue(1)
-    assert all(job.state is QUEUED for job in store.jobs())
-    assert sum(job.blocked for job in store.jobs()) == 30
-    tallies = store._db.execute("SELECT total, succeeded, failed, cancelled FROM sets").fetchall()
+    job_table.cancel(store, 1, 101.0)
+    assert sum(job.state is CANCELLED and job.cause == "dependency" for job in job_table.jobs(store)) == 30
+    job_table.requeue(store, 1)
+    assert all(job.state is QUEUED for job in job_table.jobs(store))
+    assert sum(job.blocked for job in job_table.jobs(store)) == 30
+    tallies = store.rows("SELECT total, succeeded, failed, cancelled FROM sets")
     assert tallies == [(30, 0, 0, 0)]
     store.close()

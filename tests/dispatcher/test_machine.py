@@ -36,7 +36,6 @@ TOTALS_MIB = (24_000, 24_000, 80_000)
 UUIDS = tuple(f"GPU-{n}" for n in range(len(TOTALS_MIB)))
 JOB_MIB = 8000
 CRITERIA = Criteria(max_checks=2)
-SETTLE_TIMEOUT_S = 30.0
 LIMITS = Limits(max_gpus=2, cpu_jobs=1)
 UNKILLABLE = -1  # stands for the pid of a process that nothing ends
 
@@ -203,7 +202,6 @@ class World(RuleBasedStateMachine):
             occupied=bool(runs),
             polled=polled,
             criteria=CRITERIA,
-            settle_timeout_s=SETTLE_TIMEOUT_S,
         )
 
     def tick(self, *, polled: bool = False, looked: bool = False) -> Plan:

@@ -16,7 +16,9 @@ from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Snapshot, Start
 from gpusched.dispatcher import queue_head
 from gpusched.dispatcher.queue_head import QueueHead
-from gpusched.host.store import SHAPES_MAX, Store
+from gpusched.host.store import Store, attempt_table, job_table, startable_jobs, submission
+from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
+from gpusched.host.store.startable_jobs import SHAPES_MAX
 from tests.core.test_placement import GIB, card
 
 NOW = 1000.0
@@ -33,7 +35,7 @@ def submit(store: Store, wanted: Sequence[Requirements], text: bytes = b"x") -> 
     """Add a list of such jobs to what is there."""
     by_line = dict(enumerate(wanted, 1))
     specs = [JobSpec(text, text + b"%d" % n, n, 1, Attributes(name=needs.name)) for n, needs in by_line.items()]
-    store.submit(specs, lambda spec: by_line[spec.line], NOW, complete=False)
+    submission.submit(store, specs, lambda spec: by_line[spec.line], NOW, complete=False)
 
 
 def box(free: int, of: int, mem_gib: float = 0) -> tuple[DeviceView, ...]:
@@ -47,7 +49,7 @@ def placed(store: Store, views: Sequence[DeviceView], limits: Limits, *, held: b
     snapshot = Snapshot(NOW, limits, tuple(views))
     found = QueueHead(store)
     plan = found.plan(snapshot)
-    whole = tuple(row.waiting for row in store.jobs([JobState.QUEUED], by_start=True) if not row.blocked)
+    whole = tuple(row.waiting for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
     expected = make_plan(replace(snapshot, waiting=whole))
     assert plan.actions == expected.actions
     assert plan.reasons.items() <= expected.reasons.items()
@@ -78,7 +80,7 @@ def test_what_has_started_makes_room_for_those_behind_it(store: Store) -> None:
         gone = {start.job_id for start in starts}
         for start in starts:
             order.append(start.job_id)
-            assert store.start(start.job_id, NOW, "log", "", ())
+            assert attempt_table.start(store, start.job_id, NOW, "log", "", ())
         found.take_out(gone)
     assert order == [n for prio in (2, 1, 0) for n in range(1, 401) if (n - 1) % 3 == prio]
     assert found.plan(snapshot).actions == make_plan(snapshot).actions
@@ -99,14 +101,14 @@ def test_with_very_many_shapes_the_order_counts(store: Store) -> None:
 
 def test_a_budget_that_has_grown_is_of_another_shape(store: Store) -> None:
     submit(store, [Requirements(mem_bytes=GIB, retries=1), Requirements(mem_bytes=2 * GIB), Requirements(gpus=0)])
-    before = [row.shape for row in store.jobs()]
+    before = [row.shape for row in job_table.jobs(store)]
     for job in (1, 3):
-        store.start(job, NOW, "log", "", ())
+        attempt_table.start(store, job, NOW, "log", "", ())
         oom = Outcome(OutcomeKind.EXITED, 1, cause="gpu_oom")
         verdict = Verdict(JobEvent.RETRIED, 1, 0)
-        store.close_attempt(job, 1, oom, verdict, NOW, mem_bytes=2 * GIB, now=NOW)
-    assert [row.shape for row in store.jobs()] == [before[1], before[1], before[2]]
-    assert store.shapes() == sorted({before[1], before[2]})
+        attempt_table.close(store, job, 1, AttemptEnd(oom, NOW), verdict, NextAttempt(mem_bytes=2 * GIB), now=NOW)
+    assert [row.shape for row in job_table.jobs(store)] == [before[1], before[1], before[2]]
+    assert startable_jobs.shapes(store) == sorted({before[1], before[2]})
 
 
 NEEDS = st.builds(

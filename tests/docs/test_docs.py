@@ -19,7 +19,8 @@ import pytest
 
 from gpusched.cli import main as front
 from gpusched.common import errors
-from gpusched.config.settings import NOT_SETTINGS, SETTINGS
+from gpusched.config.layers import NOT_SETTINGS
+from gpusched.config.settings import SETTINGS
 from gpusched.core.documents import job_document, metrics_head, parse_progress
 from gpusched.core.jobs import lifecycle, outcome, readiness
 from gpusched.core.jobs.lifecycle import TRANSITIONS, Verdict, judge
@@ -47,8 +48,9 @@ def command(name: str) -> click.Command:
 
 
 def options(name: str) -> Iterator[click.Option]:
-    """The options of a command; -h and --help are everywhere."""
-    yield from (p for p in command(name).params if isinstance(p, click.Option) and not p.hidden)
+    """The options of a command, those that --help does not list last; -h and --help are everywhere."""
+    found = [param for param in command(name).params if isinstance(param, click.Option)]
+    yield from sorted(found, key=lambda option: option.hidden)
 
 
 def names(option: click.Option) -> list[str]:
@@ -75,13 +77,25 @@ def command_block(name: str) -> str:
     out += [f"gpusched {name} {' '.join(found.collect_usage_pieces(ctx))}", ""]
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(found.help or "").strip()):
         out += [*prose(paragraph, ""), ""]
+    hidden = False
     for option in options(name):
-        out += [f"  {option_text(option)}", *prose(option.help or "", " " * 6)]
+        if option.hidden and not hidden:
+            hidden = True
+            out += ["", "Not in --help, since rarely used:", ""]
+        out += [f"  {option_text(option)}", *prose(help_text(option), " " * 6)]
     for paragraph in re.split(r"\n\s*\n", (found.epilog or "").strip()):
         out += ["", *prose(paragraph, "")]
     while not out[-1]:
         out.pop()
     return "\n".join([*out, "```", ""])
+
+
+def help_text(option: click.Option) -> str:
+    """The help of an option, and what the settings table says more."""
+    setting = SETTINGS.get(str(option.name))
+    if setting is None or not setting.more:
+        return option.help or ""
+    return (option.help or "").replace(".", f"; {setting.more}.", 1)
 
 
 def prose(paragraph: str, indent: str) -> list[str]:
@@ -105,7 +119,8 @@ def settings_block() -> str:
     rows = []
     for setting in SETTINGS.values():
         value = f" {setting.metavar}" if setting.metavar else " true or false"
-        rows.append((f"`{setting.name}`:{value}", setting.default_text(), setting.help))
+        meaning = setting.help + (f"; {setting.more}" if setting.more else "")
+        rows.append((f"`{setting.name}`:{value}", setting.default_text(), meaning))
     return table("setting | default | meaning", rows)
 
 
@@ -132,7 +147,7 @@ def rooms() -> dict[str, list[str]]:
 
 def arrows_block() -> str:
     def words(patterns: tuple[str, ...]) -> str:
-        return ", ".join("anything" if p == "*" else f"`{p}`" for p in patterns) or "-"
+        return ", ".join("anything" if p == "*" else f"`{p or 'gpusched'}`" for p in patterns) or "-"
 
     rows = [(f"`{row.module or 'gpusched'}`", words(row.inside), words(row.beyond)) for row in TABLE]
     return table("module | may import, inside gpusched | beyond the standard library", rows)

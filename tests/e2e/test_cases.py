@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpusched.host.store import meta_table
 from tests.support.box import Box, Ended, wait_for
 from tests.support.paths import TESTS
 
@@ -377,7 +378,7 @@ def test_case_56_cron(box: Box) -> None:
     assert box.jobs()[0].said() == "✅ größe 모델\n"
     assert box.metrics()["jobs"][0]["command"].startswith("python3 train.py --say '✅ größe 모델'")
     with box.store() as store:
-        assert store.source() == os.fsencode(box.work / "list.txt")
+        assert meta_table.source(store) == os.fsencode(box.work / "list.txt")
     third = box.spawn(*words, program=cron).wait()  # five minutes later there is nothing to do
     assert third.code == 0
     assert len(calls(box)) == 2

@@ -433,7 +433,7 @@ def test_a_gpu_whose_jobs_were_adopted_takes_no_newcomer(box: Box) -> None:
     running.signal(signal.SIGKILL)
     running.wait()
     running = box.start("run", box.write(*old, "[mem=1G] echo new >> ran"), "--gpu-list", "0")
-    why = "GPU 0: takes no newcomer until the jobs of an earlier dispatcher on it have ended"
+    why = "GPU 0: takes no other job until the jobs of an earlier dispatcher on it have ended"
     wait_for(lambda: why in box.gpusched("explain", "3").out)
     (box.work / "go0").touch()
     wait_for(lambda: box.states() == ["succeeded", "running", "queued"])

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.host.store import meta_table
 from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -544,7 +545,7 @@ def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> No
     """As a killed writer leaves it, without the index that a reader cannot make: only half of it is in queue.db."""
     box.run("echo one")
     with box.store() as store:
-        store.set_meta("later", "than queue.db")
+        meta_table.write(store, "later", "than queue.db")
         for name in ("queue.db", "queue.db-wal"):
             shutil.copy(box.queue() / name, box.root / name)
     for name in ("queue.db", "queue.db-wal"):
@@ -908,14 +909,9 @@ def test_cancel_makes_the_exit_code_1_and_what_was_removed_does_not(box: Box) ->
 
 def test_the_library_dispatches_without_a_terminal(box: Box) -> None:
     code = (
-        "import os\n"
-        "from gpusched import api; from gpusched.config import settings as config\n"
-        "from gpusched.lists.submit import SubmitOptions, read\n"
-        "settings = config.load().settings\n"
-        "queue = api.Queue.for_file('list.txt', settings)\n"
-        "rules = SubmitOptions(settings, os.fsencode(os.getcwd()))\n"
-        "queue.submit(read(open('list.txt', 'rb').read(), rules, 'list.txt'), rules)\n"
-        "raise SystemExit(queue.dispatch(rules, lambda: api.open_devices(settings)))\n"
+        "from gpusched import api\n"
+        "assert api.dry_run('list.txt').reasons == {1: 'starts on GPU 0', 2: 'starts on GPU 1'}\n"
+        "raise SystemExit(api.run('list.txt', max_checks=1))\n"
     )
     box.write("echo one", "false")
     ended = box.spawn("-c", code, program=[sys.executable]).wait()

@@ -93,18 +93,20 @@ def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:
 
 COMING = """
 import os, subprocess, sys
-from gpusched import api; from gpusched.config import settings as config
+from gpusched import api
+from gpusched.config.layers import load
 from gpusched.lists.submit import SubmitOptions, read
-settings = config.load().settings
-rules = SubmitOptions(settings, os.fsencode(os.getcwd()))
+settings = load().settings
+options = SubmitOptions(settings, os.fsencode(os.getcwd()))
 queue = api.Queue.for_file("list.txt", settings)
-queue.submit(read(open("list.txt", "rb").read(), rules, "list.txt"), rules)
+queue.submit(read(open("list.txt", "rb").read(), options, "list.txt"), options)
 colleagues = []
 def at(step):
     if step == "claim" and not colleagues:
         colleagues.append(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE))
         colleagues[0].stdout.readline()
-code = queue.dispatch(rules, lambda: api.open_devices(settings), step=at)
+with api.open_devices(settings) as devices:
+    code = queue.dispatch(options, devices, step=at)
 colleagues[0].kill()
 sys.exit(code)
 """

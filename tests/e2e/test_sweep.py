@@ -87,7 +87,7 @@ def test_what_is_refused_makes_no_queue(box: Box) -> None:
     box.write("jobs:", "- {command: a, gpsu: 1}", name="s.yaml")
     ended = box.gpusched("run", "s.yaml")
     assert ended.code == 2
-    assert "s.yaml:2:16: error: there is no key 'gpsu' here; did you mean gpus?" in ended.err
+    assert "s.yaml:2:16: error: unknown key 'gpsu'; did you mean gpus?" in ended.err
     assert not (box.work / "gpusched-runs").exists()
 
 
@@ -97,4 +97,4 @@ def test_a_stream_has_attributes_too(box: Box) -> None:
     with open(source, "rb") as stream:
         ended = box.spawn("run", "-", "--log-dir", "q", stdin=stream.fileno()).wait()
     assert ended.code == 1  # a line was refused
-    assert "the name a is that of line 2 already" in ended.text
+    assert "line 2 has the name a already" in ended.text

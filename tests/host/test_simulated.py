@@ -104,9 +104,9 @@ def test_lines_that_are_added_to_a_state_count(directory: str) -> None:
     source = SimulatedSource(directory)
     look(source)
     with open(f"{directory}/gpu1/state", "a") as file:
-        file.write("foreign=700\nfail=lost\nfail=ok\nutil=12\ntemp=91\n")
+        file.write("foreign=700\nfail=lost\nfail=ok\nutil=12\n")
     sample = look(source).samples[1]
-    assert (sample.used_bytes, sample.utilisation, sample.temperature_c) == (700 * MIB, 0.12, 91)
+    assert (sample.used_bytes, sample.utilisation) == (700 * MIB, 0.12)
     assert (sample.processes, sample.error) == ((), None)
 
 

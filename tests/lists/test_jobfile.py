@@ -168,10 +168,10 @@ def test_a_backslash_in_a_comment_is_told() -> None:
 
 
 def test_the_line_of_a_job_is_its_first_and_findings_point_into_the_right_one() -> None:
-    jobs = parse(b"\na \\\n  --x \\\n  --gpu 3\n\nb\n")
+    jobs = parse(b"\na \\\n  --x \\\n  y &\n\nb\n")
     assert [spec.line for spec in jobs.specs] == [2, 6]
     (finding,) = jobs.findings
-    assert (finding.line, finding.column, finding.source) == (4, 3, b"  --gpu 3")
+    assert (finding.line, finding.column, finding.source) == (4, 5, b"  y &")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from gpusched.commands.simjob.audit import AuditReport, audit
 from gpusched.common import simulation
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.host import locks
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table
 from tests.support.paths import TESTS
 
 T = TypeVar("T")
@@ -260,8 +260,8 @@ class Box:
             return []
         with self.store(name, read_only=True) as store:
             rows = []
-            for job in store.jobs():
-                attempts = store.attempts(job.id)
+            for job in job_table.jobs(store):
+                attempts = attempt_table.attempts(store, job.id)
                 log = self.queue(name) / attempts[-1].log if attempts else None
                 rows.append(Row(job, attempts, log))
             return rows

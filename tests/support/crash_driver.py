@@ -7,7 +7,7 @@ import signal
 import sys
 
 from gpusched import api
-from gpusched.config import settings as config
+from gpusched.config import layers
 from gpusched.lists.submit import SubmitOptions, read
 
 
@@ -21,16 +21,16 @@ def main(path: str, step: str, count: int) -> int:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    settings = config.load().settings
-    rules = SubmitOptions(settings, os.fsencode(os.getcwd()))
+    settings = layers.load().settings
+    options = SubmitOptions(settings, os.fsencode(os.getcwd()))
     with open(path, "rb") as file:
-        jobs = read(file.read(), rules, path)
+        jobs = read(file.read(), options, path)
     at("read")
-    queue = api.Queue.for_file(path, settings)
-    at("made")
-    queue.submit(jobs, rules)
-    at("submitted")
-    return queue.dispatch(rules, lambda: api.open_devices(settings), step=at)
+    with api.open_devices(settings) as devices, api.Queue.for_file(path, settings) as queue:
+        at("made")
+        queue.submit(jobs, options)
+        at("submitted")
+        return queue.dispatch(options, devices, step=at)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
 from gpusched.host.gpus import board
-from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.host.queue import queue_dir
 from gpusched.host.queue.queue_dir import QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, dispatch_table, job_table, meta_table, submission
+from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.operations import queues
 
 NOW = 1_760_000_000.0  # 08:53:20 UTC
@@ -116,17 +117,17 @@ class Sample9:
         self.place: QueueDir = queue_dir.locate(str(home / "gpusched-runs" / name))
         queue_dir.prepare(self.place)
         self.store = Store(self.place.database, create=True)
-        self.store.set_meta("source", str(home / f"{name}.txt").encode())
-        self.store.set_meta("settings", Settings().to_json())
+        meta_table.write(self.store, "source", str(home / f"{name}.txt").encode())
+        meta_table.write(self.store, "settings", Settings().to_json())
 
     def fill(self) -> None:
         store = self.store
         specs = [JobSpec(text, text, line) for line, text in enumerate(COMMANDS, 2)]
         with store.transaction():
             first = NOW - 3600
-            store.submit(specs, lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first)
-            dispatch = store.begin_dispatch(first)
-            store.touch_dispatch(dispatch, NOW - 30)
+            submission.submit(store, specs, lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first)
+            dispatch = dispatch_table.begin(store, first)
+            dispatch_table.touch(store, dispatch, NOW - 30)
             self.attempt(1, OK, 10, 70, gpus=(0,), used=Usage(30, 900 * MIB, 800.0 * MIB, 0.42, 7200.0))
             self.attempt(2, EXIT_3, 70, 75, gpus=(0,))
             self.attempt(2, EXIT_3, 80, 86, gpus=(2,))
@@ -134,15 +135,17 @@ class Sample9:
             self.attempt(4, OOM, 160, 240, gpus=(2,), used=Usage(30, 80000 * MIB, 60000.0 * MIB, 0.9))
             self.attempt(7, EXIT_3, 3520, 3595, gpus=(2,), delay_s=20.0)
             self.start(3, 3500, gpus=(0,))
-            store.cancel(8, first + 100)
-            store.submit(specs[:-1], lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first + 200)
+            job_table.cancel(store, 8, first + 100)
+            submission.submit(
+                store, specs[:-1], lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first + 200
+            )
 
     def start(self, job_id: int, after_s: float, *, gpus: tuple[int, ...] = ()) -> int:
-        job = self.store.job(job_id)
+        job = job_table.get(self.store, job_id)
         number = job.attempts + 1
         uses = [DeviceUse(gpu(n).uuid, n, NAME, TOTAL) for n in gpus]
         log = f"logs/{job_id:04d}.{number}-python.log"
-        assert self.store.start(job_id, NOW - 3600 + after_s, log, "", uses) == number
+        assert attempt_table.start(self.store, job_id, NOW - 3600 + after_s, log, "", uses) == number
         return number
 
     def attempt(
@@ -157,11 +160,13 @@ class Sample9:
         delay_s: float = 0.0,
     ) -> JobState:
         number = self.start(job_id, began_s, gpus=gpus)
-        job = self.store.job(job_id)
+        job = job_table.get(self.store, job_id)
         verdict = judge(outcome, retries=job.retries, tries=job.tries, losses=job.losses, cancel_asked=False)
         verdict = replace(verdict, delay_s=delay_s)
         ended = NOW - 3600 + ended_s
-        return self.store.close_attempt(job_id, number, outcome, verdict, ended, usage=used, now=ended)
+        return attempt_table.close(
+            self.store, job_id, number, AttemptEnd(outcome, ended, usage=used), verdict, now=ended
+        )
 
     def publish(self, made: Board) -> None:
         board.write(self.place.board, made)

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -19,8 +19,8 @@ from rich.cells import cell_len
 
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
+from gpusched.core.plan.board import BoardDevice, Frame
 from gpusched.dispatcher import Observer
-from gpusched.host.gpus.board import Board, BoardDevice
 from gpusched.views.area import PatientWriter
 from gpusched.views.layout import Picture, lay_out
 from gpusched.views.live import SHOWN_AT_ONCE, LiveView, LogTails
@@ -36,23 +36,6 @@ COUNTS = dict.fromkeys(JobState, 0) | {
     JobState.FAILED: 1,
     JobState.CANCELLED: 3,
 }
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What a dispatcher would hand over."""
-
-    at: float
-    board: Board
-    running: tuple[RunningView, ...] = ()
-    counts: dict[JobState, int] = field(default_factory=lambda: dict(COUNTS))
-    queue: str = "/work/gpusched-runs/commands"
-    started_at: float = NOW - 754
-    removed: int = 0
-    reason: str = ""
-    finished_now: int = 0
-    groups: tuple[ItemGroup, ...] = ()
-    closing: str = ""
 
 
 def running_view(
@@ -91,7 +74,19 @@ RUNNING = (
     replace(running_view(12, gpus=(2, 3), command=b"torchrun --nproc 2 big.py"), leftovers="51 tee"),
 )
 REASON = "waits for a GPU (GPU 1: 61000 MiB in use by bo's python (pid 51), threshold 500 MiB; GPU 2: free at 3 of 10)"
-FRAME = Frame(NOW, a_board(), RUNNING, COUNTS, removed=1, reason=REASON, finished_now=4)
+FRAME = Frame(
+    at=NOW,
+    queue="/work/gpusched-runs/commands",
+    started_at=NOW - 754,
+    board=a_board(),
+    counts=COUNTS,
+    removed=1,
+    running=RUNNING,
+    reason=REASON,
+    finished_now=4,
+    groups=(),
+    closing="",
+)
 
 GROUPS = (
     ItemGroup(("shards",), 8, 3, 1000, 450.0),

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.board import BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Resident
-from gpusched.host.gpus.board import BoardDevice
 from gpusched.views import report, tables, words
 from gpusched.views.words import Pace, time_left
 from tests.support.sample import BO, EVIL, NOW, gpu, view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from _compat_pickle import IMPORT_MAPPING
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -104,7 +105,8 @@ def _reason(part: MergePart, error: Exception) -> str:
     if "eights_only" not in text:
         return f"cannot be loaded: {shown(type(error).__name__)}: {shown(text, 160)}"
     try:
-        names = list(map(str, torch.serialization.get_unsafe_globals_in_checkpoint(part.path)))
+        found = [name.rpartition(".") for name in torch.serialization.get_unsafe_globals_in_checkpoint(part.path)]
+        names = [f"{IMPORT_MAPPING.get(module, module)}.{word}" for module, _, word in found]  # they are of Python 2
     except Exception:  # a pickle that is damaged, or of another kind
         names = _GLOBAL.findall(text)
     if not names:

@@ -126,7 +126,7 @@ class KeyFilter:
     def __init__(self, task: MergeTask, keys: Callable[[], Iterator[bytes]]) -> None:
         """`keys` gives all keys in the same order; it is called only where the last record of a key stays."""
         self._task = task
-        self._policy = task.options.on_duplicate or "error"
+        self._policy = task.options.on_duplicate
         self._last = {_digest(key): at for at, key in enumerate(keys())} if self._policy == "keep-last" else {}
         self._seen: set[bytes] = set()
         self._at = -1

@@ -63,10 +63,7 @@ class _Patterns:
         self._suffixes = [shard.suffix for shard in plan.shards]
         self._words = [re.compile(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])") for word in self._suffixes]
         self._listings: dict[str, list[str]] = {}
-        try:
-            self._texts = [[split_pattern(os.path.normpath(one)) for one in shard.outputs] for shard in plan.shards]
-        except ValueError as error:
-            raise MergeRefused(f"a pattern of the plan {error}") from None
+        self._texts = [[split_pattern(os.path.normpath(one)) for one in shard.outputs] for shard in plan.shards]
         directories = [os.path.dirname(texts[0]) for shard in self._texts for texts in shard]
         # What stands above all outputs names no shard.
         root = os.path.commonpath(directories) if len({*map(os.path.isabs, directories)}) == 1 else ""

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE
 from gpusched.common.files import sync_directory, write_atomically
@@ -94,8 +94,8 @@ class MergeOutput:
 
     def scratch(self) -> BinaryIO:
         """Return another file in the same directory, without a name: it is gone at the end, whatever happens."""
-        file: BinaryIO = tempfile.TemporaryFile(dir=self.directory, buffering=BUFFER_BYTES)  # noqa: SIM115
-        return self._opened.enter_context(file)
+        file = tempfile.TemporaryFile(dir=self.directory, buffering=BUFFER_BYTES)  # noqa: SIM115
+        return self._opened.enter_context(cast(BinaryIO, file))
 
     def finish(self) -> str:
         """Send everything to the disk, and return its SHA-256."""

@@ -96,7 +96,10 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
         raise MergeRefused("\n  ".join(["nothing of any part can be merged:", *report.errors()]), where=task.output)
     digest = out.finish()
     wrong, shorts = _judge_counts(task, joined)
-    short = [f"{shown(one['part'])}: {one['records']} of {count_of(one['items'], 'item')}" for one in shorts]
+    short = [
+        f"{shown(one['part'])}: {count_of(one['records'], 'record')} of {count_of(one['items'], 'item')}"
+        for one in shorts
+    ]
     errors = [*report.errors(), *wrong, *([] if options.allow_partial else short)]
     lacking = [
         *(short if options.allow_partial else ()),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from gpusched.cli.options import load
-from gpusched.config.settings import SETTINGS, LoadedSettings, show
+from gpusched.cli.options import load, print_json
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import SETTINGS, show
 
 
-@click.command(
-    epilog="\b\nExample:\n  gpusched config\n  GPUSCHED_MAX_GPUS=2 gpusched config --json",
-)
+@click.command(epilog="\b\nExamples:\n  gpusched config\n  GPUSCHED_MAX_GPUS=2 gpusched config --json")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(as_json: bool) -> None:
     """Show each setting, its value and its origin.
@@ -21,7 +18,10 @@ def config(as_json: bool) -> None:
     gpusched.yaml in the working directory, the variable GPUSCHED_NAME, the flag of a command.
     """
     loaded = load()
-    click.echo(as_json_text(loaded) if as_json else as_text(loaded))
+    if as_json:
+        print_json(loaded.document())
+    else:
+        click.echo(as_text(loaded))
 
 
 def as_text(loaded: LoadedSettings) -> str:
@@ -35,16 +35,3 @@ def as_text(loaded: LoadedSettings) -> str:
     lines += ["", "Files, the later one wins:"]
     lines += [f"  {f.layer:<8} {f.path}  ({f.state})" for f in loaded.files]
     return "\n".join(lines)
-
-
-def as_json_text(loaded: LoadedSettings) -> str:
-    return json.dumps(
-        {
-            "settings": {
-                name: {"value": getattr(loaded.settings, name), "origin": loaded.origins[name]} for name in SETTINGS
-            },
-            "files": [{"layer": f.layer, "path": f.path, "state": f.state} for f in loaded.files],
-            "warnings": list(loaded.warnings),
-        },
-        indent=2,
-    )

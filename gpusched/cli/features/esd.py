@@ -1,9 +1,7 @@
-"""`gpusched esd`: the spectral analysis of many models, one job a model. Analyses nothing itself."""
+"""`gpusched esd`: the spectral analysis of many models, one job for each of them."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -12,59 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.cli.options import SettingsCommand, print_json, print_page, say
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import print_dry_run, session
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import CHOICES, EsdConfig, flag
 from gpusched.esd.model_record import DEFAULTS
-from gpusched.operations.run import RunOptions, rules_for, say, work, work_options
 
 if TYPE_CHECKING:
-    from gpusched.esd.experiment import EsdWorkshop
-    from gpusched.esd.jobs import EsdExperiment, EsdTodo
-    from gpusched.lists.jobfile import JobFile
+    from gpusched.esd.backend import EsdBackend
+    from gpusched.esd.experiment import EsdExperiment
+    from gpusched.esd.todo import EsdTodo
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-NEEDED = ("torch", "safetensors", "numpy")  # by every analysis
-
-
-def esd_options(callback: F) -> F:
-    """Give a command the options of the analysis, by the names of the fields of EsdConfig."""
-    for decorate in reversed(
-        (
-            _text("--model-list", "CSV", "Analyse the models of this table."),
-            _text("--single-model", "NAME|PATH", "Analyse this model."),
-            click.option(
-                "--output-dir",
-                metavar="DIR",
-                default="esd_results",
-                help="Keep the results, and what is needed to go on, in this directory.  [default: esd_results]",
-            ),
-            _text("--source-model", "NAME|PATH", "Of --single-model: what it was made from, the base of an adapter."),
-            _text("--relation", "WORD", "Of --single-model: adapter, or anything else for a whole model."),
-            _text("--revision", "REV", "Of --single-model: branch, tag or commit on the hub."),
-            _switch("--overwrite", "Analyse again what is done already."),
-            _choice("fix_fingers", "Begin the tail at the median, at the peak, or where it fits best."),
-            _number("evals_thresh", float, "Leave out eigenvalues that are not above X."),
-            _number("bins", int, "Look for the peak in a histogram of N bins."),
-            _choice("peak_window", "Look for the tail of xmin_peak near the peak, or where much published code does."),
-            _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact."),
-            _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
-            _switch("--no-parallel-gpu", "Do one layer after the other."),
-            _text("--layers", "REGEX", "Analyse only tensors whose name this finds.  [default: all]"),
-            _switch("--embeddings", "Analyse embeddings too."),
-            _number("min_evals", int, "Fit no tail to fewer eigenvalues."),
-            _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
-            _switch("--randomize", "Compare with the same entries in random order."),
-            _switch("--dtype-report", "Tell in the log of each job how its weights are stored."),
-            _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
-            _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
-            _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
-            _switch("--drop-downloads", "Delete what a job has downloaded itself at its end, unless others use it."),
-        )
-    ):
-        callback = decorate(callback)
-    return callback
 
 
 def _text(name: str, metavar: str, help: str) -> Callable[[F], F]:
@@ -92,94 +50,116 @@ def _choice(name: str, help: str) -> Callable[[F], F]:
     )
 
 
+# The options of the analysis, by the names of the fields of EsdConfig.
+OPTIONS = (
+    _text("--model-list", "CSV", "Analyse the models of this table."),
+    _text("--single-model", "NAME|PATH", "Analyse this model."),
+    click.option(
+        "--output-dir",
+        metavar="DIR",
+        default="esd_results",
+        help="Keep the results, and what is needed to resume, in this directory.  [default: esd_results]",
+    ),
+    _text(
+        "--source-model", "NAME|PATH", "With --single-model: the model that it was made from, the base of an adapter."
+    ),
+    _text("--relation", "WORD", "With --single-model: adapter; any other word means a whole model."),
+    _text("--revision", "REV", "With --single-model: branch, tag or commit on the hub."),
+    _switch("--overwrite", "Analyse models again that are done already."),
+    _choice("fix_fingers", "Begin the tail at the median, at the peak, or where it fits best."),
+    _number("evals_thresh", float, "Leave out eigenvalues up to X."),
+    _number("bins", int, "Look for the peak in a histogram of N bins."),
+    _choice("peak_window", "Look for the tail of xmin_peak near the peak, or where much published code looks."),
+    _choice("solver", "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact."),
+    _text("--device", "DEVICE", "Compute on auto, cpu, cuda or cuda:N.  [default: auto]"),
+    _switch("--no-parallel-gpu", "Analyse one layer after the other."),
+    _text("--layers", "REGEX", "Analyse only tensors whose name contains a match.  [default: all]"),
+    _switch("--embeddings", "Analyse embeddings too."),
+    _number("min_evals", int, "Fit no tail to fewer than N eigenvalues."),
+    _switch("--farms", "Take the spectra of submatrices of one aspect ratio (FARMS)."),
+    _switch("--randomize", "Compare with the same entries in random order."),
+    _switch("--dtype-report", "Print in the log of each job how its weights are stored."),
+    _switch("--plots", "Draw alpha by layer, and the spectra with their tails."),
+    _text("--cache-dir", "DIR", "Keep spectra of known tensors here.  [default: in the output directory]"),
+    _text("--disk-reserve", "SIZE", "Download nothing that leaves less than this free.  [default: none]"),
+    _switch("--drop-downloads", "Delete the files that a job has downloaded at its end, unless others use them."),
+)
+
+
+def esd_options(callback: F) -> F:
+    """Give a command the options of the analysis."""
+    for decorate in reversed(OPTIONS):
+        callback = decorate(callback)
+    return callback
+
+
 @click.command(
     cls=SettingsCommand,
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
 @esd_options
-@work_options
-def esd(asked: RunOptions, no_parallel_gpu: bool, **given: Any) -> int:
+@run_options
+def esd(options: RunOptions, no_parallel_gpu: bool, **values: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
-    Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
-    complete and were made with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in
-    the output directory.
+    Each model is a job. The same command again resumes: a model is done when its results are complete and were made
+    with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
     """
-    from gpusched.esd.jobs import EsdExperiment
+    from gpusched.esd.experiment import EsdExperiment
+    from gpusched.esd.jobs import refuse_missing_libraries
+    from gpusched.esd.report import write_report
 
-    config = EsdConfig(**given, parallel_gpu=not no_parallel_gpu, retry_failed=asked.retry_failed)
+    config = EsdConfig(**values, parallel_gpu=not no_parallel_gpu, retry_failed=options.retry_failed)
     config.check()
-    rules_for(asked)
-    _refuse_missing(config)
-    workshop = _workshop(config, asked)
-    experiment = EsdExperiment(config, workshop)
-    try:
-        plan = experiment.plan()
-        if asked.dry_run:
-            return _dry_run(experiment, workshop, plan, asked)
-        code = experiment.run(plan)
-        _end(experiment, workshop, code, asked)
-        return code
-    finally:
-        workshop.close()
+    refuse_missing_libraries(config)
+    with _backend(config, options) as backend:
+        experiment = EsdExperiment(config, backend)
+        todo = experiment.find_todo()
+        if options.dry_run:
+            return _dry_run(experiment, todo, options)
+        code = experiment.run(todo)
+    write_report(experiment, time.time())
+    _print_results(experiment, code, options)
+    return code
 
 
-def _refuse_missing(config: EsdConfig) -> None:
-    """The extra may not be installed: hundreds of jobs would say so one by one."""
-    wanted = [*NEEDED, *(["matplotlib"] if config.plots else [])]
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if missing:
-        raise GpuschedError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-            where=sys.executable,
-            hint="pip install 'gpusched-lab[esd]'",
-            exit_code=EXIT_CANNOT_WORK,
-        )
+def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
+    """Return the backend of an experiment that a person watches."""
+    from gpusched.esd.backend import EsdBackend
+
+    return EsdBackend(
+        config,
+        options.loaded,
+        session=replace(session(options), summarize=lambda queue, code: None),
+        notify=(lambda text: None) if options.quiet else say,
+    )
 
 
-def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
-    """The library's, that works as a verb does: before the eyes of a person."""
-    from gpusched import api
-    from gpusched.esd.experiment import EsdWorkshop
-
-    class Workshop(EsdWorkshop):
-        def tell(self, text: str) -> None:
-            if not asked.quiet:
-                say(text)
-
-        def run(self, jobs: JobFile, *, complete: bool) -> int:
-            rules = replace(self.rules, dirs=api.job_dirs(self.place, self.rules))
-            devices = self.take_devices()
-            return work(self.source, jobs, rules, asked, devices, complete=complete, end=lambda queue, code: None)
-
-    return Workshop(config, asked.loaded)
-
-
-def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
+def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:
     from gpusched.operations.dry_run import dry_run
 
-    workshop.close()
-    experiment.tell(plan)
-    if not plan.has_work and not asked.as_json:
+    backend = experiment.backend
+    backend.close()
+    experiment.announce(todo)
+    if not todo.has_work and not options.as_json:
         say("nothing is left to do")
-        return EXIT_SOME_FAILED if plan.failed else EXIT_OK
-    return dry_run(workshop.place, plan.jobs, workshop.rules, as_json=asked.as_json)
+        return EXIT_SOME_FAILED if todo.failed else EXIT_OK
+    return print_dry_run(dry_run(backend.queue_dir, todo.jobs, backend.options), options)
 
 
-def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: RunOptions) -> None:
-    """Write the report and print what it came to. A reader that is gone changes nothing of that."""
-    from gpusched.cli.features.esd_report import document, page, write_report
+def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) -> None:
+    """Print the results. A reader that is gone changes nothing about them."""
     from gpusched.cli.main import drop
+    from gpusched.esd.report import document, read_results
+    from gpusched.operations.queues import current_directory
+    from gpusched.views.esd_report import page
 
-    write_report(experiment, time.time())
     try:
-        if asked.as_json:
-            print(json.dumps(document(experiment, workshop, code), indent=2))
+        if options.as_json:
+            print_json(document(experiment, code))
         else:
-            from gpusched.views.tables import write
-
-            write(sys.stdout, page(experiment, workshop))
+            print_page(page(read_results(experiment), current_directory()))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

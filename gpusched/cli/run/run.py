@@ -2,109 +2,52 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import click
 
 from gpusched.cli.options import SettingsCommand
-from gpusched.cli.run.source import STREAM, JobSource, await_command, read_given, source_arguments
-from gpusched.common.errors import GpuschedError
-from gpusched.operations.run import (
-    RunOptions,
-    accept,
-    check_devices,
-    find_place,
-    refuse_unmet,
-    rules_for,
-    work,
-    work_options,
-)
-
-if TYPE_CHECKING:
-    from gpusched.api import Devices
-    from gpusched.dispatcher.feed import Feed
-    from gpusched.host.queue.queue_dir import QueueDir
-    from gpusched.lists.submit import SubmitOptions
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import accept, print_dry_run, session
+from gpusched.cli.run.source import await_command, read_job_source, source_arguments
 
 
 @click.command(
     cls=SettingsCommand,
-    epilog="\b\nExamples:\n  gpusched run commands.txt\n  gpusched run sweep.yaml --max-gpus 2 --gpu-list 4 5 6 7\n"
-    "  gpusched run -c 'python train.py --lr {lr} --seed {seed}' -p lr=1e-3,1e-4 -p seed=0..4\n"
-    "  make-commands | gpusched run -",
+    epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
-@work_options
-@click.option("--force", is_flag=True, help="Go on although lines look wrong; set-up lines are left out.")
-@click.option("--follow", is_flag=True, help="Stay when all has ended, for lines added later.")
+@run_options
+@click.option("--force", is_flag=True, help="Go on although lines look wrong.")
+@click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(
     file: str | None,
     command: str | None,
     parameters: tuple[str, ...],
     each: str | None,
-    asked: RunOptions,
+    options: RunOptions,
     force: bool,
     follow: bool,
 ) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE holds one shell command a line, or is a YAML job file; - reads standard input and starts jobs as lines
-    arrive. The same command again resumes: what succeeded is skipped, what is new or was interrupted runs.
+    FILE has one shell command a line, or is a YAML job file; - reads lines from
+    stdin. The same command again goes on: jobs that have succeeded are skipped.
     """
-    from gpusched import api
+    from gpusched.operations import submit
+    from gpusched.operations.devices import open_devices
+    from gpusched.operations.dry_run import dry_run
+    from gpusched.operations.run import feed_of, run_jobs
 
-    rules = rules_for(asked, force=force)
-    given = read_given(file, command, parameters, each)
-    jobs = accept(given.parse(rules), given.name, asked)
-    if not jobs.specs and given.source != STREAM:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=given.name, hint=hint)
-    place, rules = find_place(given.source, asked, rules)
-    refuse_unmet(jobs, place, given.data, given.name)
-    if asked.dry_run:
-        from gpusched.operations.dry_run import dry_run as show
-
-        return show(place, jobs, rules, as_json=asked.as_json)
-    rules = replace(rules, dirs=api.job_dirs(place, rules))
-    looked = api.look(place, rules.settings, rules.gpus_wanted(jobs.specs))
-    check_devices(jobs, rules, looked)
-    begun = b"" if follow else _begin_stream(given, place, looked[0])
-    # a stream has more to come, and a sweep with other values than before takes none of those back
-    complete = isinstance(given.source, str) and given.source != STREAM
-    feed = _feed(given, rules, begun)
-    return work(given.source, jobs, rules, asked, looked[0], complete=complete, feed=feed, follow=follow)
-
-
-def _begin_stream(given: JobSource, place: QueueDir, devices: Devices | None) -> bytes:
-    """The beginning of a stream, up to its first command; nothing where its queue has work without it.
-
-    Raises GpuschedError for a stream without a command, and closes the devices; then no queue was made.
-    """
-    from gpusched import api
-
-    if given.source != STREAM or api.has_work(place):
-        return b""
-    try:
-        return await_command()
-    except BaseException:
-        if devices is not None:
-            devices.close()
-        raise
-
-
-def _feed(given: JobSource, rules: SubmitOptions, begun: bytes) -> Feed | None:
-    """Where later jobs come from: the file as it is edited, or the stream."""
-    from gpusched.dispatcher.feed import FileFeed, StreamFeed
-    from gpusched.lists.jobfile import LineFeed
-    from gpusched.lists.submit import read
-
-    settings = rules.settings
-    if given.source == STREAM:
-        lines = LineFeed(force=rules.force, strip_gpu_env=settings.strip_gpu_env, gpus=settings.gpus_per_job)
-        return StreamFeed(0, lines, begun)
-    if not isinstance(given.source, str) or given.found is None:
-        return None
-    path = os.path.abspath(given.source)
-    return FileFeed(path, lambda text: read(text, rules, path), given.data, given.found)
+    source = read_job_source(file, command, parameters, each)
+    queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
+    submission = submit.submit_options(queue_dir, options.loaded, force=force, retry_failed=options.retry_failed)
+    jobs = accept(source.parse(submission), source.name, options)
+    submit.refuse_empty(jobs, source)
+    submit.refuse_unmet(jobs, queue_dir, source.data, source.name)
+    if options.dry_run:
+        return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+    submission = submit.with_dirs(submission, queue_dir)
+    with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
+        devices.check(jobs, submission, queue_dir)
+        begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
+        how = session(options, feed=feed_of(source, submission, begun), follow=follow)
+        return run_jobs(source.source, jobs, submission, devices, complete=source.is_complete, session=how)

@@ -1,1 +1,1 @@
-"""Decide what becomes of a job: its states, its outcomes, what it waits for."""
+"""Decide the life of a job: its states, its outcomes, its dependencies."""

@@ -43,7 +43,7 @@ TRANSITIONS = MappingProxyType(
 
 
 class InvalidTransition(Exception):
-    """An event that the table does not know for a state; the job is left as it was."""
+    """An event that the table has no entry for in this state; the job stays as it was."""
 
     def __init__(self, state: JobState | None, event: JobEvent, story: str = "") -> None:
         at = state.value if state else "new"
@@ -53,7 +53,7 @@ class InvalidTransition(Exception):
 
 
 def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobState:
-    """The state after `event`. Raises InvalidTransition with the job's story otherwise."""
+    """Return the state after `event`. Raises InvalidTransition if there is none; `story` goes into its message."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
@@ -62,19 +62,19 @@ def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobS
 
 # ---- judgement -------------------------------------------------------------------------------------
 
-LOSS_LIMIT = 3  # ends that spend no try: lost, gpu_busy, gpu_lost, not_started, and EXIT_TRY_AGAIN
-EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the program says that it can go well another time, or elsewhere
+LOSS_LIMIT = 3  # repetitions after ends that spend no try: lost, gpu_busy, gpu_lost, not_started, and EXIT_TRY_AGAIN
+EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the program can succeed at another time, or on another device
 BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
-TERMINATED = "terminated"  # cause of an interruption that nobody here asked for, with everything else running on
-CAUSE_FAILURES = "failures"  # held, since jobs of its tag fail as soon as they start
+TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
+CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the end of an attempt does to its job."""
+    """The effect of an attempt's end on its job."""
 
     event: JobEvent
     tries: int  # tries spent, this attempt included
@@ -84,33 +84,44 @@ class Verdict:
 
 
 def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_asked: bool) -> Verdict:
-    """What becomes of the job whose attempt ended with `outcome`.
+    """Decide the next event of the job whose attempt ended with `outcome`.
 
-    `tries` and `losses` are those spent before this attempt; `retries` is how many tries may follow the first.
+    `tries` and `losses` were spent before this attempt; `retries` is the number of tries that may follow the first.
     """
     if outcome.ok:
         return Verdict(JobEvent.SUCCEEDED, tries + 1, losses)
     if outcome.kind is OutcomeKind.CANCELLED or cancel_asked:
         return Verdict(JobEvent.CANCELLED, tries, losses)
-    if outcome.kind is OutcomeKind.INTERRUPTED and outcome.cause != TERMINATED:
+    if _spends_nothing(outcome):
         return Verdict(JobEvent.INTERRUPTED, tries, losses)
-    if outcome.kind is OutcomeKind.NOT_STARTED and outcome.cause in NO_FAULT_CAUSES:
-        return Verdict(JobEvent.INTERRUPTED, tries, losses)
-    unmarked = outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
-    if unmarked or outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED or asks_again(outcome):
+    if _is_loss(outcome):
         losses += 1
         if losses <= LOSS_LIMIT:
             return Verdict(JobEvent.INTERRUPTED, tries, losses, _backoff_s(losses))
-        why = outcome.cause or (f"exit {EXIT_TRY_AGAIN}" if asks_again(outcome) else outcome.kind.value)
-        return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {why}")
+        reason = outcome.cause or (f"exit {EXIT_TRY_AGAIN}" if asks_again(outcome) else outcome.kind.value)
+        return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {reason}")
     tries += 1
     if tries <= retries:
         return Verdict(JobEvent.RETRIED, tries, losses, _backoff_s(tries))
     return Verdict(JobEvent.FAILED, tries, losses)
 
 
+def _spends_nothing(outcome: Outcome) -> bool:
+    """Return True if gpusched or a full disk ended the attempt, so that it counts neither as try nor as loss."""
+    if outcome.kind is OutcomeKind.INTERRUPTED:
+        return outcome.cause != TERMINATED
+    return outcome.kind is OutcomeKind.NOT_STARTED and outcome.cause in NO_FAULT_CAUSES
+
+
+def _is_loss(outcome: Outcome) -> bool:
+    """Return True if the end is probably no fault of the job."""
+    if outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED or asks_again(outcome):
+        return True
+    return outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
+
+
 def asks_again(outcome: Outcome) -> bool:
-    """Did the program itself say that it should be tried again?"""
+    """Return True if the program's own exit code asks for another try."""
     return outcome.kind is OutcomeKind.EXITED and outcome.exit_code == EXIT_TRY_AGAIN
 
 
@@ -121,7 +132,7 @@ def _backoff_s(repetition: int) -> float:
 def steer(
     outcome: Outcome, devices: Sequence[DeviceUse], avoid: frozenset[str], above_bytes: int
 ) -> tuple[frozenset[str], int]:
-    """Where the next attempt should rather go: devices to pass over, and the free memory that was too little."""
+    """Return the devices that the next attempt should avoid, and the free memory that was too little."""
     if outcome.cause in FREE_CAUSES or asks_again(outcome):
         avoid |= {d.uuid for d in devices}
     if outcome.cause == "gpu_oom":

@@ -1,4 +1,4 @@
-"""Exit status and the end of a log -> what it was: memory, the GPU, or the program. Judges no job by it."""
+"""Find the cause of an attempt's end, by its exit status and the end of its log: memory, the GPU, or the program."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _ADVICE = re.compile(r"\b(?:hint|note|tip)\b\W|\bif (?:you|it|this)\b", re.IGNOR
 
 
 def classify(exit_code: int | None, signal: int | None, log_tail: str, *, devices: int = 1) -> str:
-    """The cause of an attempt's end: gpu_oom, host_oom, gpu_busy, gpu_lost, or "" for anything else.
+    """Return the cause of an attempt's end: gpu_oom, host_oom, gpu_busy, gpu_lost, or "" for anything else.
 
-    An attempt that ended with 0 has no cause, whatever its log says. SIGKILL alone proves nothing: anyone may
-    send it. Without devices no cause is the GPU's.
+    An attempt that ended with 0 has no cause, whatever its log says. SIGKILL alone proves nothing, since anyone
+    may send it. A job without devices has no GPU cause.
     """
     if not exit_code and not signal:
         return ""
@@ -97,7 +97,7 @@ _KIND_WORDS = {
 
 
 def describe(outcome: Outcome) -> str:
-    """An outcome in words for people."""
+    """Return an outcome in words for people."""
     words = _KIND_WORDS.get(outcome.kind, "")
     if outcome.kind is OutcomeKind.EXITED:
         words = _describe_exit(outcome.exit_code)

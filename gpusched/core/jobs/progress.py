@@ -1,6 +1,6 @@
-"""How far the jobs are that say how many items they do: those of the same tags together, and what it took.
+"""The progress of jobs that process items, summed up for all jobs of the same tags, and the time that they took.
 
-Knows no queue: counts and times are handed in.
+Reads no queue: counts and times are arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import JobState, RunningView
 
-COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # causes of cancelled jobs that nobody misses
+COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # cancelled jobs of these causes count in no total
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ItemCount:
 
 @dataclass(frozen=True, slots=True)
 class ItemGroup:
-    """Jobs of the same tags: how many, and how many items of theirs are done, running jobs' own progress included."""
+    """Jobs of the same tags and their items. `done` includes the progress that running jobs report."""
 
     tags: tuple[str, ...]
     jobs: int
     ended: int  # jobs that succeeded
     items: int
-    done: float
+    done: float  # items
 
     @property
     def name(self) -> str:
@@ -48,40 +48,40 @@ class ItemGroup:
 
 
 def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[ItemGroup]:
-    """The groups of a queue, by name."""
-    found: dict[tuple[str, ...], list[float]] = {}
+    """Return the groups of a queue, in the order of their tags."""
+    by_tags: dict[tuple[str, ...], list[float]] = {}
     for each in counts:
         if each.jobs:
-            sums = found.setdefault(each.tags, [0, 0, 0, 0.0])
+            sums = by_tags.setdefault(each.tags, [0, 0, 0, 0.0])
             sums[0] += each.jobs
             sums[2] += each.items
             if each.state is JobState.SUCCEEDED:
                 sums[1] += each.jobs
                 sums[3] += each.items
     for view in running:
-        if view.job.items and view.job.tags in found:
-            sums = found[view.job.tags]
+        if view.job.items and view.job.tags in by_tags:
+            sums = by_tags[view.job.tags]
             sums[3] = min(sums[2], sums[3] + items_done(view.job.items, parse_progress(view.attempt.progress)))
     return [
         ItemGroup(tags, int(jobs), int(ended), int(items), done)
-        for tags, (jobs, ended, items, done) in sorted(found.items())
+        for tags, (jobs, ended, items, done) in sorted(by_tags.items())
     ]
 
 
-def items_done(items: int, told: Mapping[str, Any]) -> float:
-    """How many of its items a running job has done, by its progress file; 0 where that says nothing."""
-    done, total = told.get("done"), told.get("total")
+def items_done(items: int, progress: Mapping[str, Any]) -> float:
+    """Return the number of items that a running job reports as done in its progress file; 0 without a report."""
+    done, total = progress.get("done"), progress.get("total")
     if done is None:
         return 0.0
     return float(items * min(1.0, max(0.0, done / total)) if total and total > 0 else min(items, max(0, done)))
 
 
-# ---- what it took ----------------------------------------------------------------------------------
+# ---- times -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An attempt of a job of a group. `succeeded`: the one that did the job's items."""
+    """The time span of an attempt. `succeeded`: this attempt processed the job's items."""
 
     job_id: int
     name: str
@@ -93,7 +93,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the jobs of a group took, in seconds. `wall_s` counts only while some attempt of the group ran."""
+    """The durations of a group's jobs, in seconds. `wall_s` counts only while some attempt of the group ran."""
 
     jobs: tuple[Span, ...]  # the attempts that succeeded, in the order of the jobs
     wall_s: float
@@ -117,7 +117,7 @@ class Times:
 
     @property
     def speed_up(self) -> float:
-        """The time that the jobs took one by one, against the time that it took."""
+        """The sum of all durations, divided by the wall time."""
         return sum(self.durations) / self.wall_s if self.wall_s > 0 else 1.0
 
     @property
@@ -130,9 +130,9 @@ class Times:
 
 
 def times(spans: Sequence[Span]) -> Times | None:
-    """What the attempts of a group's jobs add up to; None where none has succeeded."""
-    done = tuple(sorted((span for span in spans if span.succeeded), key=lambda span: span.job_id))
-    if not done:
+    """Sum up the attempts of a group's jobs. Return None if none has succeeded."""
+    jobs = tuple(sorted((span for span in spans if span.succeeded), key=lambda span: span.job_id))
+    if not jobs:
         return None
     wall, until, most, now = 0.0, 0.0, 0, 0
     for span in sorted(spans, key=lambda span: span.started_at):
@@ -143,4 +143,4 @@ def times(spans: Sequence[Span]) -> Times | None:
     for _, starts in edges:
         now += 1 if starts else -1
         most = max(most, now)
-    return Times(done, wall, max(1, most))
+    return Times(jobs, wall, max(1, most))

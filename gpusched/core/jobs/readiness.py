@@ -1,4 +1,4 @@
-"""What a job waits for: names, tags and ids -> jobs, cycles found, and whether the wait is over. Pure."""
+"""Dependencies between jobs: resolve names, tags and ids, find cycles, and decide if a job may start. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from gpusched.core.model import Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
-CAUSE_NOT_NEEDED = "not_needed"  # cancelled because what it waits for did not fail: it counts nowhere
+CAUSE_NOT_NEEDED = "not_needed"  # cancelled because the jobs that it waits for did not fail: it counts in no total
 
 
 class Readiness(str, Enum):
@@ -28,7 +28,7 @@ class ListedJob:
 
 
 class UnknownReference(Exception):
-    """A reference that names no job: `ref`, and the names that are there."""
+    """A reference, `ref`, that names no job."""
 
     def __init__(self, ref: str) -> None:
         super().__init__(ref)
@@ -36,16 +36,16 @@ class UnknownReference(Exception):
 
 
 class JobIndex:
-    """Names, tags and ids of jobs. A name counts before a tag of the same spelling; an id is all digits.
+    """Names, tags and ids of jobs. A name has precedence over a tag of the same spelling; an id is all digits.
 
-    `earlier` are jobs that are no longer in the list: their names and tags count where no job of the list has them.
+    `earlier` are jobs that are no longer in the list. Jobs of the list take precedence over their names and tags.
     """
 
     def __init__(self, jobs: Iterable[ListedJob], earlier: Iterable[ListedJob] = ()) -> None:
         self._names: dict[str, int] = {}
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
-        self._resolved: dict[tuple[str, ...], tuple[tuple[int, ...], frozenset[int]]] = {}  # many wait for the same
+        self._resolved: dict[tuple[str, ...], tuple[tuple[int, ...], frozenset[int]]] = {}  # a cache
         for job in jobs:
             self._ids.add(job.id)
             if job.name:
@@ -62,11 +62,11 @@ class JobIndex:
                     self._tags.setdefault(tag, []).append(job.id)
 
     def names(self) -> list[str]:
-        """What can be named, for a hint."""
+        """All names and tags, for a hint."""
         return list(dict.fromkeys((*self._names, *self._tags)))
 
     def find(self, ref: str) -> tuple[int, ...]:
-        """The jobs that `ref` means. Raises UnknownReference."""
+        """Return the jobs that `ref` names. Raises UnknownReference."""
         if ref in self._names:
             return (self._names[ref],)
         if ref in self._tags:
@@ -76,30 +76,30 @@ class JobIndex:
         raise UnknownReference(ref)
 
     def resolve(self, job_id: int, after: Sequence[Dependency]) -> list[tuple[DependencyKind, tuple[int, ...]]]:
-        """The jobs behind each dependency. A job that bears a tag that it waits for waits for the others that do."""
+        """Return the jobs of each dependency. A job that waits for a tag of its own waits for the others with it."""
         return [(dependency.kind, self._members(job_id, dependency.refs)) for dependency in after]
 
     def _members(self, job_id: int, refs: tuple[str, ...]) -> tuple[int, ...]:
         if refs not in self._resolved:
-            found = tuple(dict.fromkeys(i for ref in refs for i in self.find(ref)))
-            self._resolved[refs] = found, frozenset(found)
-        found, known = self._resolved[refs]
-        if job_id not in known:
-            return found
+            ids = tuple(dict.fromkeys(i for ref in refs for i in self.find(ref)))
+            self._resolved[refs] = ids, frozenset(ids)
+        ids, id_set = self._resolved[refs]
+        if job_id not in id_set:
+            return ids
         return tuple(dict.fromkeys(i for ref in refs for i in self._others(job_id, ref)))
 
     def _others(self, job_id: int, ref: str) -> tuple[int, ...]:
-        found = self.find(ref)
+        ids = self.find(ref)
         if ref in self._names or ref not in self._tags:
-            return found
-        return tuple(i for i in found if i != job_id)
+            return ids
+        return tuple(i for i in ids if i != job_id)
 
 
 def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
-    """Jobs that wait for each other in a circle, each for the next one; empty when there is no circle."""
-    done: set[int] = set()
+    """Return jobs that wait for each other in a circle, each for the next one; empty if there is no circle."""
+    visited: set[int] = set()
     for start in upstream:
-        if start in done:
+        if start in visited:
             continue
         path: list[int] = [start]
         on_path = {start}
@@ -110,10 +110,10 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
                 iterators.pop()
                 ended = path.pop()
                 on_path.discard(ended)
-                done.add(ended)
+                visited.add(ended)
             elif following in on_path:
                 return path[path.index(following) :]
-            elif following not in done:
+            elif following not in visited:
                 path.append(following)
                 on_path.add(following)
                 iterators.append(iter(upstream.get(following, ())))
@@ -122,7 +122,7 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class DependencyTally:
-    """How the jobs of one dependency stand: how many there are, and how many have ended in which way."""
+    """The jobs of one dependency, counted by the way in which they have ended."""
 
     total: int
     succeeded: int = 0
@@ -140,25 +140,25 @@ class DependencyTally:
 
 
 def readiness(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> Readiness:
-    """Whether a job may start, given how the jobs of each of its dependencies stand."""
+    """Decide if a job may start, by the states of the jobs of each of its dependencies."""
     worst = Readiness.READY
     for kind, tally in groups:
-        found = readiness_of(kind, tally)
-        if found is Readiness.IMPOSSIBLE:
-            return found
-        if found is Readiness.WAITING:
-            worst = found
+        one = readiness_of(kind, tally)
+        if one is Readiness.IMPOSSIBLE:
+            return one
+        if one is Readiness.WAITING:
+            worst = one
     return worst
 
 
 def is_unneeded(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> bool:
-    """Whether a job that cannot start any more was only to start after a failure that did not come."""
-    lost = {kind for kind, tally in groups if readiness_of(kind, tally) is Readiness.IMPOSSIBLE}
-    return lost == {DependencyKind.FAILED}
+    """Return True if a job can no longer start only because the failure that it waits for did not happen."""
+    impossible = {kind for kind, tally in groups if readiness_of(kind, tally) is Readiness.IMPOSSIBLE}
+    return impossible == {DependencyKind.FAILED}
 
 
 def readiness_of(kind: DependencyKind, tally: DependencyTally) -> Readiness:
-    """Whether one dependency is met."""
+    """Decide if one dependency is met."""
     if kind is DependencyKind.SUCCEEDED:
         if tally.succeeded == tally.total:
             return Readiness.READY

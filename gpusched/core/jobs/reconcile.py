@@ -1,7 +1,7 @@
-"""Job specs of a file + what the queue already holds -> what to add, keep, cancel and take back. Changes nothing.
+"""Compare the job specs of a file with the jobs of a queue: which to add, keep, cancel and requeue. Changes nothing.
 
-Identity is the text of the command, its own directory and variables, and which occurrence of these; never the line
-number: lists are edited between runs.
+The identity of a job is its command text, its own directory and variables, and the occurrence number of these. It
+is never the line number, since lists are edited between runs.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _WAITING = (JobState.QUEUED, JobState.HELD)
 
 
 def identity(job: JobSpec) -> bytes:
-    """Sixteen bytes that stand for a job: for its text, and its cwd and env if it states any."""
+    """Return sixteen bytes that identify a job: a hash of its text, and of its cwd and env if it states any."""
     own = job.attributes
     if own.cwd is None and not own.env:
         return hashlib.blake2b(job.text, digest_size=16).digest()
     parts = [job.text, b"" if own.cwd is None else b"=" + own.cwd]
     parts += (name + b"=" + value for name, value in sorted(own.env))
-    whole = b"".join(b"%d:%b" % (len(part), part) for part in parts)  # no other list of parts gives the same bytes
+    whole = b"".join(b"%d:%b" % (len(part), part) for part in parts)  # unambiguous: two lists never give the same
     return hashlib.blake2b(whole, digest_size=16, person=b"gpusched job").digest()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A job that the queue already holds."""
+    """A job that is already in the queue."""
 
     id: int
     identity: bytes
@@ -40,34 +40,34 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class QueueChange:
-    """`position` is the place in the order of the file; it and the line number follow the file as it is now."""
+    """The changes that a submission makes to a queue. `position` is the index in the order of the file."""
 
     add: tuple[tuple[JobSpec, int], ...]  # with position
-    keep: tuple[tuple[int, JobSpec, int], ...]  # job id, spec as it is now, position
-    requeue: tuple[int, ...]  # were cancelled because their line was gone; or failed and asked for again
-    cancel: tuple[int, ...]  # wait, and their line is gone
-    gone: tuple[int, ...] = ()  # have ended, and their line is gone
+    keep: tuple[tuple[int, JobSpec, int], ...]  # job id, new spec, new position
+    requeue: tuple[int, ...]  # cancelled when their line was removed, and now listed again; or failed and retried
+    cancel: tuple[int, ...]  # waiting, and no longer listed
+    gone: tuple[int, ...] = ()  # ended, and no longer listed
 
 
 def reconcile(
     specs: Sequence[JobSpec],
-    held: Iterable[StoredJob],
+    stored: Iterable[StoredJob],
     *,
     complete: bool = True,
     retry_failed: bool = False,
     first_position: int = 0,
 ) -> QueueChange:
-    """What a submission of `specs` does to a queue that holds `held`.
+    """Return the changes that a submission of `specs` makes to a queue with the jobs `stored`.
 
-    `complete` says that `specs` is the whole list, so that what is missing is gone; a stream that has not ended
-    cleanly is not. `retry_failed` asks for the failed ones again.
+    If `complete`, `specs` is the whole list, and jobs missing from it leave the queue; a stream that has not ended
+    cleanly is not complete. `retry_failed` requeues failed jobs.
     """
-    known = {(job.identity, job.occurrence): job for job in held}
+    unlisted = {(job.identity, job.occurrence): job for job in stored}
     add: list[tuple[JobSpec, int]] = []
     keep: list[tuple[int, JobSpec, int]] = []
     requeue: list[int] = []
     for position, spec in enumerate(specs, first_position):
-        job = known.pop((identity(spec), spec.occurrence), None)
+        job = unlisted.pop((identity(spec), spec.occurrence), None)
         if job is None:
             add.append((spec, position))
             continue
@@ -77,6 +77,6 @@ def reconcile(
             requeue.append(job.id)
     if not complete:
         return QueueChange(tuple(add), tuple(keep), tuple(requeue), ())
-    cancel = tuple(job.id for job in known.values() if job.state in _WAITING)
-    gone = tuple(job.id for job in known.values() if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
+    cancel = tuple(job.id for job in unlisted.values() if job.state in _WAITING)
+    gone = tuple(job.id for job in unlisted.values() if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
     return QueueChange(tuple(add), tuple(keep), tuple(requeue), cancel, gone)

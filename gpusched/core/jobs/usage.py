@@ -1,4 +1,4 @@
-"""Samples of an attempt, folded into what it used. Reads nothing."""
+"""Sum up the samples of an attempt into its usage. Reads nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def memory_of(samples: Iterable[Sample], pids: Set[int], before: Mapping[str, int] = NOTHING) -> int | None:
-    """Bytes that an attempt holds on these devices: those of its processes `pids`. None when one cannot tell.
+    """Return the bytes that the processes `pids` of an attempt use on these devices; None if that is not known.
 
-    Where processes cannot be told apart, and the attempt has the device alone, it is what the device has in use beyond
-    what it had `before` the attempt (by UUID).
+    If the driver does not list processes by pid, and the attempt has the device alone, this is the use of the device
+    minus its use `before` the attempt (by UUID).
     """
-    held = [_held(sample, pids, before) for sample in samples]
-    return None if any(one is None for one in held) else sum(one or 0 for one in held)
+    used = [_used_on(sample, pids, before) for sample in samples]
+    return None if any(one is None for one in used) else sum(one or 0 for one in used)
 
 
-def _held(sample: Sample, pids: Set[int], before: Mapping[str, int]) -> int | None:
+def _used_on(sample: Sample, pids: Set[int], before: Mapping[str, int]) -> int | None:
     if sample.error:
         return None
     if not _is_blind(sample, pids):
@@ -31,7 +31,7 @@ def _held(sample: Sample, pids: Set[int], before: Mapping[str, int]) -> int | No
 
 
 def _is_blind(sample: Sample, pids: Set[int]) -> bool:
-    """Whether the device does not tell what the processes hold."""
+    """Return True if the device does not report the memory of these processes."""
     return sample.processes is None or any(p.used_bytes is None for p in sample.processes if p.pid in pids)
 
 
@@ -42,13 +42,16 @@ def add(
     energy_j: float | None,
     before: Mapping[str, int] = NOTHING,
 ) -> Usage:
-    """The usage after one more poll of the attempt's devices. `energy_j` is what the boards used since the last."""
-    seen = list(samples)
-    memory = memory_of(seen, pids, before)
-    known = [s.utilisation for s in seen if s.utilisation is not None]
-    utilisation = sum(known) / len(known) if known else None
+    """Return the usage after one more poll of the attempt's devices.
+
+    `energy_j` is the energy that the boards used since the last poll.
+    """
+    samples = list(samples)
+    memory = memory_of(samples, pids, before)
+    utilisations = [s.utilisation for s in samples if s.utilisation is not None]
+    utilisation = sum(utilisations) / len(utilisations) if utilisations else None
     n = usage.samples + (memory is not None or utilisation is not None)  # a silent poll weighs nothing in the means
-    each = [held for sample in seen if (held := memory_of([sample], pids, before)) is not None]
+    each = [used for sample in samples if (used := memory_of([sample], pids, before)) is not None]
     return Usage(
         samples=n,
         peak_memory_bytes=_larger(usage.peak_memory_bytes, memory),
@@ -56,7 +59,7 @@ def add(
         mean_utilisation=_mean(usage.mean_utilisation, utilisation, n),
         energy_j=usage.energy_j if energy_j is None else (usage.energy_j or 0.0) + energy_j,
         peak_device_bytes=_larger(usage.peak_device_bytes, max(each, default=None)),
-        by_device=usage.by_device or (bool(each) and any(_is_blind(sample, pids) for sample in seen)),
+        by_device=usage.by_device or (bool(each) and any(_is_blind(sample, pids) for sample in samples)),
     )
 
 

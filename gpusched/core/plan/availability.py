@@ -1,7 +1,7 @@
-"""Samples of a device over time -> is it free, how far is the count, and if not, why. Does not read the clock.
+"""Judge from samples of a device over time if it is free, and if not, why. Does not read the clock.
 
-Each device keeps its own count of consecutive polls that found it free of others. The count goes on while a
-job of ours runs there: what counts is the memory of *others* (foreign memory).
+Each device has its own count of consecutive polls at which it was free of others. The count goes on while a
+job of ours runs there, since only the memory of *others* (foreign memory) matters.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ class DeviceState(str, Enum):
     CHECKING = "checking"
     BUSY = "busy"
     RUNNING = "running"  # an attempt of this queue is on it
-    SETTLING = "settling"  # our attempt ended, its memory is not back yet
+    SETTLING = "settling"  # our attempt has ended, its memory is not free yet
     LOST = "lost"
     SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """When a device counts as free."""
+    """The conditions for a device to count as free, and the time that it may take to settle."""
 
     threshold_bytes: int = 500 * MIB
     max_checks: int = 10
     idle_only: bool = False
     allow_unreadable_memory: bool = False
+    settle_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What is known of one device. `count` is the number of consecutive polls that found it free of others."""
+    """The state of one device. `count` is the number of consecutive polls at which it was free of others."""
 
     uuid: str
     count: int = 0
@@ -48,8 +49,8 @@ class Availability:
     sample: Sample | None = None
     foreign_bytes: int | None = None
     settling_since: float | None = None
-    withheld: bool = False  # set aside because memory of a job of ours never came back
-    ours: tuple[int, ...] = ()  # pids of our last attempt, as last listed: a dead one can stay listed for a while
+    withheld: bool = False  # set aside because the memory of a job of ours was not freed
+    ours: tuple[int, ...] = ()  # pids of our last attempt that the driver still lists, some of them perhaps dead
 
     @property
     def at(self) -> float:
@@ -57,7 +58,7 @@ class Availability:
 
 
 def foreign_bytes(sample: Sample, ours: Set[int]) -> int | None:
-    """Memory in use on the device that is not of the processes `ours` (pids). None: cannot be known."""
+    """Return the memory in use on the device by others than the processes `ours` (pids); None if not known."""
     if sample.used_bytes is None:
         return None
     if not ours:
@@ -74,7 +75,7 @@ def foreign_bytes(sample: Sample, ours: Set[int]) -> int | None:
 
 
 def never_used(device: Device) -> str | None:
-    """Why the device is not for jobs at all, whoever is on it."""
+    """Return why the device can never run jobs; None if it can."""
     if device.compute_mode == "prohibited":
         return "compute mode PROHIBITED"
     if device.mig_parent:
@@ -85,7 +86,7 @@ def never_used(device: Device) -> str | None:
 def obstacle(
     device: Device, sample: Sample, ours: Set[int], occupied: bool, criteria: Criteria, *, polled: bool = True
 ) -> str | None:
-    """Why the device is not free of others at this sample; None if it is. One short clause, MiB for people."""
+    """Return why the device is not free of others at this sample, as one short clause; None if it is free of them."""
     if sample.error:
         return "lost" if sample.error == "lost" else f"cannot be read: {sample.error}"
     closed = never_used(device)
@@ -98,20 +99,21 @@ def obstacle(
         if others:
             return f"exclusive-process mode, and {name_processes(others)} is on it"
     foreign = foreign_bytes(sample, ours)
-    if foreign is None and (occupied or sample.used_bytes is not None):
-        return "processes cannot be told apart while a job is on it"
     if foreign is None:
+        if occupied or sample.used_bytes is not None:
+            return "memory of others is unknown while a job is on it"
         return _unreadable(device, sample, others, criteria, polled)
     if foreign >= criteria.threshold_bytes:
-        more = f" by {name_processes(others)}" if others else ""
-        more += " (with the driver's reserve)" if sample.memory_includes_reserve else ""
-        return f"{foreign // MIB} MiB in use{more}, threshold {criteria.threshold_bytes // MIB} MiB"
-    if criteria.idle_only:
-        if sample.processes is None:
-            return "its processes cannot be listed, which --free-when idle needs"
-        if others:
-            return f"{name_processes(others)} is on it (--free-when idle)"
-    return None
+        by = f" by {name_processes(others)}" if others else ""
+        reserve = " (with the driver's reserve)" if sample.memory_includes_reserve else ""
+        return f"{foreign // MIB} MiB in use{by}{reserve}, threshold {criteria.threshold_bytes // MIB} MiB"
+    return _not_idle(sample, others) if criteria.idle_only else None
+
+
+def _not_idle(sample: Sample, others: Sequence[DeviceProcess]) -> str | None:
+    if sample.processes is None:
+        return "its processes cannot be listed, which --free-when idle needs"
+    return f"{name_processes(others)} is on it (--free-when idle)" if others else None
 
 
 def _unreadable(
@@ -132,19 +134,30 @@ def _unreadable(
 
 
 def name_processes(processes: Sequence[DeviceProcess]) -> str:
-    """The first process in words, and how many more: "bo's python (pid 51) and 2 more"."""
+    """Return the first process in words, and the number of the others: "bo's python (pid 51) and 2 more"."""
     first = processes[0]
     more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
     return f"{first.user}'s {first.program} (pid {first.pid}){more}"
 
 
 def explained(device: Device, sample: Sample, ours: Set[int], criteria: Criteria) -> bool:
-    """Whether the processes listed beside `ours` are reason enough for the device not to be free."""
+    """Return True if the listed processes other than `ours` alone keep the device from being free."""
     others = [p for p in sample.processes or () if p.pid not in ours]
     if sum(p.used_bytes or 0 for p in others) >= criteria.threshold_bytes:
         return True
     by_process = device.compute_mode == "exclusive_process" or criteria.idle_only or sample.used_bytes is None
     return by_process and any(p.kind != "G" for p in others)
+
+
+@dataclass(frozen=True, slots=True)
+class _NextState:
+    """The part of an availability that a new sample decides."""
+
+    state: DeviceState
+    why: str
+    count: int = 0
+    settling_since: float | None = None
+    withheld: bool = False
 
 
 def fold(
@@ -156,61 +169,74 @@ def fold(
     occupied: bool = False,
     polled: bool = True,
     criteria: Criteria,
-    settle_timeout_s: float = 30.0,
 ) -> Availability:
-    """The availability after one more sample.
+    """Return the availability after one more sample.
 
-    `ours` are the pids of our own attempts on the device, `occupied` says that an attempt of ours holds it.
+    `ours` are the pids of our own attempts on the device; `occupied` says that an attempt of ours is on it.
     Only polls raise the count (`polled`); a look between polls can reset it, never raise it.
     """
     why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
-    mine = _still_listed({*before.ours, *ours}, sample)
-    settling_since, withheld, count = before.settling_since, False, 0
+    listed = _still_listed({*before.ours, *ours}, sample)
     if why is None:
-        count = min(before.count + (1 if polled else 0), criteria.max_checks)
-        settling_since = None
-        if occupied:
-            state, why = DeviceState.RUNNING, "runs a job of this queue"
-        elif count >= criteria.max_checks:
-            state, why = DeviceState.FREE, "free"
-        else:
-            state, why = DeviceState.CHECKING, f"free at {count} of {criteria.max_checks} checks"
+        after = _count_free_poll(before, occupied, polled, criteria.max_checks)
     elif sample.error:
-        state = DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE
-        settling_since = None
+        after = _NextState(DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE, why)
     elif occupied:
-        state = DeviceState.RUNNING
-        if settling_since is not None:  # one of the jobs that share the device has left, its memory is not back yet
-            if sample.at - settling_since > settle_timeout_s or explained(device, sample, mine, criteria):
-                settling_since = None
-            else:
-                count = before.count
+        after = _keep_running(before, device, sample, listed, criteria, why)
     elif never_used(device):
-        state, settling_since = DeviceState.SET_ASIDE, None
-    elif explained(device, sample, mine, criteria):
-        state, settling_since = DeviceState.BUSY, None
-    elif before.withheld:
-        state, why, withheld = DeviceState.SET_ASIDE, before.why, True
-    elif settling_since is None:
-        state = DeviceState.BUSY
-    elif sample.at - settling_since > settle_timeout_s:
-        state, settling_since, withheld = DeviceState.SET_ASIDE, None, True
-        why = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
+        after = _NextState(DeviceState.SET_ASIDE, why)
+    elif explained(device, sample, listed, criteria):
+        after = _NextState(DeviceState.BUSY, why)
     else:
-        state, count = DeviceState.SETTLING, before.count
-        why = f"waiting for the memory of our last job: {why}"
+        after = _wait_for_memory(before, sample.at, criteria.settle_timeout_s, why)
     return Availability(
         uuid=before.uuid,
-        count=count,
-        state=state,
-        why=why,
-        since=before.since if state is before.state else sample.at,
+        count=after.count,
+        state=after.state,
+        why=after.why,
+        since=before.since if after.state is before.state else sample.at,
         sample=sample,
         foreign_bytes=foreign_bytes(sample, ours),
-        settling_since=settling_since,
-        withheld=withheld,
-        ours=tuple(sorted(mine)) if occupied or withheld or state is DeviceState.SETTLING else (),
+        settling_since=after.settling_since,
+        withheld=after.withheld,
+        ours=tuple(sorted(listed)) if occupied or after.withheld or after.state is DeviceState.SETTLING else (),
     )
+
+
+def _count_free_poll(before: Availability, occupied: bool, polled: bool, max_checks: int) -> _NextState:
+    """Decide for a device that is free of others at this sample."""
+    count = min(before.count + polled, max_checks)
+    if occupied:
+        return _NextState(DeviceState.RUNNING, "runs a job of this queue", count)
+    if count >= max_checks:
+        return _NextState(DeviceState.FREE, "free", count)
+    return _NextState(DeviceState.CHECKING, f"free at {count} of {max_checks} checks", count)
+
+
+def _keep_running(
+    before: Availability, device: Device, sample: Sample, listed: Set[int], criteria: Criteria, why: str
+) -> _NextState:
+    """Decide for a device with a job of ours that is not free of others.
+
+    After one of the jobs that share it has ended, its memory may take a while to come back: the count is kept so long.
+    """
+    since = before.settling_since
+    if since is None or sample.at - since > criteria.settle_timeout_s or explained(device, sample, listed, criteria):
+        return _NextState(DeviceState.RUNNING, why)
+    return _NextState(DeviceState.RUNNING, why, before.count, since)
+
+
+def _wait_for_memory(before: Availability, at: float, settle_timeout_s: float, why: str) -> _NextState:
+    """Decide for a device without a job of ours, whose memory in use no listed process explains."""
+    since = before.settling_since
+    if before.withheld:
+        return _NextState(DeviceState.SET_ASIDE, before.why, settling_since=since, withheld=True)
+    if since is None:
+        return _NextState(DeviceState.BUSY, why)
+    if at - since > settle_timeout_s:
+        late = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
+        return _NextState(DeviceState.SET_ASIDE, late, withheld=True)
+    return _NextState(DeviceState.SETTLING, f"waiting for the memory of our last job: {why}", before.count, since)
 
 
 def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
@@ -218,10 +244,10 @@ def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:
 
 
 def settle(before: Availability, now: float, *, occupied: bool = False) -> Availability:
-    """The availability at the moment when an attempt of ours has left the device; the next samples decide.
+    """Return the availability right after an attempt of ours has left the device.
 
-    `occupied`: another attempt of ours is on it still. A device that is lost or cannot be read stays so: what is said
-    of it once need not be said again.
+    `occupied`: another attempt of ours is still on it. A device that is lost or cannot be read keeps its state, so
+    that no second event reports it.
     """
     if before.state is DeviceState.LOST or (before.sample is not None and before.sample.error):
         return before
@@ -231,15 +257,15 @@ def settle(before: Availability, now: float, *, occupied: bool = False) -> Avail
 
 
 def vanish(before: Availability, now: float) -> Availability:
-    """The availability of a device that the box no longer lists."""
+    """Return the availability of a device that the box no longer lists."""
     if before.state is DeviceState.LOST:
         return before
     return Availability(uuid=before.uuid, state=DeviceState.LOST, why="no longer in the box", since=now)
 
 
 def settle_pause_s(settling_for_s: float) -> float:
-    """How long to wait before the next look at a settling device: looks at 5, 10, … ms, thinning out by an eighth.
+    """Return the pause before the next look at a settling device: 5 ms at first, later an eighth of the wait so far.
 
-    So what comes back late is found late by an eighth of its wait at most.
+    So the return of its memory is noticed late by at most an eighth of the wait, and at most half a second.
     """
     return min(0.5, max(0.005, settling_for_s / 8))

@@ -1,11 +1,11 @@
-"""Snapshot -> Plan: what to close, stop, claim, look at, start and release now, and why each other job waits.
+"""Make the plan of a snapshot: attempts to close and stop, devices to claim, read and release, jobs to start.
 
-This file is the scheduler; core/placement says which devices a job gets. Both are pure: time is a field of the
-snapshot, and a plan is a proposal (a claim may be refused by a colleague's gpusched; then the next snapshot says so).
+This file is the scheduler; core/plan/placement chooses the devices of a job. Both are pure: time is a field of the
+snapshot, and a plan is a proposal (another user's gpusched may have the claim; then the next snapshot says so).
 
-A device goes through: free -> Claim -> one more look -> Start. A device that is held after a job of ours, and
-whose newest look (newer than the claim) found it free, skips the first two. Jobs that state their memory may join a
-device that this dispatcher holds already: Look -> Start.
+The way of a device: free -> Claim -> one more look -> Start. A device that is still claimed after a job of ours, and
+that was free at its newest look (newer than the claim), skips the first two steps. Jobs that state their memory may
+join a device that this dispatcher has claimed already: Look -> Start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome
-from gpusched.core.plan.placement import Occupancy
+from gpusched.core.plan.occupancy import Occupancy
+from gpusched.core.plan.placement import Placement
 from gpusched.core.plan.snapshot import (
     ENDED_FACTS,
     MARGIN_BYTES,
@@ -36,30 +37,31 @@ GROWTH = 1.25  # of a budget, after an out-of-memory
 
 
 def make_plan(snapshot: Snapshot) -> Plan:
-    """One step for everything that can be decided now."""
+    """Decide everything that can be decided now."""
     actions: list[Action] = []
     for attempt in snapshot.attempts:
         if attempt.fact in ENDED_FACTS and attempt.outcome is not None:
             actions.append(_close(attempt, attempt.outcome, snapshot))
         elif attempt.fact in ENDED_FACTS:
-            continue  # how it ended is not known yet
+            continue  # its outcome is not known yet
         elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
             actions.append(Stop(attempt))
-    board = Occupancy(snapshot)
-    places: list[Action] = []
+    occupancy = Occupancy(snapshot)
+    placement = Placement(snapshot, occupancy)
+    starts: list[Action] = []
     reasons: dict[int, Reason] = {}
     for job in snapshot.waiting:
-        found = board.place(job)
-        if isinstance(found, Reason):
-            reasons[job.id] = found
+        placed = placement.place(job)
+        if isinstance(placed, Reason):
+            reasons[job.id] = placed
         else:
-            places.append(found)
-    looks = board.looks()
+            starts.append(placed)
+    looks = occupancy.looks()
     if looks:
         actions.append(Look(looks))
     # released before others are claimed, so that max_gpus holds in between too
-    actions.extend(Release(uuid) for uuid in board.unused())
-    return Plan((*actions, *places), reasons, tuple(board.bypass.passed))
+    actions.extend(Release(uuid) for uuid in occupancy.unused())
+    return Plan((*actions, *starts), reasons, placement.passed)
 
 
 def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
@@ -83,16 +85,16 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
 
 
 def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
-    """Whether as many devices as the attempt had could ever give so much."""
+    """Return True if as many devices as the attempt had could ever offer this budget."""
     fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
     return sum(is_model(device, attempt.gpu_model) for device in fitting) >= len(attempt.devices)
 
 
 def round_budget(stated_bytes: int) -> int:
-    """A budget as the plan counts it: rounded up to the next step."""
+    """Return a budget as the plan counts it: rounded up to the next step."""
     return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
 def grown_budget(budget_bytes: int, peak_bytes: int | None) -> int:
-    """The budget of the next attempt after an out-of-memory."""
+    """Return the budget of the next attempt after an out-of-memory."""
     return round_budget(int(GROWTH * max(budget_bytes, peak_bytes or 0)))

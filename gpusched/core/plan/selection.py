@@ -1,16 +1,17 @@
-"""The devices of a box + what was asked for -> the devices that may be used, in order. Reads no environment."""
+"""Select the devices that a queue may use, by the user's list and CUDA_VISIBLE_DEVICES. Reads no environment."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Device
 
+# An entry in a list of GPUs: an index, a range, or a UUID or its beginning.
+GPU_ENTRY = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?|(?:GPU|MIG)-[A-Za-z0-9_/-]+", re.IGNORECASE)
 _INDEX = re.compile(r"\d{1,4}")
-_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _OPTION = "--gpu-list"
 _MASK = "CUDA_VISIBLE_DEVICES"
@@ -18,37 +19,44 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The devices that may be used, the preferred first, and what people should know about the choice."""
+    """The devices that may be used, the preferred first, and warnings about the selection."""
 
     uuids: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
-def parse_gpu_list(given: str | Iterable[str]) -> tuple[str, ...]:
-    """`0,1,4-7` or the words `4 5 6` -> indices and UUIDs (or their beginnings), one by one, as text."""
-    text = given if isinstance(given, str) else ",".join(given)
-    places = re.split(r"\s*,\s*|\s+", text.strip())
-    if places == [""]:
-        raise GpuschedError("the list of GPUs is empty", where=_OPTION, hint=_FORMS)
-    tokens: list[str] = []
-    for place in places:
-        bounds = _RANGE.fullmatch(place)
-        if bounds:
-            low, high = int(bounds[1]), int(bounds[2])
-            if low > high:
-                raise GpuschedError(f"{place} counts down", where=_OPTION, hint=f"{high}-{low}, or one by one")
-            tokens += map(str, range(low, high + 1))
-        elif _INDEX.fullmatch(place):
-            tokens.append(str(int(place)))
-        elif _UUID.fullmatch(place):
-            tokens.append(place)
+def parse_gpu_list(text: str) -> tuple[str, ...]:
+    """Return the entries of a list such as `0,1,4-7 GPU-8f3a`: indices, ranges, and UUIDs or their beginnings.
+
+    Raises ValueError, which says what would be right.
+    """
+    entries = tuple(entry for entry in re.split(r"[,\s]+", text) if entry)
+    if not entries:
+        raise ValueError(_FORMS)
+    for entry in entries:
+        if not GPU_ENTRY.fullmatch(entry):
+            raise ValueError(f"{_FORMS}; {entry!r} is none of them")
+        first, dash, last = entry.partition("-")
+        if dash and first.isdigit() and int(first) > int(last):
+            raise ValueError(f"{_FORMS}; the range {entry} runs backwards")
+    return entries
+
+
+_FORMS = "a list such as 0,1,4-7 of indices, ranges and UUIDs (GPU-…, MIG-…)"
+
+
+def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
+    """The entries of the user's list with each range as its indices."""
+    try:
+        entries = parse_gpu_list(wanted if isinstance(wanted, str) else ",".join(wanted))
+    except ValueError as error:
+        raise GpuschedError(f"must be {error}", where=_OPTION, hint="without it all visible GPUs are used") from None
+    for entry in entries:
+        first, dash, last = entry.partition("-")
+        if first.isdigit():
+            yield from map(str, range(int(first), int(last if dash else first) + 1))
         else:
-            what = f"{place!r} names no GPU" if place else "there is an empty place in the list of GPUs"
-            raise GpuschedError(what, where=_OPTION, hint=_FORMS)
-    return tuple(tokens)
-
-
-_FORMS = "indices, ranges and UUIDs, such as 0,1,4-7 or GPU-8f3a,2; without the option all visible GPUs are used"
+            yield entry
 
 
 def select(
@@ -60,10 +68,10 @@ def select(
     gpus_per_job: int = 1,
     max_gpus: int | None = None,
 ) -> Selection:
-    """Choose the allowed devices, or raise GpuschedError for what this box can never meet.
+    """Select the allowed devices, or raise GpuschedError for a request that this box can never meet.
 
     `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as found in the environment: the mask bounds the choice.
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
     if gpus_per_job < 0:
         raise GpuschedError(f"a job cannot get {gpus_per_job} GPUs", where="--gpus-per-job")
@@ -72,16 +80,16 @@ def select(
         raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")
     warnings: list[str] = []
     if not gpus_per_job:
-        return Selection(())  # CPU jobs ask nothing of the GPUs, nor of a mask
+        return Selection(())  # CPU jobs need neither a GPU nor a valid mask
     if outer_order not in (None, "", "PCI_BUS_ID"):
         warnings.append(f"CUDA_DEVICE_ORDER={outer_order} is not passed on: jobs get PCI_BUS_ID")
     if not devices:
         raise GpuschedError("there is no GPU on this box", hint=_NO_GPU, exit_code=EXIT_CANNOT_WORK)
     allowed = list(devices)
     if outer_mask is not None:
-        allowed = _masked(devices, outer_mask, outer_order, warnings)
+        allowed = _apply_mask(devices, outer_mask, outer_order, warnings)
     if wanted is not None:
-        allowed = _wanted(devices, allowed, parse_gpu_list(wanted), outer_mask)
+        allowed = _apply_list(devices, allowed, list(_expanded(wanted)), outer_mask)
     usable = _usable(devices, allowed, gpus_per_job, warnings)
     if gpus_per_job > len(usable):
         what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
@@ -95,10 +103,10 @@ _NO_GPU = "--gpus-per-job 0 runs the jobs on the CPU, --simulate 4 on simulated 
 
 
 def visible_value(devices: Sequence[Device], uuids: Sequence[str], form: str, degraded: bool) -> str:
-    """The text of CUDA_VISIBLE_DEVICES for a job with these devices; empty for none.
+    """Return CUDA_VISIBLE_DEVICES for a job with these devices; empty for none.
 
-    `form` is auto, index or uuid. auto means indices, which many programs expect, unless the box is
-    `degraded` (a card lost or missing, so that indices may shift) or has MIG. An instance has no index.
+    `form` is auto, index or uuid. auto means indices, which many programs expect, unless the box is `degraded`
+    (a GPU is lost or missing, so that indices may shift) or has MIG. An instance has no index.
     """
     by_uuid = {device.uuid: device for device in devices}
     mine = [by_uuid.get(uuid) for uuid in uuids]
@@ -115,61 +123,61 @@ def visible_value(devices: Sequence[Device], uuids: Sequence[str], form: str, de
 # ---- the steps -------------------------------------------------------------------------------------
 
 
-def _masked(devices: Sequence[Device], mask: str, order: str | None, warnings: list[str]) -> list[Device]:
-    """The devices that CUDA would show under this mask: it stops at the first entry that names none."""
+def _apply_mask(devices: Sequence[Device], mask: str, order: str | None, warnings: list[str]) -> list[Device]:
+    """Return the devices that CUDA would show under this mask: it stops at the first entry that names none."""
     entries = [entry.strip() for entry in mask.split(",")]
     by_index = bool(_INDEX.fullmatch(entries[0]))
-    shown: list[Device] = []
+    visible: list[Device] = []
     bad: str | None = None
     for entry in entries:
-        found = _by_index(devices, int(entry)) if _INDEX.fullmatch(entry) else _by_uuid(devices, entry)
-        if len(found) != 1 or bool(_INDEX.fullmatch(entry)) != by_index:
+        matches = _by_token(devices, entry)
+        if len(matches) != 1 or bool(_INDEX.fullmatch(entry)) != by_index:
             bad = entry
             break
-        shown += (device for device in _instances(devices, found) if device not in shown)
-    if not shown:
+        visible += (device for device in _instances(devices, matches) if device not in visible)
+    if not visible:
         what = f"{_MASK}={mask} allows no GPU" if mask.strip() else f"{_MASK} is set and empty: no GPU is allowed"
         hint = f"unset {_MASK}, or set it to some of: {_labels(devices)}"
         raise GpuschedError(what, where="environment", hint=hint, exit_code=EXIT_CANNOT_WORK)
     if bad is not None and bad != "-1":
-        warnings.append(f"{_MASK}={mask}: {bad or 'an empty place'} names no GPU, so what follows does not count")
+        warnings.append(f"{_MASK}={mask}: {bad or 'an empty item'} names no GPU, so the rest is ignored")
     if by_index and order != "PCI_BUS_ID" and len({d.name for d in devices if not d.is_mig}) > 1:
         warnings.append(f"{_MASK}={mask} is read in PCI order; CUDA's own order may differ where models do")
-    return shown
+    return visible
 
 
-def _wanted(
+def _apply_list(
     devices: Sequence[Device], allowed: Sequence[Device], tokens: Sequence[str], mask: str | None
 ) -> list[Device]:
-    """The devices that the user's list names, in its order."""
-    chosen: list[Device] = []
+    """Return the devices that the user's list names, in its order."""
+    selected: list[Device] = []
     repeated: list[str] = []
     for token in tokens:
-        found = _by_index(devices, int(token)) if _INDEX.fullmatch(token) else _by_uuid(devices, token)
-        if not found:
+        matches = _by_token(devices, token)
+        if not matches:
             what = f"there is no GPU {token} here ({_span(devices)})"
             raise GpuschedError(what, where=_OPTION, hint=f"here are: {_labels(devices)}")
-        if len(found) > 1:
+        if len(matches) > 1:
             what = f"{token} begins more than one UUID"
-            raise GpuschedError(what, where=_OPTION, hint="one of: " + ", ".join(d.uuid for d in found))
-        inside = [device for device in _instances(devices, found) if device in allowed]
+            raise GpuschedError(what, where=_OPTION, hint="one of: " + ", ".join(d.uuid for d in matches))
+        inside = [device for device in _instances(devices, matches) if device in allowed]
         if not inside:
             what = f"GPU {token} is outside of {_MASK}={mask}"
             raise GpuschedError(what, where=_OPTION, hint=f"allowed: {_labels(allowed)}")
         for device in inside:
-            if device in chosen and token not in repeated:
+            if device in selected and token not in repeated:
                 repeated.append(token)
-            chosen.append(device)
+            selected.append(device)
     if repeated:
         what = f"named more than once: {', '.join(repeated)}"
-        raise GpuschedError(what, where=_OPTION, hint="a GPU runs one job at a time; name each one once")
-    return chosen
+        raise GpuschedError(what, where=_OPTION, hint="name each GPU once")
+    return selected
 
 
 def _usable(
     devices: Sequence[Device], allowed: Sequence[Device], gpus_per_job: int, warnings: list[str]
 ) -> list[Device]:
-    """Without MIG parents, without devices that accept no work, and without MIG where a job wants several."""
+    """Leave out MIG parents, devices that accept no work, and MIG instances if a job needs several devices."""
     usable: list[Device] = []
     modes = {device.uuid: device.compute_mode for device in devices}
     refused: list[Device] = []
@@ -182,7 +190,7 @@ def _usable(
         else:
             usable.append(device)
     if refused:
-        warnings.append(f"in compute mode PROHIBITED, so never used: {_labels(refused)}")
+        warnings.append(f"in compute mode PROHIBITED and never used: {_labels(refused)}")
     if gpus_per_job > 1:
         usable = [device for device in usable if not device.is_mig]
     elif not usable:
@@ -199,8 +207,12 @@ def _by_index(devices: Sequence[Device], index: int) -> list[Device]:
     return [device for device in devices if device.index == index and not device.is_mig][:1]
 
 
+def _by_token(devices: Sequence[Device], token: str) -> list[Device]:
+    return _by_index(devices, int(token)) if _INDEX.fullmatch(token) else _by_uuid(devices, token)
+
+
 def _by_uuid(devices: Sequence[Device], text: str) -> list[Device]:
-    """The device of this UUID, or those whose UUIDs begin so."""
+    """Return the device with this UUID, or all devices whose UUIDs begin with this text."""
     prefix = text.lower()
     if not _UUID.fullmatch(text):
         return []
@@ -208,10 +220,10 @@ def _by_uuid(devices: Sequence[Device], text: str) -> list[Device]:
     return exact or [device for device in devices if device.uuid.lower().startswith(prefix)]
 
 
-def _instances(devices: Sequence[Device], found: Iterable[Device]) -> list[Device]:
-    """A GPU in MIG mode stands for its instances."""
+def _instances(devices: Sequence[Device], matches: Iterable[Device]) -> list[Device]:
+    """Replace each GPU in MIG mode by its instances."""
     result: list[Device] = []
-    for device in found:
+    for device in matches:
         inside = [d for d in devices if d.parent_uuid == device.uuid] if device.mig_parent else []
         result += inside or [device]
     return result

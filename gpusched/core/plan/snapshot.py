@@ -1,4 +1,4 @@
-"""What the plan is given and what it says: the snapshot, the actions, the reasons. Values only; decides nothing."""
+"""The input and output of the plan: the snapshot, the actions, the reasons. Values only; decides nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MARGIN_BYTES = 512 * MIB  # of each shared device that no budget may use
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of the box this queue takes."""
+    """The part of the box that this queue may use, and the order in which it uses it."""
 
     max_gpus: int = 4
     cpu_jobs: int = 2
     jobs_per_gpu: int = 4  # that share one device
     tag_gpus: Mapping[str, int] = field(default_factory=dict)  # --max-gpus of a tag
     strategy: str = "fill-first"  # fill-first | round-robin | memory-aware
-    max_bypass_s: float = 600.0  # so long may smaller jobs pass a larger one that waits
+    max_bypass_s: float = 600.0  # the time for which smaller jobs may pass a larger one that waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Resident:
 
     @property
     def counted_bytes(self) -> int:
-        """Its budget, or what it really uses if that is more."""
+        """The larger of its budget and its measured use."""
         return max(self.budget_bytes, self.used_bytes or 0)
 
 
@@ -51,8 +51,8 @@ class DeviceView:
     refused: str = ""  # why a claim was refused since the last poll
     residents: tuple[Resident, ...] = ()
     name: str = ""
-    group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not told
-    looked_again: bool = False  # the last Look at it is answered, and nothing newer is known
+    group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not known
+    looked_again: bool = False  # its sample answers the last Look
     alone: bool = False  # for one job at a time: a MIG instance, or a board in exclusive-process mode
     reserved_bytes: int = 0  # of the board, for the driver itself
 
@@ -62,13 +62,13 @@ class DeviceView:
 
     @property
     def capacity_bytes(self) -> int:
-        """What processes can have of the board when it is empty; 0 where that is not known."""
+        """The memory that processes can use when the board is empty; 0 if not known."""
         return max(0, (self.total_bytes or 0) - self.reserved_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the plan knows."""
+    """The state of the queue and of the box at one moment: the whole input of a plan."""
 
     now: float
     limits: Limits
@@ -79,13 +79,13 @@ class Snapshot:
     gpus_closed: str = ""  # why no GPU job may start now (NVML is silent)
     stop_all: bool = False  # end the running attempts
     threshold_bytes: int = 500 * MIB  # a free device has less foreign memory than this
-    max_checks: int = 1  # so many good polls make a device free, or one of ours open to newcomers
-    waited_since: Mapping[int, float] = field(default_factory=dict)  # jobs that others have passed, from when on
+    max_checks: int = 1  # number of good polls that make a device free, or open one of ours to other jobs
+    waited_since: Mapping[int, float] = field(default_factory=dict)  # job id -> time since which others have passed it
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """`mem_bytes` is the budget of the job's next attempt, if there is one; 0: as it was."""
+    """Close an ended attempt. `mem_bytes` is the budget of the job's next attempt, if there is one; 0: unchanged."""
 
     attempt: Attempt
     verdict: Verdict
@@ -125,10 +125,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a waiting job does not start now. `kind` is for programs, `text` for people."""
+    """The reason why a waiting job does not start now. `kind` is for programs, `text` for people."""
 
     kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | look | behind
     text: str
+
+    @property
+    def sentence(self) -> str:
+        """The reason behind the name of a job: "waits …"."""
+        return self.text if self.text.startswith("waits") else f"waits: {self.text}"
 
 
 Action = Close | Stop | Claim | Look | Start | Release
@@ -138,4 +143,4 @@ Action = Close | Stop | Claim | Look | Start | Release
 class Plan:
     actions: tuple[Action, ...] = ()
     reasons: Mapping[int, Reason] = field(default_factory=dict)  # by job id
-    passed: tuple[int, ...] = ()  # jobs that wait for devices while one behind them gets some
+    passed: tuple[int, ...] = ()  # jobs that wait for devices while a job behind them gets some

@@ -5,43 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.common.files import write_atomically
 from gpusched.core.model import Device, DeviceProcess, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
-from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
+from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.observe import device_view
+from gpusched.core.plan.snapshot import Limits, Resident
 
 SCHEMA_VERSION = 1
 LIMIT_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class BoardDevice:
-    device: Device
-    view: DeviceView
-
-    @property
-    def job_ids(self) -> tuple[int, ...]:
-        """Jobs of this queue that are on it now."""
-        return tuple(resident.job_id for resident in self.view.residents)
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """What a dispatcher knew at `at`. `closed` and `gpus_closed` say why nothing may start; empty: it may."""
-
-    at: float
-    pid: int
-    source: str
-    limits: Limits
-    max_checks: int
-    threshold_bytes: int
-    devices: tuple[BoardDevice, ...]
-    closed: str = ""
-    gpus_closed: str = ""
-    waited_since: dict[int, float] = field(default_factory=dict)  # jobs that others have passed
 
 
 def write(path: str, board: Board) -> None:
@@ -65,18 +39,28 @@ def read(path: str) -> Board | None:
 
 
 def _device(item: dict[str, Any]) -> BoardDevice:
-    view = item["view"]
-    known = view["availability"]
-    sample = known["sample"]
+    device, view = Device(**item["device"]), item["view"]
+    fields = view["availability"]
+    sample = fields["sample"]
     if sample is not None:
         processes = sample["processes"]
         sample["processes"] = None if processes is None else tuple(DeviceProcess(**p) for p in processes)
-        known["sample"] = Sample(**sample)
-    known["state"] = DeviceState(known["state"])
-    known["ours"] = tuple(known["ours"])
-    view["availability"] = Availability(**known)
-    view["residents"] = tuple(Resident(**resident) for resident in view["residents"])
-    return BoardDevice(Device(**item["device"]), DeviceView(**view))
+        # the board of an older version may hold more of a sample
+        fields["sample"] = Sample(**{key: value for key, value in sample.items() if key in Sample.__slots__})
+    fields["state"] = DeviceState(fields["state"])
+    fields["ours"] = tuple(fields["ours"])
+    return BoardDevice(
+        device,
+        device_view(
+            device,
+            Availability(**fields),
+            held=view["held"],
+            looked=view["looked"],
+            looked_again=view["looked_again"],
+            refused=view["refused"],
+            residents=tuple(Resident(**resident) for resident in view["residents"]),
+        ),
+    )
 
 
 def remove(path: str) -> None:

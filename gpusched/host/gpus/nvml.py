@@ -195,12 +195,9 @@ class Reader:
 
     def _extra(self, handle: Any) -> Fields:
         use = _maybe(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        power = _maybe(pynvml.nvmlDeviceGetPowerUsage, handle)
         energy = _maybe(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         return {
             "utilisation": None if use is None else use.gpu / 100,
-            "temperature_c": _maybe(pynvml.nvmlDeviceGetTemperature, handle, 0),
-            "power_w": None if power is None else power / 1000,
             "energy_j": None if energy is None else energy / 1000,
         }
 

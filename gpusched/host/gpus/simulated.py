@@ -129,8 +129,6 @@ class SimulatedSource:
             total_bytes=simulation.number(state["total"]) * MIB if readable else None,
             processes=processes,
             utilisation=load / 100 if whole else None,
-            temperature_c=simulation.number(state.get("temp", str(30 + load // 2))) if whole else None,
-            power_w=60 + load * 3.0 if whole else None,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpusched.core.documents import job_document, metrics_head
-from gpusched.host.store import Store
+from gpusched.host.store import Store, attempt_table, job_table, queue_totals
 
 NEWEST = 1000  # jobs listed while the queue is worked on; all of them at the end
 
@@ -23,7 +23,7 @@ def write(
     every_job: bool,
 ) -> None:
     """Replace the metrics at `path`. Raises OSError when the disk is full; the old file then stays."""
-    head = metrics_head(store.counts(), store.count_removed(), store.totals(), now)
+    head = metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), now)
     temporary = f"{path}.tmp{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -31,8 +31,8 @@ def write(
             file.write(json.dumps({**head, "devices": list(devices)}, indent=1)[:-2])
             file.write(',\n "jobs": [')
             between = "\n  "
-            for job in store.jobs(newest=None if every_job else NEWEST):
-                file.write(between + json.dumps(job_document(job, store.attempts(job.id), queue_path)))
+            for job in job_table.jobs(store, newest=None if every_job else NEWEST):
+                file.write(between + json.dumps(job_document(job, attempt_table.attempts(store, job.id), queue_path)))
                 between = ",\n  "
             file.write("\n ]\n}\n")
             file.flush()

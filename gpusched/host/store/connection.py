@@ -1,25 +1,22 @@
-"""One open database of a queue: made, opened, its transactions, its errors in words. Knows no job."""
+"""One open connection to a queue's database: opening, statements, transactions, errors in words. Knows no job."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import wraps
 from importlib import resources
-from inspect import isgeneratorfunction
-from types import FunctionType
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-
-T = TypeVar("T")
+from gpusched.host.store.effects import DependencyEffects
 
 SCHEMA_VERSION = 3
 BUSY_TIMEOUT_MS = 10_000
-CACHE_KIB, AMPLE_CACHE_KIB, MANY_ROWS = 2000, 32_000, 10_000
+CACHE_KIB, LARGE_CACHE_KIB, MANY_ROWS = 2000, 32_000, 10_000
 
 
 class StoreError(GpuschedError):
@@ -30,228 +27,265 @@ class DiskFull(StoreError):
     """There is no room for a change; nothing was changed."""
 
 
-def _in_words(cls: type[T]) -> type[T]:
-    """Let every verb of a store raise StoreError in the place of SQLite's own errors."""
-    for name, verb in list(vars(cls).items()):
-        if isinstance(verb, FunctionType) and not name.startswith("_") and name not in ("transaction", "close"):
-            setattr(cls, name, _translated(verb))
-    return cls
+class Store:
+    """One open connection to the database of a queue. As a context manager it closes itself.
 
-
-def _translated(verb: Callable[..., Any]) -> Callable[..., Any]:
-    if isgeneratorfunction(verb):
-
-        @wraps(verb)
-        def stream(self: Connection, *args: Any, **named: Any) -> Iterator[Any]:
-            with self._words():
-                yield from verb(self, *args, **named)
-
-        return stream
-
-    @wraps(verb)
-    def call(self: Connection, *args: Any, **named: Any) -> Any:
-        with self._words():
-            return verb(self, *args, **named)
-
-    return call
-
-
-@_in_words
-class Connection:
-    """One open connection to a queue's database. Every public verb of a class below raises StoreError for SQLite's."""
-
-    def __init_subclass__(cls) -> None:
-        _in_words(cls)
+    Every method raises StoreError in the place of SQLite's own errors. The functions over it lie in the other modules
+    of this folder.
+    """
 
     def __init__(self, path: str, *, create: bool = False, read_only: bool = False) -> None:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
 
-        With `read_only`, one that cannot be written is read too: as it lies if others work on it, else in a copy.
+        With `read_only`, a database that cannot be written is read too: directly while others work on it, else from
+        a copy in memory.
         """
         self.path = path
-        self._depth = 0
+        self.effects = DependencyEffects()
+        self._in_transaction = False
         if not create and not os.path.exists(path):
             raise StoreError(
                 "there is no queue here",
                 where=os.path.dirname(path),
                 hint="`gpusched status` lists the queues",
             )
-        with self._words():
+        try:
             if create and not os.path.exists(path):
-                self._make()
-            self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
-            try:
-                self._db.execute("PRAGMA foreign_keys = ON")
-                if read_only:
-                    self._or_copy()
-                else:
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.execute("PRAGMA synchronous = FULL")
-                self._check_version()
-            except BaseException:
-                self._db.close()
-                raise
+                _make(path)
+            self._db = _open(path, read_only=read_only)
+        except sqlite3.Error as error:
+            raise _translated(error, path) from error
 
-    def _make(self) -> None:
-        """Make the database under a private name and link it in: nobody ever opens half of one."""
-        private = f"{self.path}.new{os.getpid()}"
-        schema = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
-        try:
-            # ours alone from the first byte on; SQLite gives its -wal and -shm the same mode
-            os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            self._db = sqlite3.connect(private, isolation_level=None)
-            try:
-                with self.transaction():
-                    for statement in _statements(schema):
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            finally:
-                self._db.close()
-            os.link(private, self.path, follow_symlinks=False)
-        except FileExistsError:
-            pass  # somebody else has just made it
-        finally:
-            if os.path.exists(private):
-                os.unlink(private)
+    def __enter__(self) -> Store:
+        return self
 
-    def _or_copy(self) -> None:
-        """Where SQLite would have to make files beside the database to read it, and may not: a copy of it."""
-        try:
-            self._db.execute("PRAGMA user_version").fetchone()
-        except sqlite3.OperationalError as error:
-            copy = _copy_at_rest(self.path) if _is_for_want_of_rights(error, self.path) else None
-            if copy is None:
-                raise
-            self._db.close()
-            self._db = copy
-
-    def _check_version(self) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
-                where=self.path,
-                hint="use that version, or another --log-dir",
-            )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing for the verbs inside; nested ones join the outer one."""
-        if self._depth:
-            yield
-            return
-        with self._words():
-            self._db.execute("BEGIN IMMEDIATE")
-            self._depth = 1
-            try:
-                yield
-                self._db.execute("COMMIT")
-            finally:
-                self._depth = 0
-                if self._db.in_transaction:  # a full disk has rolled back by itself
-                    self._db.execute("ROLLBACK")
+    # ---- statements ----
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Run one statement that changes something."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+        """Run one statement for each row of values."""
+        try:
+            self._db.executemany(statement, rows)
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def row(self, query: str, values: Sequence[object] = ()) -> Any:
+        """Return the first row of the answer, or None."""
+        try:
+            return self._db.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
+        """Return the first column of the first row, or None where there is no row."""
+        row = self.row(query, values)
+        return None if row is None else row[0]
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Return all rows of the answer."""
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
+        """Yield the rows of an answer that may be long, one by one."""
+        try:
+            yield from self._db.execute(query, values)
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def data_version(self) -> int:
+        """Return a number that changes when another connection has changed the database."""
+        return int(self.scalar("PRAGMA data_version"))
+
+    # ---- transactions ----
 
     @contextmanager
-    def _ample_cache(self, rows: int) -> Iterator[None]:
-        """Room for the indexes that many new rows go into, each at a random place; given back at the end."""
+    def transaction(self) -> Iterator[None]:
+        """Make all changes inside together, or none of them; nested transactions join the outer one."""
+        if self._in_transaction:
+            yield
+            return
+        self.execute("BEGIN IMMEDIATE")
+        self._in_transaction = True
+        try:
+            yield
+            self.execute("COMMIT")
+        finally:
+            self._in_transaction = False
+            if self._db.in_transaction:  # a full disk has rolled back by itself
+                self.execute("ROLLBACK")
+
+    @contextmanager
+    def large_cache(self, rows: int) -> Iterator[None]:
+        """Keep the indexes that many new rows go into, each at a random place, in memory; free it at the end."""
         if rows < MANY_ROWS:
             yield
             return
-        self._db.execute(f"PRAGMA cache_size = -{AMPLE_CACHE_KIB}")
+        self.execute(f"PRAGMA cache_size = -{LARGE_CACHE_KIB}")
         try:
             yield
         finally:
-            self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            self._db.execute("PRAGMA shrink_memory")
-
-    @contextmanager
-    def _words(self) -> Iterator[None]:
-        """SQLite's errors in words for people."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "full" in text or "disk I/O error" in text:
-                raise DiskFull(
-                    f"cannot be written: {text}",
-                    where=self.path,
-                    hint="make room on that disk; running jobs go on, nothing new starts until then",
-                    exit_code=EXIT_CANNOT_WORK,
-                ) from error
-            if _is_for_want_of_rights(error, self.path):
-                raise StoreError(
-                    f"cannot be used by you: {text}",
-                    where=self.path,
-                    hint="its files and their directory are not writable for you; to look at what is there: "
-                    f"cp -r {shlex.quote(os.path.dirname(self.path))} COPY, then -q ./COPY",
-                    exit_code=EXIT_CANNOT_WORK,
-                ) from error
-            raise StoreError(f"cannot be used: {text}", where=self.path, exit_code=EXIT_CANNOT_WORK) from error
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
-                raise
-            raise StoreError(
-                f"is damaged ({error})",
-                where=self.path,
-                hint="it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)",
-                exit_code=EXIT_CANNOT_WORK,
-            ) from error
-
-    def data_version(self) -> int:
-        """A number that changes when another connection has changed the database."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
-
-    def meta(self, key: str) -> str | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def set_meta(self, key: str, value: str | bytes) -> None:
-        with self.transaction():
-            self._db.execute("INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2", (key, value))
+            self.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self.execute("PRAGMA shrink_memory")
 
 
-def _is_for_want_of_rights(error: sqlite3.OperationalError, path: str) -> bool:
-    if "readonly" not in str(error) and "unable to open" not in str(error):
-        return False
-    return not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK))
+# ---- opening ---------------------------------------------------------------------------------------
 
 
-def _copy_at_rest(path: str) -> sqlite3.Connection | None:
-    """A copy in memory of a database that nobody uses; None if somebody may.
-
-    Whoever uses it has a -wal beside it, and changes the file itself only while that is there. So the copy is whole if
-    there was none before and after, and the file is the same.
-    """
-    from urllib.parse import quote
-
-    before = _at_rest(path)
-    if before is None:
-        return None
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as lying:
-        lying.backup(copy)
-    if _at_rest(path) == before:
-        return copy
-    copy.close()
-    return None
-
-
-def _at_rest(path: str) -> tuple[int, ...] | None:
-    """What tells one content of the file from another; None while somebody may change it."""
-    about = os.stat(path)
-    if os.path.lexists(f"{path}-wal"):
-        return None
-    return about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+def _make(path: str) -> None:
+    """Make the database under a private name and link it in: nobody ever opens half of one."""
+    private = f"{path}.new{os.getpid()}"
+    schema = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    try:
+        # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
+        os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        with closing(sqlite3.connect(private, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            for statement in _statements(schema):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        os.link(private, path, follow_symlinks=False)
+    except FileExistsError:
+        pass  # somebody else has just made it
+    finally:
+        if os.path.exists(private):
+            os.unlink(private)
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a schema (triggers hold semicolons, so SQLite says where one ends)."""
+    """Yield the statements of a schema (triggers hold semicolons, so SQLite says where one ends)."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _open(path: str, *, read_only: bool) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+    try:
+        db.execute("PRAGMA foreign_keys = ON")
+        if read_only:
+            db = _readable(db, path)
+        else:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+        _check_version(db, path)
+    except (sqlite3.Error, StoreError):
+        db.close()
+        raise
+    return db
+
+
+def _readable(db: sqlite3.Connection, path: str) -> sqlite3.Connection:
+    """Return `db`, or a copy of it in memory where SQLite may not make the files that it needs beside it to read."""
+    try:
+        db.execute("PRAGMA user_version").fetchone()
+        return db
+    except sqlite3.OperationalError as error:
+        copy = _copy_at_rest(path) if _lacks_rights(error, path) else None
+        if copy is None:
+            raise
+    db.close()
+    return copy
+
+
+def _check_version(db: sqlite3.Connection, path: str) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
+            where=path,
+            hint="use that version, or another --log-dir",
+        )
+
+
+def _copy_at_rest(path: str) -> sqlite3.Connection | None:
+    """Copy a database that nobody uses into memory; None if somebody may be using it.
+
+    A process that uses it has a -wal file beside it, and changes the database only while that is there. So the copy is
+    whole if there was none before and after, and the file is the same.
+    """
+    from urllib.parse import quote
+
+    before = _stamp_at_rest(path)
+    if before is None:
+        return None
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as original:
+        original.backup(copy)
+    if _stamp_at_rest(path) == before:
+        return copy
+    copy.close()
+    return None
+
+
+def _stamp_at_rest(path: str) -> tuple[int, ...] | None:
+    """Return values that differ when the content of the file does; None while somebody may change it."""
+    status = os.stat(path)
+    if os.path.lexists(f"{path}-wal"):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+
+def _translated(error: sqlite3.Error, path: str) -> Exception:
+    """Return SQLite's error in words for people; the error itself if it is a fault of this program."""
+    if isinstance(error, sqlite3.OperationalError):
+        return _operational(error, path)
+    if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)) or not isinstance(
+        error, sqlite3.DatabaseError
+    ):
+        return error
+    return StoreError(
+        f"is damaged ({error})",
+        where=path,
+        hint="it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)",
+        exit_code=EXIT_CANNOT_WORK,
+    )
+
+
+def _operational(error: sqlite3.OperationalError, path: str) -> StoreError:
+    text = str(error)
+    if "full" in text or "disk I/O error" in text:
+        return DiskFull(
+            f"cannot be written: {text}",
+            where=path,
+            hint="make room on that disk; running jobs go on, nothing new starts until then",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+    if _lacks_rights(error, path):
+        return StoreError(
+            f"cannot be used by you: {text}",
+            where=path,
+            hint="its files and their directory are not writable for you; to look at what is there: "
+            f"cp -r {shlex.quote(os.path.dirname(path))} COPY, then -q ./COPY",
+            exit_code=EXIT_CANNOT_WORK,
+        )
+    return StoreError(f"cannot be used: {text}", where=path, exit_code=EXIT_CANNOT_WORK)
+
+
+def _lacks_rights(error: sqlite3.OperationalError, path: str) -> bool:
+    if "readonly" not in str(error) and "unable to open" not in str(error):
+        return False
+    return not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK))

@@ -1,4 +1,4 @@
-"""Rows of the database and the values of core/model, there and back. Asks nothing."""
+"""Conversion between rows of the database and the values of core/model. Runs no query."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ATTEMPT = (
 
 
 def columns(needs: Requirements) -> tuple[object, ...]:
-    """The columns of a job that its requirements fill, in the order of the statements above."""
-    env = "[]"  # mostly
+    """Return the columns of a job that its requirements fill, in the order of the statements of `submission`."""
+    env = "[]"  # of most jobs
     if needs.env:
         env = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env])
     return (
@@ -43,7 +43,7 @@ def columns(needs: Requirements) -> tuple[object, ...]:
 
 
 def usage_columns(usage: Usage) -> tuple[object, ...]:
-    """The values of USAGE."""
+    """Return the values of USAGE."""
     return (
         usage.samples,
         usage.peak_memory_bytes,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpusched.commands.esd import adapterconfig
-from gpusched.commands.esd.adapters import Adapter, MergedSource
-from gpusched.commands.esd.sources import open_local
-from gpusched.commands.esd.tensors import ModelError, TensorSource
+from gpusched.commands.esd.adapt.adapter_config import parse_adapter_config
+from gpusched.commands.esd.adapt.adapters import Adapter, MergedSource
+from gpusched.commands.esd.read.sources import open_local
+from gpusched.commands.esd.read.tensors import ModelError, TensorSource
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
@@ -26,7 +26,7 @@ pytestmark = [
 def adapter(directory: Path) -> Adapter:
     config = json.loads((directory / "adapter_config.json").read_text())
     weights = open_local(directory / "adapter_model.safetensors")
-    return Adapter("lab/ad", adapterconfig.parse(config, "lab/ad"), weights)
+    return Adapter("lab/ad", parse_adapter_config(config, "lab/ad"), weights)
 
 
 SIZES: dict[str, dict[str, Any]] = {

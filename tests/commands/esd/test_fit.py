@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from gpusched.commands.esd.fit import Fit, Tails, fit, kept
+from gpusched.commands.esd.fit.power_law import Fit, Tails, fit, kept
 from gpusched.commands.esd.options import Options
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

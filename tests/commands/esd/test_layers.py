@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.layers import Layer, plan
 from gpusched.commands.esd.options import Options
-from gpusched.commands.esd.tensors import TensorInfo
+from gpusched.commands.esd.read.layers import Layer, plan
+from gpusched.commands.esd.read.tensors import TensorInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gpusched.commands.esd import adapterconfig
-from gpusched.commands.esd.mergeplan import Change, make_plan, suffix_matches
-from gpusched.commands.esd.tensors import ModelError, TensorInfo
+from gpusched.commands.esd.adapt.adapter_config import AdapterConfig, parse_adapter_config
+from gpusched.commands.esd.adapt.adapter_plan import Change, make_plan, suffix_matches
+from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +21,8 @@ def infos(shapes: Shapes, dtype: str = "float32") -> list[TensorInfo]:
     return [TensorInfo(name, shape, dtype) for name, shape in shapes.items()]
 
 
-def settings(**fields: Any) -> adapterconfig.AdapterConfig:
-    return adapterconfig.parse({"peft_type": "LORA", "r": 2, "lora_alpha": 3, **fields}, "lab/ad")
+def settings(**fields: Any) -> AdapterConfig:
+    return parse_adapter_config({"peft_type": "LORA", "r": 2, "lora_alpha": 3, **fields}, "lab/ad")
 
 
 def lora(module: str, a: tuple[int, ...] = (2, 6), b: tuple[int, ...] = (8, 2)) -> Shapes:
@@ -53,7 +53,7 @@ def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) ->
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is set"),
         ({"kasa_config": {"beta": 1}}, "kasa_config is set"),
         ({"shiny_new": 7}, "shiny_new is set (7); its effect on the weights is not known"),
-        ({"shiny\x1b[2J": 7}, "shiny?[2J is set"),
+        ({"shiny\x1b[2J": 7}, "shiny\\x1b[2J is set"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'; its start changes the base"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),

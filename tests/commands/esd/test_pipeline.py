@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpusched.commands.esd import analyze, pipeline
+from gpusched.commands.esd import analyze
 from gpusched.commands.esd.analysis import NoDevice, choose_device
-from gpusched.commands.esd.budget import Budget, Held
-from gpusched.commands.esd.cache import SpectraCache, content_key
-from gpusched.commands.esd.chance import shuffled
-from gpusched.commands.esd.layers import Layer
-from gpusched.commands.esd.memory import Poisoned, fallback, shortage
 from gpusched.commands.esd.options import Options
-from gpusched.commands.esd.pipeline import Pipeline, Solved, solve_layer
-from gpusched.commands.esd.sources import StateSource
-from gpusched.commands.esd.spectrum import BLOCK, SMALL_BLOCK, Spectrum, spectrum
-from gpusched.commands.esd.tensors import ModelError, TensorInfo
+from gpusched.commands.esd.read.layers import Layer
+from gpusched.commands.esd.read.sources import StateSource
+from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
+from gpusched.commands.esd.solve import pipeline
+from gpusched.commands.esd.solve.budget import Budget, Held
+from gpusched.commands.esd.solve.cache import SpectraCache, content_key
+from gpusched.commands.esd.solve.fallback import Poisoned, fallback, shortage
+from gpusched.commands.esd.solve.pipeline import Pipeline, Solved, solve_layer
+from gpusched.commands.esd.solve.randomized import shuffled
+from gpusched.commands.esd.solve.spectrum import BLOCK, SMALL_BLOCK, Spectrum, spectrum
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 GPU_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB"
@@ -311,7 +312,7 @@ def test_a_layer_that_another_one_computes_is_left_for_later(cache: SpectraCache
 import sys
 from pathlib import Path
 import numpy as np
-from gpusched.commands.esd.cache import SpectraCache, Spectrum
+from gpusched.commands.esd.solve.cache import SpectraCache, Spectrum
 cache = SpectraCache(Path({str(tmp_path / "cache")!r}))
 with cache.claim({key!r}) as mine:
     print(mine, flush=True)

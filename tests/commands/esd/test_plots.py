@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from gpusched.commands.esd import plots
+from gpusched.commands.esd.write import plots
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("matplotlib")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.huberrors import TransientError
-from gpusched.commands.esd.resolve import Listing, Ref, Resolution, model_weights, resolve
-from gpusched.commands.esd.tensors import ModelError
+from gpusched.commands.esd.find.hub_errors import TransientError
+from gpusched.commands.esd.find.resolve import Listing, Ref, Resolution, model_weights, resolve
+from gpusched.commands.esd.read.tensors import ModelError
 
 from tests.support.paths import TESTS
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpusched.commands.esd.sources import ModuleSource, StateSource, open_local
-from gpusched.commands.esd.tensors import ModelError, TensorSource
+from gpusched.commands.esd.read.sources import ModuleSource, StateSource, open_local
+from gpusched.commands.esd.read.tensors import ModelError, TensorSource
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file

@@ -9,12 +9,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from gpusched.commands.esd import lapack, spectrum
-from gpusched.commands.esd.budget import Held
-from gpusched.commands.esd.fit import fit, kept
-from gpusched.commands.esd.metrics import bulk_edges, entropy, matrix_rank, norms
+from gpusched.commands.esd.fit.metrics import bulk_edges, entropy, matrix_rank, norms
+from gpusched.commands.esd.fit.power_law import fit, kept
 from gpusched.commands.esd.options import Options
-from gpusched.commands.esd.spectrum import NotFinite, Spectrum
+from gpusched.commands.esd.solve import lapack, spectrum
+from gpusched.commands.esd.solve.budget import Held
+from gpusched.commands.esd.solve.spectrum import NotFinite, Spectrum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

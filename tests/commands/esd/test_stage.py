@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpusched.commands.esd import results, stage
+from gpusched.commands.esd import stage
 from gpusched.commands.esd.__main__ import main
-from gpusched.commands.esd.memory import Poisoned
-from gpusched.commands.esd.results import COLUMNS
+from gpusched.commands.esd.solve.fallback import Poisoned
+from gpusched.commands.esd.write import results
+from gpusched.commands.esd.write.results import COLUMNS
 from safetensors.torch import save_file
 
 from gpusched.esd.model_record import DEFAULTS, is_done, options_of

@@ -144,7 +144,7 @@ def test_npz_by_name(tmp_path: Path, capsys: Capture) -> None:
             "acc": [0.5, 1.0],
         }
     told = json.loads((tmp_path / "a_merged_metadata.json").read_text())
-    assert told["totals"] == {"n": 5} and told["overall"] == {}, "no accuracy is guessed by another name"
+    assert told["totals"] == {} and told["overall"] == {}, "neither is guessed by another name"
 
 
 @pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
@@ -261,7 +261,7 @@ def safetensors(path: Path, dtype: str, shape: list[int], data: bytes) -> Path:
         ({"__metadata__": [["a", "b"]]}, "is damaged: its metadata is not a JSON object"),
         (
             {"y": {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}},
-            "describes the tensor y in an unknown way",
+            "gives the tensor y a negative size",
         ),
         ({"__metadata__": None}, ""),
         ({"__metadata__": {"a": 1}}, ""),
@@ -536,7 +536,7 @@ def test_pt_dicts_by_the_rules(tmp_path: Path, capsys: Capture) -> None:
     said = merge(capsys, "-o", tmp_path / "a.pt", *paths, "--sum", "count", "--sum", "meta.n", "--sum", "hist")
     assert said.code == 0, said
     assert "'start_idx' differs from part to part: a list" in said.err
-    assert "'loss' differs from part to part: one value a part" in said.err
+    assert "'loss' differs from part to part: one value for each part" in said.err
     assert "p0.pt: 'only': only one part has it" in said.err
     found = torch.load(tmp_path / "a.pt", weights_only=True)
     assert found["emb"].tolist() == [[0.0] * 3, [0.0] * 3, [1.0] * 3] and found["texts"] == ["a", "b", "c"]
@@ -619,7 +619,12 @@ def test_pt_tensors_lists_and_items_by_key(tmp_path: Path, capsys: Capture) -> N
 def test_pt_that_names_code_is_not_loaded(tmp_path: Path, capsys: Capture) -> None:
     torch.save({"f": subprocess.Popen, "g": eval}, tmp_path / "a.pt")
     said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "a.pt")
-    assert said.code == 1 and "subprocess.Popen" in said.err and "eval" in said.err and "--allow-pickle" in said.err
+    assert (
+        said.code == 1
+        and "subprocess.Popen" in said.err
+        and "builtins.eval" in said.err
+        and "--allow-pickle" in said.err
+    )
     (tmp_path / "b.pt").write_bytes(b"not a file of torch")
     said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "b.pt")
     assert said.code == 1 and "b.pt: is" in said.err and not (tmp_path / "m.pt").exists()

@@ -18,8 +18,7 @@ from gpusched.commands.merge.__main__ import MergeParser
 from gpusched.commands.merge.write.output import MergeOutput, temporary_path
 
 from gpusched.cli import main as front
-from gpusched.shards import jobs
-from gpusched.shards.merge_options import MERGE_FORMATS, option_rows
+from gpusched.shards.merge_options import option_rows
 from tests.support.merging import FORMATS, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]
@@ -178,7 +177,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
     ready, place = tmp_path / "ready", tmp_path / "place"
     place.mkdir()
     (place / "a.txt").write_text("a\n")
-    words = [sys.executable, "-c", STALLED, ready, "-o", place / "all.txt", place / "a.txt"]
+    words = [sys.executable, "-c", STALLED, *map(str, (ready, "-o", place / "all.txt", place / "a.txt"))]
     with subprocess.Popen(words) as process:
         try:
             deadline = time.monotonic() + 60
@@ -636,10 +635,6 @@ def test_a_plan_in_a_directory_whose_name_is_not_utf_8(tmp_path: Path, capsys: C
 
 
 # ---- the command line ------------------------------------------------------------------------------
-
-
-def test_shard_knows_the_formats_and_what_they_need() -> None:
-    assert {name: row.library for name, row in MERGE_FORMATS.items()} == jobs.FORMATS
 
 
 def test_the_verb_and_the_stage_have_the_options_of_the_table() -> None:

@@ -1,0 +1,1 @@
+"""Merge LoRA adapters into their base, tensor by tensor, with the bits that peft makes."""

@@ -1,0 +1,1 @@
+"""Fit a power law to a spectrum, and compute its other measures."""

@@ -1,0 +1,33 @@
+"""`gpusched stop`: ask a dispatcher to leave."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from gpusched.cli.options import find_queue, queue_option
+from gpusched.operations import change, queues
+from gpusched.views.changes import stop_lines
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop --now -q commands")
+@queue_option
+@click.option("--now", "at_once", is_flag=True, help="Stop the running jobs too; they are queued again.")
+def stop(queue: str | None, at_once: bool) -> None:
+    """Ask a dispatcher to leave.
+
+    It starts nothing new and leaves when the running jobs have ended, as after one Ctrl-C; with --now it stops them
+    first, as after two.
+    """
+    queue_dir = find_queue(queue, to_change=True)
+    report = change.stop(queue_dir, at_once=at_once)
+    lines = stop_lines(
+        report.pid,
+        report.running,
+        report.answer,
+        queue=queues.shown_path(queue_dir.path),
+        option=shlex.quote(queues.queue_name(queue_dir)),
+        at_once=at_once,
+    )
+    click.echo("\n".join(lines))

@@ -1,0 +1,52 @@
+"""Options in named groups for --help, as the settings table and the verbs' own options below name them."""
+
+from __future__ import annotations
+
+import click
+
+from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
+from gpusched.shards.merge_options import shard_rows
+
+# The options of verbs that are no settings, by the group that lists them.
+OWN_OPTIONS = {
+    LIST: "command parameters each force follow",
+    "The items": "total items strided weights shuffle shard.force",
+    "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
+    "The merge": " ".join(["patterns", *(f"shard.{row.name}" for row in shard_rows())]),
+    "The models": "model_list single_model source_model relation revision overwrite",
+    "The analysis": "fix_fingers evals_thresh bins peak_window solver device no_parallel_gpu layers embeddings "
+    "min_evals farms randomize dtype_report",
+    FAILURES: "retry_failed",
+    OUTPUT: "output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
+}
+GROUP_OF = {name: group for group, names in OWN_OPTIONS.items() for name in names.split()}
+GROUP_OF |= {name: setting.group for name, setting in SETTINGS.items() if setting.group}
+LAST = (GPUS, JOBS, FAILURES, OUTPUT)  # behind the groups of the verb itself
+WIDEST = 30  # names of an option; click puts the help of wider ones on a line of its own
+NOTE = "More options, rarely needed: docs/reference.md and 'gpusched config'."
+
+
+class GroupedCommand(click.Command):
+    """A command whose --help lists its options in named groups, those of the verb itself first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None and isinstance(param, click.Option):
+                names = record[0].partition(" / ")[0]  # a switch without its --no- form
+                text = (param.help or "").replace(".  [", " [").rstrip(".")
+                groups.setdefault(self._group_of(param), []).append((names, text))
+        wide = max(len(names) for rows in groups.values() for names, _ in rows if len(names) <= WIDEST)
+        formatter.write_paragraph()
+        for group in sorted(groups, key=lambda name: LAST.index(name) if name in LAST else -1):
+            formatter.write_heading(group)
+            with formatter.indentation():
+                formatter.write_dl([(names.ljust(wide), text) for names, text in groups[group]])
+        if any(getattr(param, "hidden", False) for param in self.params):
+            formatter.write_text(NOTE)
+
+    def _group_of(self, option: click.Option) -> str:
+        """Return the group of an option: by verb and name, by name, or (--help, which click names) by flag."""
+        keys = (f"{self.name}.{option.name}", str(option.name), option.opts[-1])
+        return next((GROUP_OF[key] for key in keys if key in GROUP_OF), "Options")

@@ -1,0 +1,25 @@
+"""`gpusched logs`: what a job wrote. Changes nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gpusched.cli.options import find_queue, queue_option, say
+from gpusched.operations.logs import LogChoice, copy_log
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched logs 12\n  gpusched logs 12 -f -n 20\n  gpusched logs 12 --attempt 1")
+@click.argument("job")
+@queue_option
+@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, through all its attempts, to its end.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Print only the last LINES lines.")
+@click.option("--err", "stderr", is_flag=True, help="Print stderr, of a job with --split-streams.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print attempt N.  [default: the newest]")
+def logs(job: str, queue: str | None, follow: bool, lines: int | None, stderr: bool, attempt: int | None) -> None:
+    """Print what a job wrote.
+
+    The bytes are printed as they came: secrets that a job itself prints are not masked here.
+    """
+    copy_log(find_queue(queue), job, sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow), notify=say)

@@ -1,0 +1,100 @@
+"""A run in front of a person: findings, the view of the dispatcher, the summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from gpusched.cli.main import drop
+from gpusched.cli.options import print_json, print_page, say
+from gpusched.cli.run.options import RunOptions
+from gpusched.common.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from gpusched.core.jobs.group_summary import GroupDetails
+    from gpusched.core.plan.preview import DryRun
+    from gpusched.dispatcher.feed import Feed
+    from gpusched.lists.jobfile import JobFile
+    from gpusched.operations.run import Queue, RunSession
+    from gpusched.views.lines import EventLines
+    from gpusched.views.live import LiveView
+
+
+def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
+    """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
+    from gpusched.lists.findings import SHOWN_PER_CODE, render_findings
+    from gpusched.lists.submit import refused
+
+    jobs = refused(jobs, name)
+    if jobs.findings and not options.quiet and not options.as_json:
+        limit = len(jobs.findings) if options.verbose else SHOWN_PER_CODE
+        click.echo(render_findings(jobs.findings, name, limit=limit), err=True)
+    return jobs
+
+
+def session(
+    options: RunOptions,
+    *,
+    feed: Feed | None = None,
+    follow: bool = False,
+    read_details: Callable[[Queue], GroupDetails] | None = None,
+) -> RunSession:
+    """Return the surroundings of a run on this terminal. `read_details` adds results of a feature to the summary."""
+    from gpusched.operations.run import RunSession
+
+    return RunSession(
+        watch=lambda queue: closing(_observer(queue, options)),
+        notify=say,
+        summarize=lambda queue, code: _summarize(queue, code, options, read_details),
+        log_level="DEBUG" if options.verbose else "",
+        feed=feed,
+        follow=follow,
+    )
+
+
+def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
+    """Return the live view on a terminal, else one line per event."""
+    from gpusched.views.lines import EventLines
+
+    out = sys.stderr if options.as_json else sys.stdout
+    if out.isatty() and not options.quiet:
+        from gpusched.views.area import can_be_drawn_over
+        from gpusched.views.live import LiveView
+
+        if can_be_drawn_over(out):
+            return LiveView(out, queue.queue_dir.path)
+    return EventLines(out, quiet=options.quiet)
+
+
+def _summarize(
+    queue: Queue, code: int, options: RunOptions, read_details: Callable[[Queue], GroupDetails] | None
+) -> None:
+    """Print the summary. A terminal or a reader that is gone does not change the exit code."""
+    from gpusched.cli.run.summary import print_summary
+
+    try:
+        details = None if read_details is None else read_details(queue)
+        print_summary(queue, code, as_json=options.as_json, details=details)
+        sys.stdout.flush()
+    except OSError:
+        drop(sys.stdout)
+
+
+def print_dry_run(dry_run: DryRun, options: RunOptions) -> int:
+    """Print a dry run. Raises the error that the run itself would raise."""
+    if options.as_json:
+        from gpusched.core.plan.preview import document
+
+        print_json(document(dry_run))
+    else:
+        from gpusched.operations.queues import current_directory
+        from gpusched.views.dry_run import page
+
+        print_page(page(dry_run, current_directory()))
+    if dry_run.error is not None:
+        raise dry_run.error
+    return EXIT_OK

@@ -1,0 +1,66 @@
+"""The parsers of single settings: text to a value, or a ValueError that says what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpusched.common.quantities import DURATION_IS, parse_duration
+from gpusched.core.plan.selection import GPU_ENTRY as GPU_ENTRY
+from gpusched.core.plan.selection import parse_gpu_list
+
+
+def gpu_list(text: str) -> str:
+    """Return the list with commas alone between its entries."""
+    return ",".join(parse_gpu_list(text))
+
+
+def whole(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text) or int(text) < low:
+            raise ValueError(f"a whole number, at least {low}")
+        return int(text)
+
+    return parse
+
+
+def duration(*, zero: bool) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        seconds = parse_duration(text)
+        if seconds == 0 and not zero:
+            raise ValueError(f"more than 0: {DURATION_IS}")
+        return seconds
+
+    return parse
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        for word in words:
+            if text.lower() == word.lower():
+                return word
+        raise ValueError("one of " + ", ".join(words))
+
+    return parse
+
+
+def tag_limits(text: str) -> str:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not re.fullmatch(r"[^\s=,]+=[1-9]\d*", word):
+            raise ValueError(f"TAG=N, comma-separated, N at least 1; {word!r} is not")
+    return ",".join(words)
+
+
+def switch(text: str) -> bool:
+    if text.lower() in {"true", "yes", "on", "1"}:
+        return True
+    if text.lower() in {"false", "no", "off", "0"}:
+        return False
+    raise ValueError("true or false")
+
+
+def some_text(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("some text")
+    return text

@@ -1,0 +1,55 @@
+"""The box as a dispatcher knows it at one moment, for others to read. Values only; decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpusched.core.jobs.progress import ItemGroup
+from gpusched.core.model import Device, JobState, RunningView
+from gpusched.core.plan.snapshot import DeviceView, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class BoardDevice:
+    """One allowed device, and the plan's view of it."""
+
+    device: Device
+    view: DeviceView
+
+    @property
+    def job_ids(self) -> tuple[int, ...]:
+        """Jobs of this queue that are on it now."""
+        return tuple(resident.job_id for resident in self.view.residents)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dispatcher's devices and limits at `at`. `closed` and `gpus_closed`: why nothing may start; empty: it may."""
+
+    at: float
+    pid: int
+    source: str  # of the readings, in a few words
+    limits: Limits
+    max_checks: int
+    threshold_bytes: int
+    devices: tuple[BoardDevice, ...]
+    closed: str = ""
+    gpus_closed: str = ""
+    waited_since: dict[int, float] = field(default_factory=dict)  # jobs that others have passed
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One look at a dispatcher, for a live view."""
+
+    at: float
+    queue: str
+    started_at: float
+    board: Board
+    counts: dict[JobState, int]
+    removed: int
+    running: tuple[RunningView, ...]
+    reason: str  # what the first waiting job waits for
+    finished_now: int  # attempts that have succeeded since this dispatcher began
+    groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
+    closing: str  # why nothing new starts, if so

@@ -1,0 +1,178 @@
+"""Settings, readings and claims -> the box as the plan sees it. Decides nothing.
+
+The dispatcher, `run --dry-run`, `devices`, `status` and `explain` all build their views here, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpusched.common.text import clean
+from gpusched.core.model import MIB, Attempt, AttemptRow, Device, Job, JobRow, Reading, Sample
+from gpusched.core.plan.availability import Availability, Criteria, fold
+from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
+
+
+class FreeSettings(Protocol):
+    """The settings that say when a device counts as free."""
+
+    @property
+    def gpu_mem_threshold(self) -> int: ...  # MiB
+    @property
+    def max_checks(self) -> int: ...
+    @property
+    def free_when(self) -> str: ...  # memory | idle
+    @property
+    def allow_unreadable_memory(self) -> bool: ...
+    @property
+    def settle_timeout(self) -> float: ...
+
+
+def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criteria:
+    """Return when a device counts as free by these settings; `max_checks` replaces theirs."""
+    return Criteria(
+        threshold_bytes=settings.gpu_mem_threshold * MIB,
+        max_checks=settings.max_checks if max_checks is None else max_checks,
+        idle_only=settings.free_when == "idle",
+        allow_unreadable_memory=settings.allow_unreadable_memory,
+        settle_timeout_s=settings.settle_timeout,
+    )
+
+
+def first_look(
+    device: Device,
+    sample: Sample | None,
+    criteria: Criteria,
+    *,
+    ours: Set[int] = frozenset(),
+    occupied: bool = False,
+) -> Availability:
+    """Return the availability of a device that was read once, or never where `sample` is None."""
+    unread = Availability(device.uuid)
+    return unread if sample is None else fold(unread, device, sample, ours=ours, occupied=occupied, criteria=criteria)
+
+
+def device_view(
+    device: Device,
+    availability: Availability,
+    *,
+    held: bool = False,
+    looked: bool = False,
+    looked_again: bool = False,
+    refused: str = "",
+    residents: tuple[Resident, ...] = (),
+) -> DeviceView:
+    """Return a device as the plan sees it; DeviceView explains the arguments."""
+    sample = availability.sample
+    return DeviceView(
+        availability,
+        total_bytes=sample.total_bytes if sample is not None and sample.total_bytes else device.total_bytes,
+        label=device_label(device),
+        held=held,
+        looked=looked,
+        refused=refused,
+        residents=residents,
+        name=device.name,
+        group=device.group,
+        looked_again=looked_again,
+        alone=device.is_mig or device.compute_mode == "exclusive_process",
+        reserved_bytes=device.reserved_bytes,
+    )
+
+
+def device_label(device: Device) -> str:
+    """Return the name of a device in a sentence: "GPU 3", or "MIG " and the beginning of its UUID."""
+    return f"MIG {device.uuid[:12]}" if device.is_mig else f"GPU {device.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """The use of one device at its first reading, beside what the reading says."""
+
+    residents: tuple[Resident, ...] = ()  # jobs of this queue
+    pids: frozenset[int] = frozenset()  # of these jobs, as the reading lists them
+    held: bool = False  # claimed by the dispatcher of this queue
+    refused: str = ""  # why a claim would be refused
+
+
+UNUSED = Tenancy()
+
+
+def first_board(
+    reading: Reading,
+    uuids: Sequence[str],
+    tenancies: Mapping[str, Tenancy],
+    *,
+    criteria: Criteria,
+    limits: Limits,
+) -> Board:
+    """Return the board of a dispatcher that has taken in this complete reading, and none before.
+
+    `uuids` are the allowed devices in order of preference; a device without a tenancy is unused.
+    """
+    devices = {device.uuid: device for device in reading.devices}
+    samples = {sample.uuid: sample for sample in reading.samples}
+    items = []
+    for uuid in uuids:
+        use, device = tenancies.get(uuid, UNUSED), devices[uuid]
+        known = first_look(device, samples.get(uuid), criteria, ours=use.pids, occupied=bool(use.residents))
+        view = device_view(device, known, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
+        items.append(BoardDevice(device, view))
+    return Board(
+        at=reading.at,
+        pid=0,
+        source="",
+        limits=limits,
+        max_checks=criteria.max_checks,
+        threshold_bytes=criteria.threshold_bytes,
+        devices=tuple(items),
+    )
+
+
+def claimed_by(user: str | None) -> str:
+    """Return why a claim is refused. `user`: its holder; None where nobody is seen to hold it."""
+    return "claimed by somebody just now" if user is None else f"claimed by {clean(user)}'s gpusched"
+
+
+def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:
+    """Return an open attempt of the queue's database as the plan sees it, as far as the database knows it."""
+    devices = tuple(device.uuid for device in row.devices)
+    return Attempt(job.id, row.number, devices, mem_bytes=job.mem_bytes, tags=job.tags, gpu_model=job.gpu_model)
+
+
+def snapshot(
+    board: Board,
+    now: float,
+    *,
+    waiting: Iterable[Job] = (),
+    attempts: Iterable[Attempt] = (),
+    stop_all: bool = False,
+) -> Snapshot:
+    """Return all that the plan knows: the board, and the jobs of the queue."""
+    return Snapshot(
+        now=now,
+        limits=board.limits,
+        devices=tuple(item.view for item in board.devices),
+        waiting=tuple(waiting),
+        attempts=tuple(attempts),
+        closed_to_starts=board.closed,
+        gpus_closed=board.gpus_closed,
+        stop_all=stop_all,
+        threshold_bytes=board.threshold_bytes,
+        max_checks=board.max_checks,
+        waited_since=board.waited_since,
+    )
+
+
+def starts(plan: Plan) -> dict[int, tuple[str, ...]]:
+    """Return the devices on which each job of the plan starts, or which are claimed for it, by job id."""
+    return {action.job_id: action.devices for action in plan.actions if isinstance(action, Claim | Start)}
+
+
+def start_labels(plan: Plan, devices: Iterable[DeviceView]) -> dict[int, str]:
+    """Return where each job of the plan starts, for people, by job id: "GPU 0, GPU 3" or "the CPU"."""
+    labels = {view.uuid: view.label for view in devices}
+    return {job_id: ", ".join(labels[uuid] for uuid in uuids) or "the CPU" for job_id, uuids in starts(plan).items()}

@@ -1,0 +1,162 @@
+"""The attempts of jobs: booked, closed, read, and what they have used so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusched.core.jobs.lifecycle import JobEvent, Verdict
+from gpusched.core.model import NOTHING_USED, AttemptRow, DeviceUse, JobRow, JobState, Outcome, Usage, reshape
+from gpusched.host.store import job_table, transitions
+from gpusched.host.store.connection import Store
+from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """The end of an attempt: how, when, and what it used."""
+
+    outcome: Outcome
+    ended_at: float
+    usage: Usage = NOTHING_USED
+    max_rss_bytes: int | None = None
+    cpu_s: float | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """Wishes for the next attempt of a job, if there is one."""
+
+    avoid: frozenset[str] = frozenset()  # UUIDs of devices to pass over
+    above_bytes: int = 0  # wants more free memory than this
+    mem_bytes: int | None = None  # its budget; None: the same as before
+
+
+NO_WISHES = NextAttempt()
+
+
+def start(
+    store: Store, job_id: int, started_at: float, log: str, error_log: str, devices: Sequence[DeviceUse]
+) -> int | None:
+    """Book the next attempt and the job as running; return the attempt's number, or None if the job is not queued."""
+    with store.transaction():
+        row = store.row("SELECT state, attempts, first_started_at FROM jobs WHERE id = ?", (job_id,))
+        if row is None or row[0] != JobState.QUEUED.value:
+            return None
+        number = int(row[1]) + 1
+        first = started_at if row[2] is None else row[2]
+        event = JobEvent.STARTED
+        transitions.move(store, job_id, event, JobState.QUEUED, attempts=number, first_started_at=first)
+        store.execute(
+            "INSERT INTO attempts (job_id, number, started_at, log, error_log, devices) VALUES (?, ?, ?, ?, ?, ?)",
+            (job_id, number, started_at, log, error_log, devices_text(devices)),
+        )
+        return number
+
+
+def close(
+    store: Store,
+    job_id: int,
+    number: int,
+    end: AttemptEnd,
+    verdict: Verdict,
+    wishes: NextAttempt = NO_WISHES,
+    *,
+    now: float,
+) -> JobState:
+    """Close an open attempt with its end, and move its job as the verdict says; return the job's new state."""
+    outcome = end.outcome
+    with store.transaction():
+        store.execute(
+            "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
+            f"({USAGE}) = (?, ?, ?, ?, ?, ?, ?), max_rss_bytes = ?, cpu_s = ?, progress = ? "
+            "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+            (
+                end.ended_at,
+                outcome.kind.value,
+                outcome.exit_code,
+                outcome.signal,
+                outcome.cause,
+                verdict.note or outcome.note,
+                *usage_columns(end.usage),
+                end.max_rss_bytes,
+                end.cpu_s,
+                end.progress,
+                job_id,
+                number,
+            ),
+        )
+        if verdict.event is JobEvent.SUCCEEDED:
+            columns = {"cause": "", "ended_at": end.ended_at, "tries": verdict.tries}
+            return transitions.move(store, job_id, verdict.event, JobState.RUNNING, **columns)
+        job = job_table.get(store, job_id)
+        budget = job.mem_bytes if wishes.mem_bytes is None else wishes.mem_bytes
+        ends = verdict.event in (JobEvent.FAILED, JobEvent.CANCELLED)
+        return transitions.move(
+            store,
+            job_id,
+            verdict.event,
+            cause=outcome.cause,
+            ended_at=end.ended_at if ends else None,
+            tries=verdict.tries,
+            losses=verdict.losses,
+            not_before=now + verdict.delay_s if verdict.delay_s else 0.0,
+            avoid=",".join(sorted(wishes.avoid)),
+            above_bytes=wishes.above_bytes,
+            mem_bytes=budget,
+            shape=reshape(job.shape, budget, wishes.above_bytes),
+        )
+
+
+def blame_shutdown(store: Store, since: float) -> list[int]:
+    """Queue again, as interrupted, the jobs that failed since `since` while everything was being ended; their ids."""
+    with store.transaction():
+        rows = store.rows(
+            "SELECT j.id, a.number FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.number = j.attempts "
+            "WHERE j.state = 'failed' AND j.ended_at >= ? AND a.outcome IN ('exited', 'signalled')",
+            (since,),
+        )
+        for job_id, number in rows:
+            store.execute(
+                "UPDATE attempts SET outcome = 'interrupted', note = 'ended with the shutdown' "
+                "WHERE job_id = ? AND number = ?",
+                (job_id, number),
+            )
+            transitions.queue_again(store, job_id)
+    return [job_id for job_id, _ in rows]
+
+
+def save_usage(store: Store, job_id: int, number: int, usage: Usage, progress: str) -> None:
+    """Store what an open attempt has used so far, for the next dispatcher."""
+    with store.transaction():
+        store.execute(
+            f"UPDATE attempts SET ({USAGE}) = (?, ?, ?, ?, ?, ?, ?), progress = ? "
+            "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
+            (*usage_columns(usage), progress, job_id, number),
+        )
+
+
+def attempts(store: Store, job_id: int) -> list[AttemptRow]:
+    """Return the attempts of a job, the first one first."""
+    query = f"SELECT {ATTEMPT} FROM attempts WHERE job_id = ? ORDER BY number"
+    return [attempt_row(row) for row in store.rows(query, (job_id,))]
+
+
+def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
+    """Return every running job with its open attempt."""
+    query = f"SELECT {ATTEMPT} FROM attempts WHERE job_id = ? AND ended_at IS NULL"
+    pairs = []
+    for columns in store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"):
+        job = job_row(columns)
+        row = store.row(query, (job.id,))
+        if row is not None:
+            pairs.append((job, attempt_row(row)))
+    return pairs
+
+
+def last_of_name(store: Store, name: str) -> AttemptRow | None:
+    """Return the newest attempt of all jobs of this name."""
+    query = "SELECT id FROM jobs JOIN attempts ON job_id = id WHERE name = ? ORDER BY started_at DESC LIMIT 1"
+    job_id = store.scalar(query, (name,))
+    return None if job_id is None else attempts(store, job_id)[-1]

@@ -1,0 +1,134 @@
+"""The jobs of a queue: read and counted, cancelled, held, released and queued again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.lifecycle import JobEvent
+from gpusched.core.jobs.progress import COUNTED_NOWHERE
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED
+from gpusched.core.model import ENDED_STATES, JobRow, JobState
+from gpusched.host.store import request_table, startable_jobs, transitions
+from gpusched.host.store.connection import Store
+from gpusched.host.store.rows import JOB, job_row
+
+REMOVED = f"state = 'cancelled' AND cause IN {COUNTED_NOWHERE}"  # the condition of `count_removed`
+
+# ---- reading ---------------------------------------------------------------------------------------
+
+
+def get(store: Store, job_id: int) -> JobRow:
+    """Return a job. Raises GpuschedError if there is none of this id."""
+    row = store.row(f"SELECT {JOB} FROM jobs WHERE id = ?", (job_id,))
+    if row is None:
+        raise GpuschedError(f"there is no job {job_id} in this queue", hint="`gpusched status -v` lists the jobs")
+    return job_row(row)
+
+
+def jobs(
+    store: Store, states: Sequence[JobState] = (), *, newest: int | None = None, by_start: bool = False
+) -> Iterator[JobRow]:
+    """Yield the jobs in these states, or all, in the order of the list.
+
+    With `newest`, only so many, the most recently started or ended first; with `by_start`, in the order in which they
+    start.
+    """
+    where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
+    order = "ORDER BY prio DESC, position" if by_start else "ORDER BY position, id"
+    if newest is not None:
+        touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
+        order = f"ORDER BY {touched}, position LIMIT {newest:d}"
+    for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
+        yield job_row(row)
+
+
+def find_by_name(store: Store, name: str) -> int | None:
+    """Return the id of the job of this name; of the newest, where one of them has left the list."""
+    found = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
+    return None if found is None else int(found)
+
+
+def names(store: Store) -> set[str]:
+    """Return the names and tags of the jobs whose line is still in the list."""
+    rows = store.rows("SELECT DISTINCT name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,))
+    return {word for name, tags in rows for word in (name, *tags.split(",")) if word}
+
+
+def counts(store: Store) -> dict[JobState, int]:
+    return {JobState(state): n for state, n in store.rows("SELECT state, n FROM counts")}
+
+
+def count_removed(store: Store) -> int:
+    """Count the jobs that count nowhere: removed from the list, or meant to start after a failure that never came."""
+    return int(store.scalar(f"SELECT count(*) FROM jobs WHERE {REMOVED}"))
+
+
+def count_failed_unlisted(store: Store) -> int:
+    """Count the failed jobs whose line is gone: mended by another line, or not wanted any more."""
+    return int(store.scalar("SELECT count(*) FROM jobs WHERE state = 'failed' AND listed = 0"))
+
+
+def has_work(store: Store) -> bool:
+    """Return True if a dispatcher that starts now would have something to do."""
+    return bool(startable_jobs.has_any(store) or counts(store)[JobState.RUNNING] or request_table.open_requests(store))
+
+
+def wants_gpus(store: Store) -> bool:
+    """Return True if a job that has not ended wants a GPU."""
+    query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
+    return store.row(query) is not None
+
+
+# ---- changing --------------------------------------------------------------------------------------
+
+
+def cancel(store: Store, job_id: int, now: float) -> JobState:
+    """Cancel a waiting job, or store the request for a running one; return its state after that."""
+    with store.transaction():
+        job = get(store, job_id)
+        if job.state in ENDED_STATES:
+            if job.state is JobState.CANCELLED and job.cause in (CAUSE_REMOVED, *transitions.STOPPED_FOR_OTHERS):
+                store.execute("UPDATE jobs SET cause = '' WHERE id = ?", (job_id,))
+            return job.state
+        store.execute("UPDATE jobs SET cancel_requested_at = ? WHERE id = ?", (now, job_id))
+        if job.state is JobState.RUNNING:
+            return job.state
+        return transitions.move(store, job_id, JobEvent.CANCELLED, cause="", ended_at=now)
+
+
+def hold(store: Store, job_id: int, cause: str = "") -> JobState:
+    """Keep a waiting job from starting. Raises InvalidTransition for a job in any other state."""
+    with store.transaction():
+        return transitions.move(store, job_id, JobEvent.HELD, cause=cause)
+
+
+def hold_tag(store: Store, tag: str, cause: str) -> int:
+    """Hold every waiting job that has this tag; return how many there were."""
+    with store.transaction():
+        query = "SELECT id FROM jobs WHERE state = 'queued' AND instr(',' || tags || ',', ',' || ? || ',')"
+        rows = store.rows(query, (tag,))
+        for (job_id,) in rows:
+            transitions.move(store, job_id, JobEvent.HELD, JobState.QUEUED, cause=cause)
+    return len(rows)
+
+
+def release(store: Store, job_id: int) -> JobState:
+    """Let a held job start again; return its state, since a job that it waits for can stop it at once.
+
+    Raises InvalidTransition for a job in any other state.
+    """
+    with store.transaction():
+        transitions.move(store, job_id, JobEvent.RELEASED, cause="")
+        transitions.weigh(store, job_id)
+        return get(store, job_id).state
+
+
+def requeue(store: Store, job_id: int) -> JobState:
+    """Queue a failed or cancelled job again; return its state, since a job that it waits for can stop it at once.
+
+    Raises InvalidTransition for a job in any other state.
+    """
+    with store.transaction():
+        transitions.queue_again(store, job_id)
+        return get(store, job_id).state

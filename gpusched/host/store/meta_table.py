@@ -1,0 +1,21 @@
+"""Facts about a queue as a whole, by key: its source, the settings and the directories of its last submission."""
+
+from __future__ import annotations
+
+from gpusched.host.store.connection import Store
+
+
+def read(store: Store, key: str) -> str | None:
+    value = store.scalar("SELECT value FROM meta WHERE key = ?", (key,))
+    return None if value is None else str(value)
+
+
+def write(store: Store, key: str, value: str | bytes) -> None:
+    with store.transaction():
+        store.execute("INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2", (key, value))
+
+
+def source(store: Store) -> bytes | None:
+    """Return the absolute path of the file that this queue belongs to; b"-" for a stream; None: not set yet."""
+    value = store.scalar("SELECT value FROM meta WHERE key = 'source'")
+    return None if value is None else bytes(value)

@@ -1,0 +1,228 @@
+"""Requests to change jobs or to stop a dispatcher: stored first, then announced to the dispatcher. Starts nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.lifecycle import InvalidTransition
+from gpusched.core.model import JobState
+from gpusched.host.attempts import reaper
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
+from gpusched.operations import queues
+from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.reasons import describe_dependencies
+from gpusched.operations.resume import resume_command
+from gpusched.operations.status import read_attempt
+
+ACK_STEP_S = 0.05
+ACK_WAIT_S = 5.0
+OPEN_STATES = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
+
+
+@dataclass(slots=True)
+class ChangeReport:
+    """The ids of the jobs by what happened to them. `refused`: something could not be done. `notes`: texts beside."""
+
+    jobs: dict[str, list[int]] = field(default_factory=dict)
+    refused: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, job_id: int, text: str, *, refused: bool = False) -> None:
+        self.jobs.setdefault(text, []).append(job_id)
+        self.refused |= refused
+
+
+def _select(jobs: Sequence[str], states: Sequence[JobState] | None, store: Store, flag: str) -> list[int]:
+    """Return the ids of the jobs that are named, or of all in these states, which `flag` stands for."""
+    if states is None:
+        if not jobs:
+            raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
+        return queues.parse_jobs(jobs, store)
+    if jobs:
+        raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
+    return [row.id for row in job_table.jobs(store, states)]
+
+
+# ---- cancel ----------------------------------------------------------------------------------------
+
+
+def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False) -> ChangeReport:
+    """Cancel these jobs, or every one that waits or runs. Running ones are stopped by the dispatcher."""
+    report = ChangeReport()
+    with queues.open_store(queue_dir, read_only=False) as store:
+        ids = _select(jobs, OPEN_STATES if every else None, store, "--all")
+        with store.transaction():
+            before = {job_id: job_table.get(store, job_id).state for job_id in ids}
+            after = {job_id: job_table.cancel(store, job_id, queues.now()) for job_id in ids}
+        queue_dir.ring()
+        dispatched = queue_dir.dispatcher() is not None
+        for job_id in ids:
+            if after[job_id] is JobState.RUNNING:
+                report.add(job_id, _stop_running(queue_dir, store, job_id, dispatched=dispatched))
+            elif before[job_id] is JobState.CANCELLED:
+                report.add(job_id, "was cancelled before")
+            elif after[job_id] is JobState.CANCELLED:
+                report.add(job_id, "cancelled")
+            else:
+                report.add(job_id, f"has {after[job_id].value} before: nothing to cancel", refused=True)
+        for job_id, state, _ in transitions.take_stopped(store):
+            if job_id not in before:
+                report.add(job_id, f"{state.value} too, for what it waits for")
+    report.notes += [] if ids else ["no job waits or runs"]
+    return report
+
+
+def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched: bool) -> str:
+    if dispatched:
+        return "is being stopped: TERM, and KILL after the grace time"
+    attempt = read_attempt(queue_dir, job_id, job_table.get(store, job_id).attempts)
+    if attempt.alive and reaper.terminate(attempt.fields):
+        return "is being stopped by its own shepherd, since no dispatcher works on this queue"
+    return "is no longer seen running; the next dispatcher notes it as cancelled or as ended"
+
+
+# ---- requeue, hold and release ---------------------------------------------------------------------
+
+
+def requeue(queue_dir: QueueDir, jobs: Sequence[str] = (), *, failed: bool = False) -> ChangeReport:
+    """Queue these failed or cancelled jobs again, or every failed one, with all their tries."""
+
+    def change(store: Store, job_id: int, report: ChangeReport) -> None:
+        _add_freed(store, report, job_id, job_table.requeue(store, job_id), "queued again")
+
+    def refuse(state: str) -> str:
+        verb = "has" if state == "succeeded" else "is"
+        return f"{verb} {state}: only failed and cancelled jobs are queued again"
+
+    with queues.open_store(queue_dir, read_only=False) as store:
+        ids = _select(jobs, (JobState.FAILED,) if failed else None, store, "--failed")
+        report = _change_each(queue_dir, store, ids, change, refuse)
+        report.notes += _who_runs_them(queue_dir, store) if ids else ["no job has failed"]
+    return report
+
+
+def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
+    """Keep these waiting jobs from starting, or every waiting one with this tag."""
+
+    def change(store: Store, job_id: int, report: ChangeReport) -> None:
+        job_table.hold(store, job_id)
+        report.add(job_id, "held")
+
+    with queues.open_store(queue_dir, read_only=False) as store:
+        ids = _select_tag(jobs, tag, JobState.QUEUED, store)
+        report = _change_each(queue_dir, store, ids, change, lambda state: f"is {state}: only queued jobs can be held")
+    report.notes += [] if ids else [f"no queued job has the tag {tag}"]
+    return report
+
+
+def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
+    """Let these held jobs start again, or every held one with this tag."""
+
+    def change(store: Store, job_id: int, report: ChangeReport) -> None:
+        _add_freed(store, report, job_id, job_table.release(store, job_id), "released")
+
+    with queues.open_store(queue_dir, read_only=False) as store:
+        ids = _select_tag(jobs, tag, JobState.HELD, store)
+        report = _change_each(
+            queue_dir, store, ids, change, lambda state: f"is {state}: only held jobs can be released"
+        )
+        report.notes += _who_runs_them(queue_dir, store) if ids else [f"no held job has the tag {tag}"]
+    return report
+
+
+def _select_tag(jobs: Sequence[str], tag: str | None, state: JobState, store: Store) -> list[int]:
+    ids = _select(jobs, (state,) if tag else None, store, "--tag")
+    return [job_id for job_id in ids if tag is None or tag in job_table.get(store, job_id).tags]
+
+
+def _change_each(
+    queue_dir: QueueDir,
+    store: Store,
+    ids: Sequence[int],
+    change: Callable[[Store, int, ChangeReport], None],
+    refuse: Callable[[str], str],
+) -> ChangeReport:
+    """Change each job in one transaction. `refuse` makes the text for a job whose state does not allow it."""
+    report = ChangeReport()
+    with store.transaction():
+        for job_id in ids:
+            try:
+                change(store, job_id, report)
+            except InvalidTransition as error:
+                report.add(job_id, refuse(error.state.value if error.state is not None else "new"), refused=True)
+    queue_dir.ring()
+    return report
+
+
+def _add_freed(store: Store, report: ChangeReport, job_id: int, state: JobState, text: str) -> None:
+    """Report a job that can start again, or one that its dependencies stop at once."""
+    if state is JobState.QUEUED:
+        report.add(job_id, text)
+        return
+    why = describe_dependencies(store, job_table.get(store, job_id))
+    text = f"stays {state.value}: it {why}; it is freed by itself once they can end well"
+    report.add(job_id, text, refused=True)
+
+
+def _who_runs_them(queue_dir: QueueDir, store: Store) -> list[str]:
+    """Return what to type so that the queued jobs run; nothing if a dispatcher does that already."""
+    dispatcher = read_dispatcher(queue_dir)
+    closed = dispatcher.board.closed if dispatcher.board is not None else ""
+    if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
+        return []
+    who = f"its dispatcher is {closed}" if dispatcher.board is not None else "no dispatcher works on this queue"
+    return [f"{who}; to run what is queued: {resume_command(queue_dir, store)}"]
+
+
+# ---- stop ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """The dispatcher that was asked to leave, or None, and how many jobs run.
+
+    `answer`: nobody (there is no dispatcher), heard, silent (not heard in time), or left (it left before it heard).
+    """
+
+    pid: int | None
+    running: int
+    answer: str
+
+
+def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
+    """Ask the dispatcher of a queue to leave, and wait a moment for its answer. `at_once` stops running jobs too."""
+    with queues.open_store(queue_dir, read_only=False) as store:
+        pid = queue_dir.dispatcher()
+        running = job_table.counts(store)[JobState.RUNNING]
+        if pid is None:
+            return StopReport(pid, running, "nobody")
+        try:
+            request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
+        except DiskFull as error:
+            raise _without_room(error, f"kill {pid}" if at_once else f"kill -INT {pid}", pid) from None
+        queue_dir.ring()
+        answer = _await_answer(queue_dir, store, request)
+        if answer == "left":
+            # Nobody is left to hear it, and the next dispatcher must not.
+            request_table.acknowledge(store, request, queues.now())
+        return StopReport(pid, running, answer)
+
+
+def _without_room(error: DiskFull, signal: str, pid: int) -> GpuschedError:
+    same = f"make room on that disk; or ask by `{signal}`, which does the same and needs no room" if pid else ""
+    return GpuschedError(error.what, where=error.where, hint=same or error.hint, exit_code=error.exit_code)
+
+
+def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:
+    until = time.monotonic() + ACK_WAIT_S
+    while not request_table.is_acknowledged(store, request):
+        if queue_dir.dispatcher() is None:
+            return "heard" if request_table.is_acknowledged(store, request) else "left"
+        if time.monotonic() >= until:
+            return "silent"
+        time.sleep(ACK_STEP_S)
+    return "heard"

@@ -1,0 +1,105 @@
+"""The jobs of a list as they would run, and what is wrong with it. Touches no queue and no GPU, and prints nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.common.text import clean, mask_secrets
+from gpusched.config.settings import Settings
+from gpusched.core.documents import shown_command
+from gpusched.core.model import JobSpec
+from gpusched.lists import dependencies
+from gpusched.lists.attributes import render
+from gpusched.lists.findings import SHOWN_PER_CODE, Finding, render_findings
+from gpusched.lists.submit import JobSource, SubmitOptions
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedList:
+    """A list that was read and judged. `settings` are those that its jobs would get."""
+
+    name: str
+    specs: tuple[JobSpec, ...]
+    findings: tuple[Finding, ...]  # in the order of their lines
+    settings: Settings
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of findings of each severity."""
+        return Counter(finding.severity for finding in self.findings)
+
+    @property
+    def refusal(self) -> str:
+        """Why `gpusched run` would refuse the list; empty if it would not."""
+        wrong = len({finding.line for finding in self.findings if finding.severity == "error"})
+        if wrong:
+            return "a line cannot be right" if wrong == 1 else f"{wrong} lines cannot be right"
+        return "" if self.specs else "there is no command in it"
+
+
+def check_list(source: JobSource, options: SubmitOptions) -> CheckedList:
+    """Read and judge a list, with what its jobs wait for."""
+    jobs = source.parse(options)
+    waits = [] if jobs.errors else dependencies.check(jobs.specs, source.data)
+    findings = sorted([*jobs.findings, *waits], key=lambda finding: finding.line)
+    return CheckedList(source.name, jobs.specs, tuple(findings), options.settings)
+
+
+def findings_text(checked: CheckedList, *, verbose: bool) -> str:
+    """Return the findings for people; unless `verbose`, only the first few of each kind."""
+    limit = len(checked.findings) if verbose else SHOWN_PER_CODE
+    return render_findings(checked.findings, checked.name, limit=limit) if checked.findings else ""
+
+
+def attributes_text(spec: JobSpec) -> str:
+    """Return the attributes of a job as they would be written, with secrets masked."""
+    return clean(mask_secrets(render(spec.attributes)[1:-1].decode("utf-8", "replace")))
+
+
+def document(checked: CheckedList) -> dict[str, Any]:
+    """Return the checked list as a JSON document."""
+    return {
+        "source": checked.name,
+        "accepted": not checked.refusal,
+        "jobs": [_job(spec, checked.settings) for spec in checked.specs],
+        "findings": [
+            {
+                "severity": finding.severity,
+                "code": finding.code,
+                "line": finding.line,
+                "column": finding.column if finding.source else None,
+                "message": finding.message,
+                "hint": finding.hint or None,
+                "forceable": finding.forceable,
+            }
+            for finding in checked.findings
+        ],
+    }
+
+
+def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
+    """Return a job with all that it would get, by its own attributes and the settings."""
+    own = spec.attributes
+    env = {}
+    for name, value in own.env:
+        shown = mask_secrets((name + b"=" + value).decode("utf-8", "replace"))
+        env[name.decode()] = shown.partition("=")[2]
+    return {
+        "line": spec.line,
+        "occurrence": spec.occurrence,
+        "command": shown_command(spec.command),
+        "name": own.name or None,
+        "tags": list(own.tags),
+        "gpus": settings.gpus_per_job if own.gpus is None else own.gpus,
+        "mem_bytes": own.mem_bytes,
+        "gpu_model": own.gpu_model or None,
+        "time_limit_s": settings.time_limit if own.time_limit_s is None else own.time_limit_s,
+        "retries": settings.retries if own.retries is None else own.retries,
+        "prio": own.prio,
+        "cwd": None if own.cwd is None else own.cwd.decode("utf-8", "replace"),
+        "env": env,
+        "after": {dependency.kind.value: list(dependency.refs) for dependency in own.after},
+    }

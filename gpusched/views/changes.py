@@ -1,0 +1,34 @@
+"""What changes did to jobs, and what a dispatcher that is to stop answered -> lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpusched.views.words import count, ranges
+
+
+def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return a line for each text, with the jobs that it is about."""
+    return [f"{'job' if len(ids) == 1 else 'jobs'} {ranges(ids)}: {text}" for text, ids in jobs.items()]
+
+
+def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool) -> list[str]:
+    """Return what has become of a request to stop. `queue` is its path, `option` its name after -q."""
+    if answer == "nobody":
+        lines = [f"no dispatcher works on {queue}: there is nothing to stop"]
+        more = f"{count(running, 'job')} may still run without one: gpusched status -q {option}"
+        return [*lines, more] if running else lines
+    who = f"the dispatcher of {queue}" + (f" (pid {pid})" if pid else "")
+    if answer == "left":
+        return [f"{who} has just left by itself"]
+    if answer == "silent":
+        return [f"{who} has not answered in time; it stops as soon as it reads the request"]
+    if at_once and running:
+        them = "it" if running == 1 else "them"
+        return [f"{who} stops {count(running, 'running job')}, queues {them} again, and leaves"]
+    if running:
+        return [
+            f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}",
+            f"to stop them too: gpusched stop --now -q {option}",
+        ]
+    return [f"{who} starts nothing new, and leaves"]

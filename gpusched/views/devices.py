@@ -1,0 +1,52 @@
+"""The GPUs of a box -> the page of `gpusched devices`. Reads no clock and no file, and prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpusched.views import pages, report, tables
+from gpusched.views.tables import Line
+from gpusched.views.values import DeviceReport
+from gpusched.views.words import moment
+
+
+def devices_page(reports: Sequence[DeviceReport], now: float) -> list[Line]:
+    lines = pages.device_table([_device_line(each, now) for each in reports], full=True)
+    boards = {each.queue: each.board for each in reports if each.board is not None}
+    if boards:
+        counters = ", ".join(f"{name} (pid {board.pid})" for name, board in boards.items())
+        lines.append(tables.line((f"counted by the dispatcher of {counters}", tables.DIM)))
+    if any(each.board is None for each in reports):
+        others = "the other GPUs" if boards else "these GPUs"
+        text = f'none of your dispatchers counts {others}; "free now" means free at a single check'
+        lines.append(tables.line((text, tables.DIM)))
+    return lines
+
+
+def _device_line(each: DeviceReport, now: float) -> report.DeviceLine:
+    checks = each.board.max_checks if each.board is not None else 1
+    line = report.device_line(each.item, checks, of_queue=each.queue)
+    if each.board is None and line.word == "free":
+        line = replace(line, word="free now")
+    mine = bool(each.item.job_ids) or each.item.view.held
+    if each.claim is not None and not mine and (line.word == "claimed" or line.tone in ("good", "wait")):
+        line = replace(line, word="claimed", detail="", tone="busy")
+    return replace(line, claimed=_claim_text(each, now))
+
+
+def _claim_text(each: DeviceReport, now: float) -> str:
+    """Return whose claim it is and since when."""
+    claim = each.claim
+    if claim is None:
+        return ""
+    since = ""
+    if claim.since is not None and 0 < claim.since < 1e11:
+        since = f" since {moment(claim.since, now)}"
+    if each.board is not None and claim.pid == each.board.pid:
+        return f"claimed{since}" if since else ""  # by the dispatcher that counts it: named below the table
+    text = f"claimed by {claim.user}"
+    if claim.pid is not None:
+        text += f", pid {claim.pid}"
+    text += f",{since}" if since else ""
+    return text + (f", for {claim.queue[:200]}" if claim.queue else "")

@@ -1,0 +1,57 @@
+"""A dry run -> its page: what would change in the queue, the GPUs at one look, what the first jobs would do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpusched.core.plan.preview import DryRun
+from gpusched.views import report, tables
+from gpusched.views.tables import Line, Row
+from gpusched.views.words import command_text, count, short_path
+
+_CHANGES = {"add": "add", "keep": "keep", "requeue": "queue again", "cancel": "cancel"}
+
+
+def page(dry_run: DryRun, cwd: str) -> list[Line]:
+    """Return the page for people. Paths below `cwd` are shown relative to it."""
+    pid = dry_run.pid
+    by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
+    lines = [tables.line((short_path(dry_run.path, cwd), tables.HEAD), f": {_counts(dry_run)}{by}")]
+    kinds = Counter(job.change for job in dry_run.jobs)
+    parts = [f"{words} {kinds[change]}" for change, words in _CHANGES.items() if kinds[change]]
+    lines += [tables.line("would " + ", ".join(parts) if parts else "would take lines as they arrive"), tables.line()]
+    rows: list[Row] = []
+    for job in dry_run.jobs:
+        more = {"keep": f" ({job.state.value})", "cancel": ": its line is gone"}.get(job.change, "")
+        rows.append([str(job.job_id), str(job.line), _CHANGES[job.change] + more, command_text(job.command)])
+    lines += tables.grid(["JOB", "LINE", "WOULD", "COMMAND"], rows, right="JOB LINE")
+    if dry_run.board.devices:
+        lines += _devices(dry_run)
+    if dry_run.reasons:
+        lines += [tables.line(), tables.line("first:")]
+        numbers = {job.job_id: job.line for job in dry_run.jobs}
+        lines += [
+            tables.line(f"  job {job_id}, line {numbers[job_id]}: {text}") for job_id, text in dry_run.reasons.items()
+        ]
+    return lines
+
+
+def _counts(dry_run: DryRun) -> str:
+    if dry_run.counts is None:
+        return "a new queue"
+    counts = report.tally(dry_run.counts, dry_run.removed)
+    return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
+
+
+def _devices(dry_run: DryRun) -> list[Line]:
+    devices = dry_run.board.devices
+    free = sum(item.view.availability.state.value == "free" and not item.view.refused for item in devices)
+    wants = f"a run wants {dry_run.max_checks} in a row, {dry_run.poll_interval_s:g} s apart"
+    rows: list[Row] = []
+    for shown in (report.device_line(item, 1) for item in devices):
+        rows.append([shown.label, shown.name, shown.memory, (shown.word, tables.TONES[shown.tone]), shown.detail])
+    return [
+        tables.line(),
+        tables.line(f"{free} of {count(len(devices), 'GPU')} free at this one look ({wants})"),
+        *tables.grid(["GPU", "NAME", "MEMORY", "STATE", ""], rows, right="GPU MEMORY", indent=2),
+    ]

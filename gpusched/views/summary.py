@@ -1,0 +1,74 @@
+"""The summary of a run -> the block that is printed at its end. Reads no clock and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
+from gpusched.common.text import clean
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.model import AttemptRow, JobRow
+from gpusched.views import tables
+from gpusched.views.group_summary import group_rows
+from gpusched.views.tables import Line
+from gpusched.views.values import RunSummary
+from gpusched.views.words import clock, command_text, count, short_path
+
+
+def summary_page(summary: RunSummary) -> list[Line]:
+    parts: list[tables.Cell] = []
+    for word, number in summary.counts.parts(ended_first=True):
+        if number or word in ("succeeded", "failed"):
+            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
+    spent = clock(summary.totals["total_runtime"])
+    lines = [tables.line(*parts, f" of {count(summary.counts.total, 'job')} in {spent}")]
+    for job, attempts in summary.failed:
+        lines += _failed_lines(summary, job, attempts)
+    more = summary.counts.failed - summary.unlisted - len(summary.failed)
+    if more:
+        lines.append(tables.line(f"  … and {more} more: gpusched status -q {summary.option} -v"))
+    if summary.unlisted:
+        no_longer = f"  {count(summary.unlisted, 'failed job')} no longer in the list: no failure of this run"
+        lines.append(tables.line(no_longer))
+    rows: list[tables.Row] = [row for group in summary.groups for row in group_rows(group)]
+    rows += [
+        ["metrics", short_path(summary.metrics, summary.cwd)],
+        ["logs", f"{short_path(summary.logs, summary.cwd)}/"],
+    ]
+    rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
+    return lines + tables.grid(["", ""], rows)
+
+
+def _failed_lines(summary: RunSummary, job: JobRow, attempts: Sequence[AttemptRow]) -> list[Line]:
+    """Return one failed job: id, line, how; the command; the log."""
+    last = attempts[-1] if attempts else None
+    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
+    lines = [
+        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
+        tables.Line((("      " + command_text(job.command), ""),), table=True),
+    ]
+    if last:
+        path = f"{summary.queue}/{last.error_log or last.log}"
+        lines.append(tables.line(("      " + short_path(path, summary.cwd), tables.DIM)))
+    return lines
+
+
+def _next_steps(summary: RunSummary) -> list[str]:
+    """Return what one may want to type next."""
+    counts, option, steps = summary.counts, summary.option, []
+    if summary.code == EXIT_QUIT and counts.running:
+        steps.append("the running jobs go on; the same command takes them over and runs the rest")
+    elif counts.running:  # they have ended, and that could not be booked
+        disk = short_path(summary.full_disk, summary.cwd)
+        room = f"make room on the disk of {disk}; then " if disk else ""
+        steps.append(f"{room}the same command notes how what still counts as running has ended, and goes on")
+    elif counts.queued and (summary.can_start or summary.code not in (EXIT_OK, EXIT_SOME_FAILED)):
+        steps.append("the same command goes on with what is queued")
+    if summary.has_held:
+        steps.append(f"gpusched release JOB -q {option}   (lets a held job start; --tag TAG: those of a tag)")
+    if summary.has_cancelled:
+        steps.append(f"gpusched requeue JOB -q {option}   (queues a cancelled job again)")
+    if counts.failed > summary.unlisted:
+        steps.append("the same command with --retry-failed tries the failed ones again")
+        steps.append(f"gpusched explain JOB -q {option}   (how a job ended, and why)")
+    return steps

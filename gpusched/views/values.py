@@ -1,0 +1,123 @@
+"""The values that pages are made of. Loads nothing that lays out text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpusched.core.jobs.group_summary import GroupSummary
+from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
+from gpusched.views.words import short_path
+
+Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
+JobWithLast = tuple[JobRow, AttemptRow | None]  # a job and its newest attempt
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does.
+
+    `full_disk`: the directory of the queue whose disk has no room.
+    """
+
+    name: str
+    pid: int | None
+    runs_on: int
+    counts: JobCounts
+    started_at: float
+    waits_for: str
+    can_start: bool = True  # a queued job waits for no other job
+    full_disk: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The time and the directory that a page is read in. `resume`: what to type to have the queue dispatched."""
+
+    now: float
+    cwd: str
+    queue: str  # its path
+    option: str  # its name after -q
+    resume: str
+
+    def path(self, name: str) -> str:
+        return short_path(f"{self.queue}/{name}", self.cwd)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
+
+    scene: Scene
+    summary: QueueSummary
+    source: str
+    looked_at: float | None
+    devices: Sequence[DeviceLine]
+    running: Sequence[tuple[RunningLine, str]]
+    waiting: Sequence[JobRow]
+    reasons: Reasons
+    failed: Sequence[JobWithLast]
+    groups: Sequence[GroupLine] = ()
+    jobs: Sequence[JobWithLast] = ()  # every job, where all are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """The story of one job. `current`: what it does now, or why it waits."""
+
+    scene: Scene
+    job: JobRow
+    attempts: Sequence[AttemptRow]
+    current: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLabel:
+    """The holder of a claim by its own words, made fit to show."""
+
+    user: str
+    pid: int | None
+    queue: str
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One GPU: as a dispatcher of this user counts it (`board`), or as it was read once (`board` is None)."""
+
+    item: BoardDevice
+    board: Board | None
+    queue: str
+    claim: ClaimLabel | None
+
+
+# ---- the end of a run ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The end of a run."""
+
+    code: int
+    at: float
+    queue: str  # its path
+    metrics: str
+    logs: str
+    cwd: str
+    option: str  # the name of the queue after -q
+    states: Mapping[JobState, int]
+    removed: int
+    totals: Mapping[str, float]
+    failed: Sequence[tuple[JobRow, Sequence[AttemptRow]]]  # the first ones, unless all are wanted
+    unlisted: int  # failed jobs that are no longer in the list
+    can_start: bool  # a queued job waits for no other job
+    has_held: bool  # by a person
+    has_cancelled: bool  # by a person
+    full_disk: str
+    groups: Sequence[GroupSummary]
+
+    @property
+    def counts(self) -> JobCounts:
+        return tally(self.states, self.removed)

@@ -1,0 +1,96 @@
+"""`gpusched stop`: the request, and the answers of a dispatcher."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from gpusched.host.queue.queue_dir import QueueDir
+from gpusched.host.store import Store, request_table
+from gpusched.operations import change
+from tests.support.command_line import Capture, call
+from tests.support.sample import NOW, PID, Sample9, dispatched_by
+
+
+def test_stop_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
+    assert call(capsys, "stop") == (
+        "no dispatcher works on gpusched-runs/commands: there is nothing to stop\n"
+        "1 job may still run without one: gpusched status -q commands\n"
+    )
+    assert request_table.open_requests(sample.store) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind", "says"),
+    [
+        (["stop"], "stop", "starts nothing new, and leaves at the end of 1 running job\nto stop them too: "),
+        (["stop", "--now"], "stop_now", "stops 1 running job, queues it again, and leaves\n"),
+    ],
+)
+def test_stop_waits_for_the_answer(
+    argv: list[str], kind: str, says: str, sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched_by(monkeypatch, PID)
+    asked: list[str] = []
+
+    def answer(self: QueueDir) -> None:
+        store = Store(self.database)
+        for request, wish, _ in request_table.open_requests(store):
+            asked.append(wish)
+            request_table.acknowledge(store, request, NOW)
+        store.close()
+
+    monkeypatch.setattr(QueueDir, "ring", answer)
+    assert says in call(capsys, *argv)
+    assert asked == [kind]
+
+
+def test_stop_takes_the_request_back_when_its_dispatcher_is_gone(
+    sample: Sample9, rung: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter([PID, PID])  # while -q is resolved, and at the first look
+    monkeypatch.setattr(QueueDir, "dispatcher", lambda self: next(seen, None))
+    assert "has just left by itself" in call(capsys, "stop")
+    assert request_table.open_requests(sample.store) == []  # the next dispatcher is not stopped by it
+
+
+def test_stop_says_when_nobody_answers(
+    sample: Sample9, rung: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched_by(monkeypatch, PID)
+    monkeypatch.setattr(change, "ACK_WAIT_S", 0.0)
+    assert "has not answered in time" in call(capsys, "stop")
+    assert [kind for _, kind, _ in request_table.open_requests(sample.store)] == ["stop"]
+
+
+def test_a_real_lock_is_seen_and_rung(sample: Sample9, capsys: Capture) -> None:
+    """No stand-in: this process is the dispatcher, and is woken through the pipe."""
+    lock = sample.place.take()
+    assert lock is not None
+    pipe = os.open(sample.place.wake, os.O_RDWR | os.O_NONBLOCK)
+    try:
+
+        def work() -> None:
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                try:
+                    if os.read(pipe, 10):
+                        break
+                except BlockingIOError:
+                    time.sleep(0.005)
+            store = Store(sample.place.database)
+            for request, _, _ in request_table.open_requests(store):
+                request_table.acknowledge(store, request, NOW)
+            store.close()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        out = call(capsys, "stop")
+        worker.join()
+        assert f"(pid {os.getpid()}) starts nothing new" in out
+    finally:
+        os.close(pipe)
+        os.close(lock)

@@ -1,0 +1,74 @@
+"""`gpusched explain`: each state of a job, with and without a dispatcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpusched.config.settings import Settings
+from gpusched.core.model import Outcome, OutcomeKind
+from gpusched.host.store import job_table, submission
+from gpusched.lists.submit import SubmitOptions, read
+from tests.support.command_line import Capture, shown
+from tests.support.golden import golden
+from tests.support.sample import NOW, OK, Sample9, stand_still
+
+
+@pytest.mark.parametrize("job", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_explain(job: int, dispatched: Sample9, capsys: Capture) -> None:
+    golden(f"explain-{job}", shown(capsys, "explain", str(job)), home=dispatched.home)
+
+
+def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_still(monkeypatch, tmp_path)
+    sample, rules = Sample9(tmp_path), SubmitOptions(Settings(), b"/")
+    submission.submit(sample.store, read(b"[name=a] true\n[after=a] true\n", rules, "x").specs, rules.needs, NOW)
+    assert "no dispatcher; to go on: " in shown(capsys, "status", "-q", str(sample.place.path))
+    job_table.hold(sample.store, 1)
+    out = shown(capsys, "status", "-q", str(sample.place.path))
+    assert "what is queued waits for held jobs: gpusched explain JOB" in out
+    sample.close()
+
+
+def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, capsys: Capture) -> None:
+    lines = "".join(f"[tag=t] true {n}\n" for n in range(6)) + "[after=t after-any=1] true\n"
+    store = sample.store
+    submission.submit(
+        store,
+        read(lines.encode(), SubmitOptions(Settings(), b"/"), "x").specs,
+        SubmitOptions(Settings(), b"/").needs,
+        NOW,
+        append=True,
+    )
+    assert "waits after jobs 10-15, which are queued; after-any job 1, which has succeeded\n" in shown(
+        capsys, "explain", "16"
+    )
+    sample.attempt(10, OK, 3590, 3591)
+    sample.start(12, 3592)
+    assert "waits after jobs 10-15, of which 10 has succeeded, 11, 13-15 are queued, 12 is running; " in shown(
+        capsys, "explain", "16"
+    )
+
+
+def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
+    golden("explain-at-rest", shown(capsys, "explain", "5"), home=sample.home)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (Outcome(OutcomeKind.EXITED, 127), "--setup FILE sources a file before each"),
+        (Outcome(OutcomeKind.EXITED, 141), "`|| true`"),
+        (Outcome(OutcomeKind.EXITED, 137), "dmesg"),
+        (Outcome(OutcomeKind.SIGNALLED, signal=9), "dmesg"),
+        (Outcome(OutcomeKind.EXITED, 1, cause="host_oom"), "main memory, not the GPU"),
+        (Outcome(OutcomeKind.TIMED_OUT, signal=15), "--time-limit"),
+        (Outcome(OutcomeKind.LOST), "systemd, logind, docker stop"),
+    ],
+)
+def test_explain_gives_hints(outcome: Outcome, says: str, sample: Sample9, capsys: Capture) -> None:
+    sample.attempt(5, outcome, 3000, 3010, gpus=(2,))
+    assert says in shown(capsys, "explain", "5")

@@ -1,0 +1,116 @@
+"""`gpusched status`: one queue, several, and queues that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpusched.cli import main as front
+from gpusched.core.model import JobSpec, Requirements
+from gpusched.host.queue import queue_dir
+from gpusched.host.store import submission
+from tests.support.command_line import Capture, shown
+from tests.support.golden import golden
+from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, stand_still
+
+
+def test_status_of_the_only_queue(dispatched: Sample9, capsys: Capture) -> None:
+    golden("status", shown(capsys, "status"), home=dispatched.home)
+
+
+def test_status_lists_every_job(dispatched: Sample9, capsys: Capture) -> None:
+    golden("status-v", shown(capsys, "status", "-v"), home=dispatched.home)
+
+
+def test_status_without_a_dispatcher_says_how_to_go_on(sample: Sample9, capsys: Capture) -> None:
+    sample.publish(a_board())  # left by a dispatcher that was killed
+    golden("status-at-rest", shown(capsys, "status", "-q", "commands"), home=sample.home)
+
+
+def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Capture) -> None:
+    other = Sample9(dispatched.home, "sweep")
+    other.close()
+    queue_dir.remember(other.place)
+    elsewhere = Sample9(dispatched.home / "b", "commands")
+    submission.submit(elsewhere.store, [JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
+    elsewhere.close()
+    queue_dir.remember(elsewhere.place)
+    golden("status-all", shown(capsys, "status"), home=dispatched.home)
+    found = json.loads(shown(capsys, "status", "--json"))["queues"]
+    assert {queue["name"] for queue in found} == {"commands", "sweep"} and len(found) == 3
+
+
+def test_a_broken_queue_hides_no_other(dispatched: Sample9, capsys: Capture) -> None:
+    other = Sample9(dispatched.home, "sweep")
+    other.close()
+    queue_dir.remember(other.place)
+    Path(other.place.database).write_bytes(b"no database at all, but long enough" * 9)
+    out, err = shown(capsys, "status").split("--- stderr\n")
+    assert "commands" in out and "is damaged" in err
+
+
+def test_status_as_json(dispatched: Sample9, capsys: Capture) -> None:
+    (found,) = json.loads(shown(capsys, "status", "--json"))["queues"]
+    assert (found["dispatcher"], found["total_jobs"], found["failed_jobs"]) == (PID, 8, 2)
+    jobs = {job["id"]: job for job in found["jobs"]}
+    assert jobs[3]["state"] == "running" and "***" in jobs[3]["command"]
+    assert jobs[5]["waits_for"].startswith("waits for a GPU (GPU 0: runs a job of this queue; GPU 1: ")
+    assert jobs[6]["waits_for"].startswith("behind job 5")
+    assert jobs[7]["waits_for"] == "tried again in 15 s"
+    assert [device["state"] for device in found["devices"]] == ["running", "busy", "checking", "free"]
+
+
+def test_status_sees_a_full_disk_and_an_old_look(
+    dispatched: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched.publish(a_board(at=NOW - 621))
+    assert "told nothing since it looked at the GPUs 10:21 ago" in shown(capsys, "status")
+    real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
+    fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
+    out = shown(capsys, "status")
+    assert "the disk of gpusched-runs/commands is full: " in out
+    assert f"the disk is full ({dispatched.place.path}):\n      5" in out
+    (found,) = json.loads(shown(capsys, "status", "--json"))["queues"]
+    assert found["waits_for"] == f"the disk is full ({dispatched.place.path})"
+    blocks |= {"f_bavail": 1 << 20, "f_bfree": 1 << 20, "f_files": 100, "f_favail": 0}
+    assert "is full" in shown(capsys, "status")  # no inode is left
+    blocks |= {"f_files": 0}
+    assert "is full" not in shown(capsys, "status")  # a file system that does not count them
+
+
+def test_a_board_of_another_dispatcher_is_not_believed(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched_by(monkeypatch, PID + 1)
+    sample.publish(a_board())
+    assert "has not looked at the GPUs yet" in shown(capsys, "explain", "5")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["status", "-q", "nowhere"], "-q: there is no queue 'nowhere'\n  known here: commands"),
+        (["explain", "99"], "there is no job 99 in the queue"),
+        (["explain", "0"], "it has jobs 1 to 9"),
+        (["explain", "x"], "there is no job 'x'"),
+        (["explain", "1-2"], "1-2 names 2 jobs, but this takes a single one"),
+        (["logs", "5"], "job 5 is queued and has written nothing yet\n  `gpusched explain 5` says why"),
+        (["logs", "2", "--attempt", "3"], "job 2 has no attempt 3: it has had 2"),
+        (["logs", "2", "--err"], "--err: stdout and stderr of job 2 are in one log"),
+        (["logs", "2"], "the log cannot be read"),
+    ],
+)
+def test_what_is_not_there_is_named(argv: list[str], says: str, sample: Sample9, capsys: Capture) -> None:
+    assert front.run(argv) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_without_any_queue(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_still(monkeypatch, tmp_path)
+    assert front.run(["status"]) == 3
+    assert "there is no queue yet" in capsys.readouterr().err

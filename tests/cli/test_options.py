@@ -1,0 +1,140 @@
+"""The options made from the settings table, and GPUs as several words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from gpusched.cli import main as front
+from gpusched.cli.options import SettingsCommand, join_gpu_words, settings_options
+from gpusched.common.errors import EXIT_USAGE
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
+from tests.support.command_line import Capture
+
+pytestmark = pytest.mark.usefixtures("plain_home")
+
+RUN_GROUPS = (LIST, GPUS, JOBS, FAILURES, OUTPUT)
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("file")
+@click.option("--force", is_flag=True)
+@settings_options("max_gpus", "gpu_list", "strip_gpu_env", "free_when", "time_limit")
+def sample(file: str, force: bool, loaded: LoadedSettings) -> int:
+    s = loaded.settings
+    click.echo(json.dumps([file, force, s.max_gpus, s.gpu_list, s.strip_gpu_env, s.free_when, s.time_limit]))
+    return 0
+
+
+def call(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(front.LazyGroup, "get_command", lambda *_: sample)
+    return front.run(["config", *argv])
+
+
+@pytest.mark.parametrize(
+    ("argv", "got"),
+    [
+        (["f"], ["f", False, None, None, False, "memory", None]),
+        (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "memory", None]),
+        (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "memory", None]),
+        (["--gpus", "0", "1", "2", "f"], ["f", False, None, "0,1,2", False, "memory", None]),
+        (["f", "--gpus", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
+        (["--gpus=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
+        (["--gpus", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
+        (["--strip-gpu-env", "f"], ["f", False, None, None, True, "memory", None]),
+        (["f", "--free-when", "idle", "--time-limit", "2h"], ["f", False, None, None, False, "idle", 7200.0]),
+    ],
+)
+def test_flags_reach_the_settings(
+    argv: list[str], got: list[object], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(argv, monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out) == got
+
+
+def test_a_flag_wins_over_a_file_and_a_switch_can_be_taken_back(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("gpusched.yaml").write_text("strip_gpu_env: true\nmax_gpus: 3\ngpu_list: [1]\n")
+    assert call(["f", "--no-strip-gpu-env", "--max-gpus", "1"], monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out) == ["f", False, 1, "1", False, "memory", None]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["f", "--max-gpus", "0"], "--max-gpus: max_gpus is '0', but must be a whole number, at least 1"),
+        (["f", "--gpus", "a"], "--gpu-list: gpu_list is 'a', but must be a list such as"),
+        (["f", "--gpus"], "requires an argument"),
+        (["f", "--free-when", "never"], "--free-when"),
+        (["--gpus", "0", "1"], "Missing argument 'FILE'"),
+    ],
+)
+def test_a_bad_flag_is_a_usage_error(
+    argv: list[str], says: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(argv, monkeypatch) == EXIT_USAGE
+    assert says in capsys.readouterr().err
+
+
+def test_help_shows_groups_and_defaults(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(["--help"], monkeypatch) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Which GPUs: --max-gpus N Use at most N GPUs at once [default: 4]" in out
+    assert "--gpu-list, --gpus LIST" in out
+    assert "Each job: --time-limit TIME" in out
+    assert "--strip-gpu-env" not in out  # rarely used: accepted, and in the reference
+
+
+@pytest.mark.parametrize("verb", ["run", "esd", "shard"])
+def test_rare_options_are_accepted_and_not_in_the_help(
+    verb: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert front.run([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    rare = [setting for setting in SETTINGS.values() if setting.is_rare]
+    assert len(rare) >= 12
+    assert not [setting.flag for setting in rare if setting.flag in out]
+    command = front.cli.get_command(click.Context(front.cli), verb)
+    assert command is not None
+    accepted = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    assert {setting.flag for setting in rare} <= accepted
+
+
+@pytest.mark.parametrize("verb", ["run", "check", "esd", "shard", "devices"])
+def test_every_option_has_a_group(verb: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert front.run([verb, "--help"]) == 0
+    assert "\nOptions:\n" not in capsys.readouterr().out
+
+
+def test_the_help_of_run_fits_on_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert front.run(["run", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 40
+    assert [line for line in lines if line.endswith(":")] == [f"{name}:" for name in RUN_GROUPS]
+
+
+@pytest.mark.parametrize(
+    ("args", "joined"),
+    [
+        (["f", "--gpus", "0", "-x"], ["f", "--gpus", "0", "-x"]),
+        (["--gpus", "GPU-1a", "MIG-2/1/0", "f"], ["--gpus", "GPU-1a,MIG-2/1/0", "f"]),
+        (["--gpus", "0-3", "commands.txt"], ["--gpus", "0-3", "commands.txt"]),
+        (["--gpus", "0", "7z.txt", "4"], ["--gpus", "0", "7z.txt", "4"]),
+        (["--gpus", "0", "--", "1"], ["--gpus", "0", "--", "1"]),
+        (["--", "--gpus", "0", "1"], ["--", "--gpus", "0", "1"]),
+        (["--gpus", "commands.txt"], ["--gpus", "commands.txt"]),
+        (["--gpus"], ["--gpus"]),
+        (["--gpus", "0", "-"], ["--gpus", "0", "-"]),
+        (["--max-gpus", "2", "3"], ["--max-gpus", "2", "3"]),
+    ],
+)
+def test_words_after_the_gpu_flag_are_taken_while_they_look_like_gpus(args: list[str], joined: list[str]) -> None:
+    assert join_gpu_words(args) == joined
