@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpusched.shards.plan import MergeOptions as MergeOptions
+    from gpusched.shards.merge_options import MergeOptions as MergeOptions
     from gpusched.shards.plan import ShardPlan as ShardPlan
     from gpusched.shards.plan import SplitOptions as SplitOptions
     from gpusched.shards.request import ShardRequest as ShardRequest
     from gpusched.shards.start import run_shards as run_shards
 
 _MODULES = {
-    "MergeOptions": "plan",
+    "MergeOptions": "merge_options",
     "ShardPlan": "plan",
     "ShardRequest": "request",
     "SplitOptions": "plan",

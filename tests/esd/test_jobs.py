@@ -21,7 +21,6 @@ from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
 from gpusched.esd import EsdBackend, EsdExperiment
-from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem

@@ -22,8 +22,9 @@ from gpusched.core.model import DependencyKind
 from gpusched.lists.template import Template
 from gpusched.shards.command import NAMES, check_command, command_line, placeholder_values
 from gpusched.shards.jobs import job_name, make_jobs, merge_command
+from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.outputs import with_outputs
-from gpusched.shards.plan import MERGE, TAG, MergeOptions, ShardPlan, SplitOptions, from_document, to_document
+from gpusched.shards.plan import MERGE, TAG, ShardPlan, SplitOptions, from_document, to_document
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.sizing import count_shards, make_plan
 from gpusched.shards.split import shuffled
@@ -220,7 +221,8 @@ def test_outputs_are_absolute_patterns_in_which_no_value_is_a_wildcard(tmp_path:
     [
         ("o/*_{suffix}.pt", 12, "gpu", ""),
         ("o/{suffix}*", 12, "gpu", ""),
-        ("o/{suffix}/**", 12, "gpu", ""),
+        ("o/{suffix}/**", 12, "gpu", "at most one wildcard"),
+        ("o/*_{suffix}_*.pt", 12, "gpu", "at most one wildcard"),
         ("o/*{shard}.pt", 12, "shard", "shard 10 would be taken for those of shard 0 too"),
         ("o/*{shard}.pt", 9, "shard", ""),
         ("o/{start}*", 12, "shard", "would be taken"),

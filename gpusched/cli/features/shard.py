@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpusched.cli.features.merge import click_values
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, session
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.run_settings import with_defaults
+from gpusched.shards.merge_options import MergeOptions, shard_rows
 
 if TYPE_CHECKING:
     from gpusched.shards.prepare import PlannedShards
@@ -103,21 +105,7 @@ OPTIONS = (
         help="Merge the files that the shards write, once all shards have succeeded: a pattern of the files of one "
         "shard, with wildcards and placeholders. May be repeated.",
     ),
-    click.option("--merge-output", "output", metavar="FILE", help="Merge into this file."),
-    click.option(
-        "--merge-sum", "sums", metavar="KEY", multiple=True, help="Add up the values of this key. May be repeated."
-    ),
-    click.option("--merge-key", "key", metavar="FIELD", help="Find repeated items by this field."),
-    click.option(
-        "--merge-on-duplicate",
-        "on_duplicate",
-        type=click.Choice(["error", "keep-first", "keep-last"]),
-        default="error",
-        help="Choose what to do with a repeated item.  [default: error]",
-    ),
-    click.option(
-        "--allow-partial", is_flag=True, help="Merge what there is once all shards have ended, even if some failed."
-    ),
+    *(click.option(row.shard, row.name, **click_values(row)) for row in shard_rows()),
 )
 
 
@@ -166,11 +154,11 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
 
 def _request(values: dict[str, Any]) -> ShardRequest:
     """Return the request of the values of the options."""
-    from gpusched.shards.plan import MergeOptions, SplitOptions
+    from gpusched.shards.plan import SplitOptions
     from gpusched.shards.request import ShardRequest
 
-    parts = [{field.name: values.pop(field.name) for field in fields(kind)} for kind in (SplitOptions, MergeOptions)]
-    split, merge = SplitOptions(**parts[0]), MergeOptions(**parts[1])
+    split = SplitOptions(**{field.name: values.pop(field.name) for field in fields(SplitOptions)})
+    merge = MergeOptions(**{row.name: values.pop(row.name) for row in shard_rows()})
     return ShardRequest(**values, split=split, merge=None if merge == MergeOptions() else merge)
 
 
