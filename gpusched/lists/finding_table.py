@@ -68,8 +68,8 @@ error here-document: a here-document needs lines of its own, and a command has o
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
-forceable backslash-blank: a blank follows the backslash, so the shell does not join the next line
-    remove the blank; --force runs each line by itself, as the shell would
+forceable backslash-blank: a space follows the backslash, so the shell does not join the next line
+    remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
 forceable unfinished: the command is not complete: its {word} has no counterpart on this line
@@ -105,16 +105,16 @@ hint duplicate.sweep: line {line} makes the same job more than once
 warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
+    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.word: {word!r} is no attribute of the form key=value
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
+    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.quote: this quote is not closed
 error attribute-syntax.backslash: nothing follows this backslash
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
 warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
     use $X in the command, where the shell expands it
-error attribute-end.blank: a blank must follow the attributes
+error attribute-end.blank: a space must follow the ] of the attributes
 error attribute-end.second: a second block of attributes: put all into the first
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
     write gpus: 2 and mem: 18G beside command:
@@ -129,7 +129,7 @@ error attribute-twice.list: {key} is stated twice: write {key}=a,b
 error attribute-name: a name is for one job, and a directive is for all the lines below
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
-error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by blanks, not by commas
+error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
 error attribute-value.name: the name is empty
 warning attribute-bare: {key}= removes a default, but there is none
     leave it out; env.NAME='' sets a variable to nothing
@@ -145,8 +145,8 @@ error sweep.twice: the parameter {name} is set twice
 error sweep.size: this makes {jobs:,} jobs, and at most {most:,} are allowed
 error sweep.empty: no combination is left: all are excluded
 error sweep.zip: the lists of zip differ in length: {lengths}
-error sweep.csv: cannot be read: {error}
-    the path is relative to this file
+error sweep.csv: the table {path} cannot be read: {error}
+    its path is relative to this YAML file
 error sweep.table: this table cannot be used: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.span: {error}

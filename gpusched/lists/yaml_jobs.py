@@ -169,10 +169,11 @@ class _YamlReader:
         elif key == "zip":
             yield from self._zip(node)
         elif key == "csv":
+            path = self._document.text(node, "csv")
             try:
-                yield table(self._read(self._document.text(node, "csv")))
+                yield table(self._read(path))
             except OSError as error:
-                self._refuse(fault("sweep.csv", error=error.strerror or error), self._document.spot(node))
+                self._refuse(fault("sweep.csv", path=path, error=error.strerror or error), self._document.spot(node))
             except ValueError as error:
                 self._refuse(fault("sweep.table", error=error), self._document.spot(node))
         elif key == "repeat":

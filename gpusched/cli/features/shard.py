@@ -52,8 +52,8 @@ OPTIONS = (
     click.option(
         "--items",
         metavar="FILE",
-        help="Split the items of this file: its lines, .jsonl, the records of .csv or .tsv, the rows of .parquet; or "
-        "the files that a pattern in quotes matches.",
+        help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
+        ".parquet. A pattern in quotes: the files that it matches.",
     ),
     click.option("--num-shards", metavar="N", type=AT_LEAST_ONE, help="Make N shards."),
     click.option("--shard-size", metavar="N", type=AT_LEAST_ONE, help="Make shards of at most N items."),
@@ -62,8 +62,8 @@ OPTIONS = (
         metavar="N",
         type=AT_LEAST_ONE,
         default=4,
-        help="Without these two options, make N shards for each GPU. More shards even out slow ones; use 1 for a "
-        "script that takes minutes to load.  [default: 4]",
+        help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 for "
+        "a script that takes minutes to load.  [default: 4]",
     ),
     click.option(
         "--min-items-per-shard",
@@ -73,11 +73,11 @@ OPTIONS = (
         default=4,
         help="Make fewer shards if they would have fewer than N items.  [default: 4]",
     ),
-    click.option("--strided", is_flag=True, help="Give each shard every n-th item instead of a range."),
+    click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
     click.option(
         "--weights",
         metavar="COLUMN",
-        help="Balance the shards by this column of --items; size: by the sizes of the files.",
+        help="Balance the shards by this column of --items; for a pattern of files, `size` means their sizes.",
     ),
     click.option(
         "--shuffle", metavar="SEED", type=click.IntRange(min=0), help="Shuffle the items before they are split."
