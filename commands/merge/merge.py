@@ -14,14 +14,14 @@ from .write.publish import MergeResult, opened_output, publish
 
 
 def merge(task: MergeTask) -> MergeResult:
-    """Merge one output. MergeRefused where nothing is written."""
+    """Merge one output. Raises MergeRefused, and then writes nothing."""
     with opened_output(task) as out:
         joined = format_class(suffix_of(task.output))(task).write(out)
         return publish(task, joined, out)
 
 
 def format_class(suffix: str) -> Any:
-    """Return the class of a format, by its row in the table. MergeRefused where its library is missing."""
+    """Return the class of a format, by its row in the table. Raises MergeRefused if its library is missing."""
     row = MERGE_FORMATS[suffix]
     try:
         if row.library:

@@ -48,7 +48,7 @@ def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
 
 
 def read_plan(path: str) -> ShardPlan:
-    """Read the plan of this file. MergeRefused where it is none, or contradicts itself."""
+    """Read the plan of this file. Raises MergeRefused if it is no plan, or contradicts itself."""
     try:
         plan = from_document(json.loads(Path(path).read_bytes()))
         if sum(shard.count for shard in plan.shards) != plan.total:

@@ -72,7 +72,7 @@ forceable backslash-blank: a space follows the backslash, so the shell does not 
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
-forceable unfinished: the command is not complete: its {word} has no counterpart on this line
+forceable unfinished: the command is not complete: its {word} is not closed on this line
     a command has one line: join lines by a backslash at the end, or put them into a script
 forceable own-devices.unset: it unsets a variable of gpusched, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
@@ -80,7 +80,7 @@ forceable own-devices.set: it sets {variable} itself, so the job would not use t
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
 forceable cleared-environment: it empties the environment, so the job would not use the GPU claimed for it
     keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
-forceable setup-line: the line only sets something up, which no other line sees: each line is run by itself
+forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
 forceable no-program: the command does not start with a program ({word})
 forceable parameter-table: the line does not start with a program ({words}); is this a table of parameters?
@@ -94,7 +94,7 @@ warning backslash-in-comment: a backslash in a comment joins nothing: the next l
     move the comment to a line above the command
 forceable script: this is a {language} script, not a file of commands
     write a file with lines like: {language} FILE
-hint shebang: this line chooses no shell: each line below is run by itself
+hint shebang: the #! line is ignored: each line below runs by itself
     use --shell to choose one
 warning backslash-at-end: the last line ends in a backslash, and nothing follows it
     remove the backslash
@@ -106,7 +106,7 @@ warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.word: {word!r} is no attribute of the form key=value
+error attribute-syntax.word: {word!r} is not of the form key=value
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.quote: this quote is not closed
 error attribute-syntax.backslash: nothing follows this backslash
@@ -153,7 +153,7 @@ error sweep.span: {error}
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{similar}}}?
+warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
 warning no-parameter: {{{word}}} stays as it is: there is no such parameter
     if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values

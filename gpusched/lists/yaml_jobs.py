@@ -12,7 +12,7 @@ from gpusched.lists.attributes import ENV, KEYS, key_fault, parse_value, value_f
 from gpusched.lists.finding_table import Fault, fault, suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.sweep import MAX_JOBS, Axis, repeated, span, table
+from gpusched.lists.parameters import MAX_JOBS, Axis, repeated, span, table
 from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
 from gpusched.lists.attributes import parse_value
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.sweep import Axis
+from gpusched.lists.parameters import Axis
 from gpusched.shards.command import NAMES, WHERE, placeholder_values
 from gpusched.shards.merge_options import MergeOptions, shard_rows
 from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan

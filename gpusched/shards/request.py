@@ -45,7 +45,7 @@ class ShardRequest:
         if self.weights and self.items is None:
             raise GpuschedError("--weights needs --items")
         if self.merge is not None and not self.patterns:
-            raise GpuschedError("nothing is merged without --merge PATTERN")
+            raise GpuschedError("the options of a merge need --merge PATTERN")
 
     @property
     def stem(self) -> str:

@@ -247,8 +247,8 @@ def test_comments_that_look_like_directives_are_told() -> None:
         ("[after=a;b] x", 8, "attribute-value", "after is 'a;b'"),
         ("[cwd=''] x", 6, "attribute-value", "cwd is '', but must be a directory"),
         ("[gpu-model='\t'] x", 12, "attribute-value", "a GPU's name"),
-        ("[gpus=2 mem] x", 9, "attribute-syntax", "'mem' is no attribute of the form key=value"),
-        ("[-f x] && y", 2, "attribute-syntax", "'-f' is no attribute"),
+        ("[gpus=2 mem] x", 9, "attribute-syntax", "'mem' is not of the form key=value"),
+        ("[-f x] && y", 2, "attribute-syntax", "'-f' is not of the form"),
         ("[gpus=2 python x", 1, "attribute-syntax", "this [ opens attributes and is never closed"),
         ("[gpus=2", 1, "attribute-syntax", "this [ opens attributes and is never closed"),
         ("[name='a] x", 7, "attribute-syntax", "this quote is not closed"),
@@ -262,7 +262,7 @@ def test_comments_that_look_like_directives_are_told() -> None:
         ("[gpus=2]python x", 9, "attribute-end", "a space must follow the ] of the attributes"),
         ("[gpus=2] [mem=3G] x", 10, "attribute-end", "a second block of attributes"),
         ("#gpusched: name=a", 12, "attribute-name", "a name is for one job"),
-        ("#gpusched: gpus=2 mem", 19, "attribute-syntax", "'mem' is no attribute"),
+        ("#gpusched: gpus=2 mem", 19, "attribute-syntax", "'mem' is not of the form"),
     ],
 )
 def test_what_cannot_be_right_is_refused_with_its_place(line: str, column: int, code: str, says: str) -> None:

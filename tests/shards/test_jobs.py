@@ -312,7 +312,7 @@ def test_the_words_of_a_request_are_its_options() -> None:
         ({"total": 1, "split": SplitOptions(num_shards=1, shard_size=1)}, "--num-shards and --shard-size"),
         ({"items": "f", "weights": "w", "split": SplitOptions(strided=True)}, "--strided and --weights"),
         ({"total": 1, "weights": "w"}, "--weights needs --items"),
-        ({"total": 1, "merge": MergeOptions("o")}, "without --merge PATTERN"),
+        ({"total": 1, "merge": MergeOptions("o")}, "need --merge PATTERN"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], why: str) -> None:

@@ -148,7 +148,7 @@ class KeyFilter:
         return is_taken
 
     def close(self) -> None:
-        """Report the dropped records. MergeRefused if no option says which of them stays."""
+        """Report the dropped records. Raises MergeRefused if no option says which of them stays."""
         text = f"{count_of(self._dropped, 'repeated record')} by {shown(self._task.options.key)}"
         if self._dropped and self._policy != "error":
             self._task.report.note(f"{text} dropped ({self._policy})")

@@ -33,7 +33,7 @@ class FileGroup:
 
 
 def find_groups(plan: ShardPlan) -> list[FileGroup]:
-    """Return the groups in the natural order of their outputs. MergeRefused for a file of two shards."""
+    """Return the groups in the natural order of their outputs. Raises MergeRefused for a file of two shards."""
     patterns = _Patterns(plan)
     claims: dict[str, dict[int, tuple[int, str]]] = {}  # path -> shard -> number of the pattern, text of its `*`
     for shard in plan.shards:

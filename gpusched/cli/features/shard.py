@@ -62,8 +62,8 @@ OPTIONS = (
         metavar="N",
         type=AT_LEAST_ONE,
         default=4,
-        help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 for "
-        "a script that takes minutes to load.  [default: 4]",
+        help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
+        "for a script that takes minutes to load.  [default: 4]",
     ),
     click.option(
         "--min-items-per-shard",
