@@ -35,7 +35,7 @@ log = logging.getLogger("gpusched.dispatcher")
 
 
 class Dispatcher:
-    """Dispatches one queue. Call run() only once; the caller holds the queue's lock meanwhile, which no job inherits."""
+    """Dispatches one queue. Call run() only once, and hold the lock of the queue meanwhile, which no job inherits."""
 
     def __init__(
         self,
