@@ -66,7 +66,7 @@ def test_case_1_a_list_kept_as_a_notebook(box: Box) -> None:
 def test_case_3_continued_lines(box: Box) -> None:
     ended = run(box, "03-continued.txt")
     assert ended.code == 2
-    assert "03-continued.txt:8:" in ended.err and "blank follows the backslash" in ended.err
+    assert "03-continued.txt:8:" in ended.err and "space follows the backslash" in ended.err
     assert not (box.work / "gpusched-runs").exists()
     good = (FILES / "03-continued.txt").read_text().splitlines()
     assert box.run(*good[:7], *good[10:]).code == 0

@@ -534,7 +534,7 @@ def test_a_queue_that_cannot_be_written_can_be_read(box: Box) -> None:
             assert ended.code == 0 and says in ended.out and not ended.err, ended.text
         ended = gpusched("requeue", "2", "-q", "list")
         assert ended.code == 3 and "Traceback" not in ended.err
-        assert "queue.db: cannot be used by you: attempt to write a readonly database\n" in ended.err
+        assert "queue.db: you may not write to this database: attempt to write a readonly database\n" in ended.err
         assert f"cp -r {box.queue()} COPY" in ended.err
     assert (box.queue() / "queue.db").read_bytes() == before
 
@@ -552,7 +552,7 @@ def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> No
         os.replace(box.root / name, box.queue() / name)
     with readers(box) as gpusched:
         ended = gpusched("status", "-q", "list")
-        assert ended.code == 3 and "cannot be used by you" in ended.err and "COPY" in ended.err, ended.text
+        assert ended.code == 3 and "you may not write to this database" in ended.err and "COPY" in ended.err, ended.text
 
 
 @pytest.mark.slow
@@ -747,7 +747,7 @@ def test_a_dispatcher_ends_although_it_cannot_book_how_its_jobs_ended(box: Box, 
     ended = running.wait()
     assert ended.code == code, ended.text
     assert "how these jobs ended cannot be noted now: 1, 2;" in ended.out and "Traceback" not in ended.text
-    assert "the same command notes how what still counts as running has ended, and goes on" in ended.out
+    assert "the same command records the jobs that have ended, and goes on" in ended.out
     assert (box.claimed(), box.processes()) == (set(), [])
     assert box.states() == ["running", "running", "queued"]
     assert "has ended; the next dispatcher notes how" in box.gpusched("status").out
