@@ -130,6 +130,13 @@ STREAM = "-"  # standard input, in place of a file
 Source = str | TypedCommand  # a path, STREAM, or a typed command
 
 
+def owner_of(source: Source) -> bytes:
+    """Return the identity of a list, by which its queue knows it: an absolute path, "-", or that of a typed command."""
+    if not isinstance(source, str):
+        return source.owner
+    return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
+
+
 @dataclass(frozen=True, slots=True)
 class JobSource:
     """A list or a typed command, and what was read of it. `stat` is the state of the file when it was read."""

@@ -18,7 +18,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, refusal
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -28,13 +28,13 @@ def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
     if source == STREAM:
         return queue_dirs.locate(queue_dirs.default_path(_stream_name(os.getpid())), settings.state_dir)
     stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
+    own = owner_of(source)
     found = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
     if found.exists():
         with Store(found.database) as store:
             owner = meta_table.source(store)
-        if owner not in (None, _owner(source)):
-            hashed = queue_dirs.default_path(stem, os.fsdecode(_owner(source)))
-            return queue_dirs.locate(hashed, settings.state_dir)
+        if owner not in (None, own):
+            return queue_dirs.locate(queue_dirs.default_path(stem, os.fsdecode(own)), settings.state_dir)
     return found
 
 
@@ -61,8 +61,8 @@ def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
 
 def _make(queue_dir: QueueDir, source: Source) -> bytes | None:
     """Make the queue of this list, or find it made. Return its owner if that is another list."""
+    owner = owner_of(source)
     queue_dirs.prepare(queue_dir)
-    owner = _owner(source)
     with Store(queue_dir.database, create=True) as store, store.transaction():
         found = meta_table.source(store)
         if found not in (None, owner):
@@ -72,12 +72,6 @@ def _make(queue_dir: QueueDir, source: Source) -> bytes | None:
         if not isinstance(source, str):
             meta_table.write(store, "typed", json.dumps([source.stem, source.words]))
     return None
-
-
-def _owner(source: Source) -> bytes:
-    if not isinstance(source, str):
-        return source.owner
-    return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
 
 
 def _other_list(queue_dir: QueueDir, owner: bytes) -> GpuschedError:
