@@ -28,12 +28,20 @@ from gpusched.operations.run import RunSession, run_jobs
 if TYPE_CHECKING:
     from gpusched.esd.config import EsdConfig as EsdConfig
     from gpusched.esd.experiment import EsdExperiment as EsdExperiment
+    from gpusched.shards.plan import MergeOptions as MergeOptions
+    from gpusched.shards.plan import SplitOptions as SplitOptions
+    from gpusched.shards.request import ShardRequest as ShardRequest
     from gpusched.shards.split import shard_range as shard_range
     from gpusched.shards.split import split_range as split_range
+    from gpusched.shards.start import run_shards as run_shards
 
 _FEATURES = {
     "EsdConfig": "gpusched.esd.config",
     "EsdExperiment": "gpusched.esd.experiment",
+    "MergeOptions": "gpusched.shards.plan",
+    "ShardRequest": "gpusched.shards.request",
+    "SplitOptions": "gpusched.shards.plan",
+    "run_shards": "gpusched.shards.start",
     "shard_range": "gpusched.shards.split",
     "split_range": "gpusched.shards.split",
 }

@@ -10,8 +10,8 @@ from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTING
 OWN_OPTIONS = {
     LIST: "command parameters each force follow",
     "The items": "total items strided weights shuffle shard.force",
-    "The shards": "num_shards shard_size shards_per_gpu min_items_per_shard suffix seed_base",
-    "The merge": "merge merge_output merge_sum merge_key merge_on_duplicate allow_partial",
+    "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
+    "The merge": "patterns shard.output shard.sums shard.key shard.on_duplicate allow_partial",
     "The models": "model_list single_model source_model relation revision overwrite",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",

@@ -1,7 +1,8 @@
-"""What an experiment of spectral analysis is told to do, as a value. Reads no argv and no file."""
+"""The configuration of an experiment of spectral analysis. Reads no argv and no file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,19 +14,20 @@ from gpusched.esd.options import AnalysisOptions, option, words_of
 class EsdConfig(AnalysisOptions):
     """The models of an experiment, the options of their analysis, and the GPUs to use.
 
-    `settings` holds further settings of a run by their names.
+    `settings` holds further settings of a run by their names. A configuration is also the source of its jobs: their
+    queue belongs to the output directory.
     """
 
     model_list: str = option("", "Analyse the models of this table.", metavar="CSV")
     single_model: str = option("", "Analyse this model.", metavar="NAME|PATH")
     output_dir: str = option(
-        "esd_results", "Keep the results, and what is needed to go on, in this directory.", metavar="DIR"
+        "esd_results", "Keep the results, and what is needed to resume, in this directory.", metavar="DIR"
     )
     source_model: str = option(
-        "", "Of --single-model: what it was made from, the base of an adapter.", metavar="NAME|PATH"
+        "", "With --single-model: the model that it was made from, the base of an adapter.", metavar="NAME|PATH"
     )
-    relation: str = option("", "Of --single-model: adapter, or anything else for a whole model.", metavar="WORD")
-    revision: str = option("", "Of --single-model: branch, tag or commit on the hub.", metavar="REV")
+    relation: str = option("", "With --single-model: adapter; any other word means a whole model.", metavar="WORD")
+    revision: str = option("", "With --single-model: branch, tag or commit on the hub.", metavar="REV")
     retry_failed: bool = False
     gpu_list: Sequence[int | str] | str | None = None
     gpu_memory_threshold: int | None = None  # MiB
@@ -44,6 +46,23 @@ class EsdConfig(AnalysisOptions):
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         super().check()
 
+    # ---- the source of the jobs ----
+
+    @property
+    def output(self) -> str:
+        """The absolute path of the output directory."""
+        return absolute(self.output_dir)
+
+    @property
+    def stem(self) -> str:
+        """The default name of the queue."""
+        return os.path.basename(self.output) or "esd"
+
+    @property
+    def owner(self) -> bytes:
+        """The identity of the queue's source; never equal to a file path."""
+        return b"esd " + os.fsencode(self.output)
+
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
@@ -52,9 +71,9 @@ class EsdConfig(AnalysisOptions):
 
     @property
     def flags(self) -> dict[str, object]:
-        """The settings of a run as text, as `config.load` takes them."""
+        """The settings of a run, as `config.load` takes them."""
         gpus = self.gpu_list
-        given: dict[str, object] = {
+        values: dict[str, object] = {
             "gpu_list": gpus if gpus is None or isinstance(gpus, str) else ",".join(map(str, gpus)),
             "gpu_mem_threshold": self.gpu_memory_threshold,
             "max_checks": self.max_checks,
@@ -62,4 +81,9 @@ class EsdConfig(AnalysisOptions):
             "log_dir": self.log_dir,
             **self.settings,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path, with `~` expanded; an empty path stays empty."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""

@@ -1,4 +1,4 @@
-"""The spectral analysis of many models as a library: an experiment, and what it has done by others. Prints nothing.
+"""The spectral analysis of many models: a list of models, a job for each of them, and a summary. Prints nothing.
 
 from gpusched.api import EsdConfig, EsdExperiment
 exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_results")).run()
@@ -6,168 +6,130 @@ exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_resu
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
 
-from gpusched.common import hub_headers, tensor_headers
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.common.files import write_atomically
-from gpusched.common.tensor_headers import Shapes
-from gpusched.common.text import last_line
-from gpusched.config.layers import LoadedSettings, load
-from gpusched.core.jobs.outcome import describe
-from gpusched.core.jobs.reconcile import StoredJob
-from gpusched.core.model import JobRow, JobState
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.config.layers import load
+from gpusched.core.model import JobSpec
 from gpusched.dispatcher import Observer
-from gpusched.esd import jobs as experiment
-from gpusched.esd.config import EsdConfig as EsdConfig
-from gpusched.host.attempts.reaper import log_tail
-from gpusched.host.store import Store, attempt_table, job_table, submission
-from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import to_give
-from gpusched.operations.devices import check_devices, open_devices
-from gpusched.operations.run import RunSession, run_jobs
-from gpusched.operations.submit import find_queue_dir, submit_options
+from gpusched.esd import model_list, records
+from gpusched.esd.backend import EsdBackend
+from gpusched.esd.budgets import find_budgets
+from gpusched.esd.config import EsdConfig
+from gpusched.esd.jobs import model_jobs, plot_jobs, stage_command, threads_per_job
+from gpusched.esd.model_list import ModelList, ModelRow
+from gpusched.esd.order import job_name
+from gpusched.esd.records import EsdSummary, ExpectedRecord
+from gpusched.esd.todo import EsdTodo, NewestJobs, compare
+from gpusched.lists.joblist import JobFile
+from gpusched.operations.run import RunSession
+
+_SHOWN_NOTES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class EsdSource:
-    """The models of an experiment in the place of a file of jobs. Their queue belongs to the output directory."""
+class EsdExperiment:
+    """The spectral analysis of many models on the GPUs of this box: `EsdExperiment(EsdConfig(…)).run()`.
 
-    config: EsdConfig
-
-    @property
-    def output(self) -> str:
-        return os.path.abspath(os.path.expanduser(self.config.output_dir))
-
-    @property
-    def stem(self) -> str:
-        return os.path.basename(self.output) or "esd"
-
-    @property
-    def owner(self) -> bytes:
-        return b"esd " + os.fsencode(self.output)
-
-    @property
-    def words(self) -> list[str]:
-        return self.config.words
-
-
-class EsdWorkshop:
-    """What an experiment has done by others: its queue, the GPUs of this box, the headers of models."""
-
-    def __init__(self, config: EsdConfig, loaded: LoadedSettings, session: RunSession | None = None) -> None:
-        self.source = EsdSource(config)
-        self.place = find_queue_dir(self.source, loaded.settings)
-        self.rules = submit_options(self.place, loaded, retry_failed=config.retry_failed)
-        self.devices = open_devices(self.rules.settings)
-        self.session = session or RunSession()
-
-    def close(self) -> None:
-        """Close the devices, if they were opened."""
-        self.devices.close()
-
-    def tell(self, text: str) -> None:
-        logging.getLogger("gpusched").info("%s", text)
-
-    def held(self) -> Sequence[StoredJob]:
-        if not self.place.exists():
-            return []
-        store = Store(self.place.database, read_only=True)
-        try:
-            return submission.stored_jobs(store)
-        finally:
-            store.close()
-
-    def budgets(self) -> Sequence[int]:
-        settings = self.rules.settings
-        if not settings.gpus_per_job:
-            return []
-        known = self.devices.look(self.place)
-        if not known:
-            return []
-        chosen = check_devices(settings, known).uuids
-        return [to_give(device) for device in known if device.uuid in chosen]
-
-    def at_once(self) -> int:
-        settings = self.rules.settings
-        if not settings.gpus_per_job:
-            return settings.cpu_jobs
-        gpus = len(self.budgets()) or settings.gpus_at_once
-        return settings.jobs_at_once(gpus) * settings.max_jobs_per_gpu
-
-    def shapes(self, models: Collection[experiment.Model]) -> Mapping[experiment.Model, Shapes]:
-        found = {model: tensor_headers.read(model[0]) for model in models}
-        absent = [model for model, shapes in found.items() if shapes is None]
-        asked: Mapping[experiment.Model, Shapes] = {}
-        if absent:
-            if not hub_headers.why_not():
-                many = "1 model" if len(absent) == 1 else f"{len(absent)} models"
-                self.tell(f"asking the hub for the shapes of {many}, {hub_headers.DEADLINE_S:g} s at most")
-            asked = hub_headers.ask(absent)
-        return {model: asked[model] if shapes is None else shapes for model, shapes in found.items()}
-
-    def run(self, jobs: JobFile, *, complete: bool) -> int:
-        with self.devices as devices:
-            return run_jobs(self.source, jobs, self.rules, devices, complete=complete, session=self.session)
-
-    def outcomes(self) -> Mapping[str, str]:
-        if not self.place.exists():
-            return {}
-        store = Store(self.place.database, read_only=True)
-        try:
-            found: dict[str, str] = {}
-            for job in job_table.jobs(store):
-                found[job.name] = job.state.value
-                if job.state is JobState.FAILED:
-                    found[job.name] = f"failed: {self._story(store, job)}"
-                elif job.state is JobState.QUEUED:
-                    found[job.name] = "waits for its turn"
-        finally:
-            store.close()
-        return {name: text for name, text in found.items() if text != JobState.SUCCEEDED.value}
-
-    def _story(self, store: Store, job: JobRow) -> str:
-        """How a job that failed ended, and the last line that it said."""
-        attempts = attempt_table.attempts(store, job.id)
-        if not attempts:
-            return job.cause
-        last = attempts[-1]
-        ended = describe(last.outcome) if last.outcome is not None else job.cause
-        said = last_line(log_tail(f"{self.place.path}/{last.error_log or last.log}"))
-        return f"{ended}; it said: {said}" if said else ended
-
-    def prepare(self, directory: str) -> None:
-        try:
-            os.makedirs(directory, exist_ok=True)
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except OSError as error:
-            raise _unwritable(directory, error) from None
-
-    def write(self, path: str, text: str) -> None:
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-
-
-def _unwritable(path: str, error: OSError) -> GpuschedError:
-    hint = "what is analysed is kept; make room, or write elsewhere with --output-dir, and give the command again"
-    return GpuschedError(f"cannot be written: {error.strerror}", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
-
-
-class EsdExperiment(experiment.EsdExperiment):
-    """The spectral analysis of many models, on the GPUs of this box: `EsdExperiment(EsdConfig(…)).run()`.
-
-    Override `build_command` or `summarise`. `run` returns an exit code, and `summary` is what it came to.
+    Override `build_command` or `summarise` to change what it does. `run` returns an exit code and sets `summary`.
     """
 
-    def __init__(self, config: EsdConfig, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self, config: EsdConfig, backend: EsdBackend | None = None, *, observer: Observer | None = None
+    ) -> None:
+        """Raise GpuschedError for a configuration that makes no sense."""
+        config.check()
+        self.config = config
         session = RunSession(watch=lambda queue: nullcontext(observer))
-        super().__init__(config, EsdWorkshop(config, load(config.flags), session))
+        self.backend = backend or EsdBackend(config, load(config.flags), session=session)
+        self.summary = EsdSummary(())
+
+    # ---- what may be overridden ----
+
+    def build_command(self, row: ModelRow) -> list[str]:
+        """Return the words of the command that analyses one model."""
+        return stage_command(row, self.config)
+
+    def summarise(self) -> EsdSummary:
+        """Write the results of all models beside them, and return them."""
+        outcomes = self.backend.read_outcomes()
+        of_rows = {row: outcomes[name] for row in self.models.rows if (name := job_name(row)) in outcomes}
+        summary = records.summarise(self.config.output, self.expected, of_rows, again=self.config.overwrite)
+        for path, text in summary.files(self.config.output):
+            records.write_file(path, text)
+        return summary
+
+    # ---- the whole of it ----
+
+    def run(self, todo: EsdTodo | None = None) -> int:
+        """Analyse what is not done yet and return the exit code. The summary is written even if this fails."""
+        with self.backend:
+            todo = todo or self.find_todo()
+            records.make_directory(self.config.output)
+            self.announce(todo)
+            code = EXIT_OK
+            try:
+                if todo.has_work:
+                    code = self.backend.run_jobs(todo.jobs, complete=bool(self.config.model_list))
+            finally:
+                self.summary = self.summarise()
+        return EXIT_SOME_FAILED if code == EXIT_OK and self.summary.failed else code
+
+    @cached_property
+    def models(self) -> ModelList:
+        """The models to analyse. Raises GpuschedError for a list that cannot be read."""
+        config = self.config
+        if config.single_model:
+            return model_list.single(
+                config.single_model, source=config.source_model, relation=config.relation, revision=config.revision
+            )
+        try:
+            with open(config.model_list, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            hint = "a CSV file with a column full_name (or model_id)"
+            raise GpuschedError(f"cannot be read: {error.strerror}", where=config.model_list, hint=hint) from None
+        return model_list.parse(data, config.model_list)
+
+    @cached_property
+    def expected(self) -> Mapping[ModelRow, ExpectedRecord]:
+        """The content that the record of each model must have to count as its result."""
+        return {
+            row: ExpectedRecord(row.revision, self.config.as_record(source_model=row.source, relation=row.relation))
+            for row in self.models.rows
+        }
+
+    def find_todo(self) -> EsdTodo:
+        """Compare the list with the output directory and the queue."""
+        newest = NewestJobs(self.backend.stored_jobs())
+        commands = {row: shlex.join(self.build_command(row)) for row in self.models.rows if not row.fault}
+        todo = compare(self.models.rows, commands, self.expected, newest, self.config)
+        return replace(todo, jobs=JobFile(tuple(self._jobs(todo, commands, newest))))
+
+    def _jobs(self, todo: EsdTodo, commands: Mapping[ModelRow, str], newest: NewestJobs) -> Iterator[JobSpec]:
+        budgets = find_budgets(todo.run, self.config, self.backend)
+        threads = threads_per_job(len(todo.run), self.backend.jobs_at_once()) if todo.run else None
+        yield from model_jobs(todo, commands, budgets, threads)
+        yield from plot_jobs(todo, newest, self.config.output)
+
+    def announce(self, todo: EsdTodo) -> None:
+        """Report what is odd in the list, and what is not run again."""
+        notify = self.backend.notify
+        notes = self.models.notes
+        for note in notes[:_SHOWN_NOTES]:
+            notify(note)
+        if len(notes) > _SHOWN_NOTES:
+            notify(f"and {len(notes) - _SHOWN_NOTES} more lines of the list that are repeated or left out")
+        total = len(self.models.rows)
+        if todo.done:
+            notify(f"{len(todo.done)} of {total} {_are(todo.done)} done (--overwrite analyses them again)")
+        before = [row for row in todo.failed if not row.fault]
+        if before:
+            notify(f"{len(before)} of {total} failed before and {_are(before)} not retried (--retry-failed does that)")
+
+
+def _are(rows: Sequence[object]) -> str:
+    return "is" if len(rows) == 1 else "are"

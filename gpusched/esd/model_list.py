@@ -1,6 +1,6 @@
-"""A CSV table of models -> the rows that are to be analysed, and what is odd about them. Opens no file.
+"""The rows of a CSV table of models, and notes about rows that are odd. Opens no file.
 
-Columns count by their names; whatever else a table holds is passed over.
+Columns are found by their names; other columns are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HINT = "the first line names the columns: full_name (or model_id), source_model
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model of a list. `name` is what its results are called; `fault` says why it cannot be analysed at all."""
+    """One model of a list. Its results are called `name`; `fault` says why it cannot be analysed."""
 
     model: str
     source: str = ""
@@ -36,29 +36,30 @@ class ModelRow:
 
     @property
     def is_adapter(self) -> bool:
+        """Return True if the model is merged into its source."""
         return self.relation in ADAPTER_RELATIONS
 
     @property
     def base(self) -> str:
-        """The model whose weights most of its spectra are."""
+        """The model that most of its weights come from."""
         return self.source if self.is_adapter and self.source else self.model
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The name of its files, without suffix."""
         return file_stem(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """The rows in their order, each model once, and what a person should know of them."""
+    """The rows in their order, each model once, and notes for people."""
 
     rows: tuple[ModelRow, ...]
     notes: tuple[str, ...] = ()
 
 
 def single(model: str, *, source: str = "", relation: str = "", revision: str = "") -> ModelList:
-    """The list of one model that was named by itself. Raises GpuschedError for what can be no name."""
+    """Return the list of a single model. Raises GpuschedError for an impossible name."""
     row = _named(ModelRow(_plain(model), _plain(source), relation.strip().lower(), revision.strip()))
     if row.fault:
         raise GpuschedError(row.fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
@@ -66,13 +67,13 @@ def single(model: str, *, source: str = "", relation: str = "", revision: str = 
 
 
 def parse(data: bytes, where: str) -> ModelList:
-    """The models of a table. Raises GpuschedError for a table that cannot be read, or names no models."""
+    """Read the models of a table. Raises GpuschedError for a table that cannot be read, or that has no models."""
     header, lines = _table(data, where)
     columns = {name: n for n, name in reversed(list(enumerate(header))) if name}
     key = next((name for name in NAME_COLUMNS if name in columns), "")
     if not key:
         raise _no_names(header, where)
-    found: list[ModelRow] = []
+    models: list[ModelRow] = []
     notes: list[str] = []
     for line, cells in lines:
         values = {name: cells[n].strip() for name, n in columns.items() if n < len(cells)}
@@ -80,17 +81,17 @@ def parse(data: bytes, where: str) -> ModelList:
             notes.append(f"line {line} has no {key} and is left out")
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
-        found.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
-    rows = tuple(map(_named, _once(found, notes)))
+        models.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
+    rows = tuple(map(_named, _once(models, notes)))
     if not rows:
-        raise GpuschedError("lists no model", where=where, hint=_HINT)
+        raise GpuschedError("has no models", where=where, hint=_HINT)
     return ModelList(rows, tuple(notes))
 
 
 def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and each row that holds something with its line."""
+    """Return the names of the columns, and each row that is not empty with its line number."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise GpuschedError("this is UTF-16, not UTF-8", where=where, hint="save it as CSV UTF-8")
+        raise GpuschedError("the file is UTF-16, not UTF-8", where=where, hint="save it as CSV UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     head = text.lstrip("\r\n").partition("\n")[0]
     delimiter = next((mark for mark in ",\t;" if mark in head), ",")
@@ -104,32 +105,34 @@ def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str
                 rows.append((start, cells))
             start = reader.line_num + 1
     except csv.Error as error:
-        hint = "a field that holds a comma, a quote or a line break stands in double quotes"
-        raise GpuschedError(f"this is no CSV: {error}", where=f"{where}:{reader.line_num}", hint=hint) from None
+        hint = "put a field with a comma, a quote or a line break in double quotes"
+        raise GpuschedError(f"not a CSV file: {error}", where=f"{where}:{reader.line_num}", hint=hint) from None
     finally:
         csv.field_size_limit(before)
     if not rows:
-        raise GpuschedError("this is empty", where=where, hint=_HINT)
+        raise GpuschedError("the file is empty", where=where, hint=_HINT)
     return [cell.strip().lower() for cell in rows[0][1]], rows[1:]
 
 
 def _no_names(header: Sequence[str], where: str) -> GpuschedError:
-    shown = ", ".join(clean(name)[:40] or "(no name)" for name in header[:_SHOWN_HEADER])
+    names = ", ".join(clean(name)[:40] or "(no name)" for name in header[:_SHOWN_HEADER])
     more = f" and {len(header) - _SHOWN_HEADER} more" if len(header) > _SHOWN_HEADER else ""
     alike = next((name for name in header if name in ("name", "model", "model_name", "id", "repo_id")), None)
     alike = alike or next((name for name in header if name and nearest(name, NAME_COLUMNS)), None)
     meant = f"if {clean(alike)} names the models, call it full_name (or model_id)" if alike else _HINT
-    return GpuschedError(f"no column full_name or model_id; its columns are: {shown}{more}", where=where, hint=meant)
+    return GpuschedError(
+        f"there is no column full_name or model_id; the columns are: {names}{more}", where=where, hint=meant
+    )
 
 
-def _once(found: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
-    """Each model once. Two revisions of one model are two, and so is an adapter with two bases."""
+def _once(models: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
+    """Return each model once. Two revisions of a model are two models, and so is an adapter with two bases."""
     revisions: dict[str, set[str]] = {}
-    for row in found:
+    for row in models:
         revisions.setdefault(row.model, set()).add(row.revision)
     first: dict[tuple[str, ...], ModelRow] = {}
     named: dict[str, int] = {}
-    for row in found:
+    for row in models:
         name, key = row.model, (row.model, row.revision)
         if len(revisions[row.model]) > 1 and row.revision:
             name = f"{row.model}@{row.revision}"
@@ -139,32 +142,32 @@ def _once(found: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
             name = f"{name}+{other}"
             if row is (same := first.setdefault((*key, other), row)):
                 notes.append(
-                    f"{clean(row.model)} stands in lines {first[key].line} and {row.line} with another base: "
+                    f"{clean(row.model)} has different bases in lines {first[key].line} and {row.line}: "
                     f"the results of line {row.line} are called {clean(name)}"
                 )
         if same is not row:
-            notes.append(f"{clean(row.model)} stands in line {same.line} and in line {row.line}: it is analysed once")
+            notes.append(f"{clean(row.model)} is in line {same.line} and in line {row.line}: it is analysed once")
         elif (line := named.setdefault(name, row.line)) != row.line:
-            yield replace(row, name=name, fault=f"its results would be called as those of line {line}, {name}")
+            yield replace(row, name=name, fault=f"its results would have the name of those of line {line}, {name}")
         else:
             yield replace(row, name=name)
 
 
 def _plain(name: str) -> str:
-    """A directory is the same with a slash behind it, as shells complete it, and without."""
+    """Return a name without blanks around it, and without the slash that shells put behind a directory."""
     name = name.strip()
     return name.rstrip("/") or name
 
 
 def _named(row: ModelRow) -> ModelRow:
-    """With the name of its results; with a fault if it cannot be analysed."""
+    """Return a row with the name of its results, and with a fault if it cannot be analysed."""
     row = replace(row, name=row.name or row.model)
     if row.source == row.model and not row.is_adapter:
         row = replace(row, source="")  # its own source: no adapter, and nothing else to load
     fault = row.fault
     for what, text in (("name", row.model), ("source_model", row.source), ("revision", row.revision)):
         if text.startswith("-") or not text.isprintable():
-            fault = fault or f"this {what} can be none: {clean(text)[:80]}"
+            fault = fault or f"not a valid {what}: {clean(text)[:80]}"
     try:
         file_stem(row.name)
     except ValueError as error:

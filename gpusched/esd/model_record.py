@@ -1,6 +1,6 @@
-"""The record that an analysis leaves of one model: its file names, and what counts as done. Reads no file.
+"""The record of the analysis of one model: the names of its files, and the test for a finished one. Reads no file.
 
-`records/<stem>.json` is written last of all that a model leaves, so that what it names is whole.
+`records/<stem>.json` is written after all other files of a model, so the files that it names are complete.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-CONVENTION = 1  # of the numbers: another one makes other numbers of the same weights, and nothing made before is done
+CONVENTION = 1  # changes when the same weights give other numbers: no earlier result counts as done then
 
 RECORDS = "records"
 TABLES = "per_model_csv"
@@ -19,15 +19,15 @@ _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary m
 
 ADAPTER_RELATIONS = ("adapter", "lora", "peft")
 
-# What stands for itself: a hyphen only where it cannot be taken for a part of "--".
+# Characters that are encoded: all unusual ones, and a hyphen that could be part of "--".
 _CODED = re.compile(r"[^\w.+=@,/-]|(?:^|(?<=/))\.|-(?=[-/])|(?<=[-/])-|^-|-$", re.ASCII)
 _CODE = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def file_stem(name: str) -> str:
-    """The name of a model as a file name without suffix: `a/b` -> `a--b`, and no two names have the same.
+    """Return the name of a model as a file name without suffix: `a/b` -> `a--b`, different for each model.
 
-    What would make it ambiguous or unsafe is percent-encoded. ValueError for an empty or overlong name.
+    Ambiguous and unsafe characters are percent-encoded. Raises ValueError for an empty or overlong name.
     """
     stem = _CODED.sub(lambda match: _encoded(match[0]), name).replace("/", "--")
     if not name or len(stem) > _LONGEST_STEM:
@@ -36,7 +36,7 @@ def file_stem(name: str) -> str:
 
 
 def model_name(stem: str) -> str:
-    """The name that `file_stem` made this of."""
+    """Return the name of the model from the result of `file_stem`."""
     return _CODE.sub(lambda match: _decoded(match[0]), stem.replace("--", "/"))
 
 
@@ -49,7 +49,7 @@ def _decoded(code: str) -> str:
 
 
 def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
-    """Was this model analysed to its end, by these options and this convention, at this revision?"""
+    """Return True if the model was analysed with these options, at this revision, by this convention."""
     return (
         record.get("success") is True
         and record.get("convention") == CONVENTION

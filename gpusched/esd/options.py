@@ -108,35 +108,41 @@ class AnalysisOptions:
         "Begin the tail at the median, at the peak, or where it fits best.",
         choices=("xmin_mid", "xmin_peak", "DKS"),
     )
-    evals_thresh: float = recorded(1e-5, "Leave out eigenvalues that are not above X.", metavar="X", least=0)
+    evals_thresh: float = recorded(1e-5, "Leave out eigenvalues up to X.", metavar="X", least=0)
     bins: int = recorded(100, "Look for the peak in a histogram of N bins.", metavar="N", least=1)
     peak_window: str = recorded(
         "near",
-        "Look for the tail of xmin_peak near the peak, or where much published code does.",
+        "Look for the tail of xmin_peak near the peak, or where much published code looks.",
         choices=("near", "legacy"),
     )
     solver: str = recorded(
         "auto",
-        "Solve a float64 Gram matrix, or take singular values; fast is float32, and less exact.",
+        "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact.",
         choices=("auto", "gram", "svd", "fast"),
     )
     layers: str = recorded(
-        "", "Analyse only tensors whose name this finds.", metavar="REGEX", check=_check_pattern, default_text="all"
+        "",
+        "Analyse only tensors whose name contains a match.",
+        metavar="REGEX",
+        check=_check_pattern,
+        default_text="all",
     )
     embeddings: bool = recorded(False, "Analyse embeddings too.")
-    min_evals: int = recorded(2, "Fit no tail to fewer eigenvalues.", metavar="N", least=2)
+    min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)
     farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
     randomize: bool = recorded(False, "Compare with the same entries in random order.")
     device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
-    cache_dir: str = option("", "Keep known spectra here.", metavar="DIR", default_text="in the output directory")
+    cache_dir: str = option(
+        "", "Keep spectra of known tensors here.", metavar="DIR", default_text="in the output directory"
+    )
     disk_reserve: str = option(
         "", "Download nothing that leaves less than this free.", metavar="SIZE", check=parse_size, default_text="none"
     )
-    parallel_gpu: bool = option(True, "Compute one layer after the other.")
-    dtype_report: bool = option(False, "Report in the log of each job how its weights are stored.")
+    parallel_gpu: bool = option(True, "Analyse one layer after the other.")
+    dtype_report: bool = option(False, "Print in the log of each job how its weights are stored.")
     plots: bool = option(False, "Draw alpha by layer, and the spectra with their tails.")
     drop_downloads: bool = option(False, "At the end of a job, delete the models that it has downloaded.")
-    overwrite: bool = option(False, "Analyse again what is done already.")
+    overwrite: bool = option(False, "Analyse models again that are done already.")
 
     def check(self) -> None:
         """Raise GpuschedError for an invalid value."""

@@ -1,8 +1,9 @@
-"""The records that analyses leave -> what is done, what has failed, and the tables over all models. Writes no file."""
+"""The results in an output directory: the records of models, what they say of each of them, and the tables over all."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.files import write_atomically
 from gpusched.common.text import clean, mask_secrets
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, RECORDS, TABLES, file_stem, is_done
@@ -30,44 +33,46 @@ _LAST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the record of a model must say, so that it is of the analysis that is asked for."""
+class ExpectedRecord:
+    """The revision and the options that a record must have to belong to the analysis that the user wants."""
 
     revision: str
     options: Mapping[str, Any]
 
     def is_met(self, record: Mapping[str, Any]) -> bool:
+        """Return True if this very analysis was done."""
         return is_done(record, revision=self.revision, options=self.options)
 
     def is_failed(self, record: Mapping[str, Any]) -> bool:
-        """Did this very analysis fail?"""
+        """Return True if this very analysis failed."""
         return record.get("success") is False and self.is_met({**record, "success": True})
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
+        """Return True if this very analysis ended, well or not."""
         return self.is_met(record) or self.is_failed(record)
 
 
-def read(output: str, stem: str) -> dict[str, Any]:
-    """The record of a model; empty where there is none that can be read."""
+def read_record(output: str, stem: str) -> dict[str, Any]:
+    """Return the record of a model; empty if there is none that can be read."""
     try:
         with open(os.open(f"{output}/{RECORDS}/{stem}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            found = json.loads(file.read(_RECORD_LIMIT_BYTES))
+            record = json.loads(file.read(_RECORD_LIMIT_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
-    """Does the table that the record speaks of lie there as it was written?"""
-    told = record.get("csv")
+    """Return True if the table that the record describes is there, with the size that the record states."""
+    table = record.get("csv")
     try:
-        return isinstance(told, dict) and os.lstat(f"{output}/{TABLES}/{stem}.csv").st_size == told.get("size")
+        return isinstance(table, dict) and os.lstat(f"{output}/{TABLES}/{stem}.csv").st_size == table.get("size")
     except OSError:
         return False
 
 
 def has_plots(output: str, stem: str) -> bool:
-    """Are there pictures, and of this table, not of an earlier one?"""
+    """Return True if there are pictures of the table of this model, not of an earlier one."""
     try:
         drawn = os.stat(f"{output}/{PLOTS}/{stem}-alpha.png").st_mtime_ns
         return drawn >= os.stat(f"{output}/{TABLES}/{stem}.csv").st_mtime_ns
@@ -75,12 +80,36 @@ def has_plots(output: str, stem: str) -> bool:
         return False
 
 
+def make_directory(path: str) -> None:
+    """Make a directory that can be written to. Raises GpuschedError otherwise."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def write_file(path: str, text: str) -> None:
+    """Replace a file, whole or not at all. Raises GpuschedError if that is impossible."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> GpuschedError:
+    hint = "finished analyses are kept; make room, or choose another --output-dir, and start the command again"
+    return GpuschedError(f"cannot be written: {error.strerror}", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+
+
 # ---- over all models -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """What one model has come to. `success` None: it is not analysed yet, and `error` says where it stands."""
+    """The result of one model. `success` None: it is not analysed yet, and `reason` says where it stands."""
 
     name: str
     success: bool | None
@@ -91,7 +120,7 @@ class ModelResult:
     row: ModelRow | None = None  # None: it is not in the list
 
     def cell(self, column: str) -> str:
-        """The text of one column of the summary."""
+        """Return the text of one column of the summary."""
         if column in ("name", "notes"):
             return _text(getattr(self, column))
         if column == "success":
@@ -108,22 +137,24 @@ class ModelResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """All models: those of the list in its order, then what else lies in the output directory."""
+class EsdSummary:
+    """All models: those of the list in its order, then others in the output directory."""
 
     results: tuple[ModelResult, ...]
 
     @property
     def listed(self) -> list[ModelResult]:
+        """The models of the list."""
         return [result for result in self.results if result.row is not None]
 
     @property
     def failed(self) -> list[ModelResult]:
-        """Those of the list that failed."""
+        """The models of the list that failed."""
         return [result for result in self.listed if result.success is False]
 
     @property
     def columns(self) -> list[str]:
+        """The columns of the summary: the usual ones, and all other means and medians that the records have."""
         more = {
             key
             for result in self.results
@@ -133,7 +164,7 @@ class Summary:
         return [*_FIRST, *sorted(more), *_LAST]
 
     def files(self, output: str) -> list[tuple[str, str]]:
-        """Paths and contents of the two tables."""
+        """Return the paths and contents of the two tables."""
         columns = self.columns
         rows = ([result.cell(column) for column in columns] for result in self.results)
         return [
@@ -149,43 +180,41 @@ class Summary:
 
 
 def summarise(
-    output: str, expected: Mapping[ModelRow, Expected], told: Mapping[str, str], *, again: bool = False
-) -> Summary:
-    """What has come of each model. `told`: of those whose jobs did not succeed, how they ended or where they stand.
+    output: str, expected: Mapping[ModelRow, ExpectedRecord], outcomes: Mapping[ModelRow, str], *, again: bool = False
+) -> EsdSummary:
+    """Read the result of each model. `outcomes`: how jobs that did not succeed have ended or where they stand.
 
-    `again`: all were to be analysed again, so that a record of success is none of a job that did not succeed.
+    `again`: all models were to be analysed again, so a record of success says nothing about a job without success.
     """
-    results = [_listed(output, row, known, told.get(row.name, ""), again) for row, known in expected.items()]
-    seen = {row.stem for row in expected if not row.fault}
-    return Summary((*results, *_others(output, seen)))
+    results = [_listed(output, row, expected[row], outcomes.get(row, ""), again) for row in expected]
+    listed = {row.stem for row in expected if not row.fault}
+    return EsdSummary((*results, *_others(output, listed)))
 
 
-def _listed(output: str, row: ModelRow, expected: Expected, told: str, again: bool) -> ModelResult:
+def _listed(output: str, row: ModelRow, expected: ExpectedRecord, outcome: str, again: bool) -> ModelResult:
     if row.fault:
         return ModelResult(row.name, False, {}, "list", row.fault, row=row)
-    record = read(output, row.stem)
+    record = read_record(output, row.stem)
     notes = _notes(record)
-    if not expected.is_of(record) or (again and told and expected.is_met(record)):
-        if told.startswith("failed"):
-            return ModelResult(row.name, False, {}, "job", told, row=row)
-        return ModelResult(row.name, None, {}, "waiting", told or "not analysed yet", row=row)
-    if expected.is_met(record):
-        if is_whole(output, row.stem, record):
-            return ModelResult(row.name, True, record, notes=notes, row=row)
-        return ModelResult(
-            row.name, None, {}, "waiting", "its table is gone, or is not the one that was written", row=row
-        )
-    return ModelResult(row.name, False, record, *_error(record), notes=notes, row=row)
+    if not expected.is_of(record) or (again and outcome and expected.is_met(record)):
+        if outcome.startswith("failed"):
+            return ModelResult(row.name, False, {}, "job", outcome, row=row)
+        return ModelResult(row.name, None, {}, "waiting", outcome or "not analysed yet", row=row)
+    if not expected.is_met(record):
+        return ModelResult(row.name, False, record, *_error(record), notes=notes, row=row)
+    if not is_whole(output, row.stem, record):
+        return ModelResult(row.name, None, {}, "waiting", "its table is missing or was changed", row=row)
+    return ModelResult(row.name, True, record, notes=notes, row=row)
 
 
-def _others(output: str, seen: set[str]) -> Iterator[ModelResult]:
-    """What lies there of models that the list does not name."""
+def _others(output: str, listed: set[str]) -> Iterator[ModelResult]:
+    """Read the results of models that the list does not name."""
     try:
         names = sorted(os.listdir(f"{output}/{RECORDS}"))
     except OSError:
         return
     for stem in (name.removesuffix(".json") for name in names if name.endswith(".json")):
-        record = read(output, stem) if stem not in seen else {}
+        record = read_record(output, stem) if stem not in listed else {}
         name = record.get("name")
         if not isinstance(name, str) or not _is_stem_of(stem, name) or record.get("convention") != CONVENTION:
             continue
@@ -217,7 +246,7 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def _text(value: object) -> str:
-    """One line that can be shown anywhere."""
+    """Return a value as one line that can be shown anywhere."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, bool):

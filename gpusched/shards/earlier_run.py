@@ -1,143 +1,164 @@
-"""What a queue holds of an earlier start of `gpusched shard`, and whether another start fits to it. Changes nothing."""
+"""The earlier runs of a sharded script in its queue, and the test whether a new start fits them. Changes nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, StoredJob
 from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
+from gpusched.shards.files import read_plan
+from gpusched.shards.jobs import job_name
+from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
+from gpusched.views.words import count
 
 if TYPE_CHECKING:
-    from gpusched.core.jobs.reconcile import StoredJob
     from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
-    from gpusched.shards.plan import Shard, ShardPlan
 
-SPLIT = "split"  # what the queue's database says of its shards, whatever becomes of the plan's file
-STATES = {"succeeded": "done", "running": "running"}  # of shards whose work another split would do again
+SPLIT = "split"  # the key of the split in the queue's database, which outlives the plan's file
+_SHOWN_SHARDS = 8
+_SHOWN_SPANS = 6
 
 
+@dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What the queue holds of an earlier start: its plan, its shards, its merges."""
+    """The plan, the shards and the merges of earlier runs, as far as a queue holds them."""
 
-    def __init__(self, place: QueueDir, owner: bytes) -> None:
-        self.plan: ShardPlan | None = None
-        self.split: str | None = None
-        self.states: dict[str, str] = {}  # of the shards, by the names of their jobs
-        self._ended: list[float] = []
-        self._held: list[StoredJob] = []
-        self._merged_at: dict[int, float] = {}  # job -> when it began last
-        if not place.exists():
-            return
-        store = queues.open_store(place)
-        try:
-            if meta_table.source(store) in (None, owner):  # a queue of something else is refused where it is taken
-                self._read(place, store)
-        finally:
-            store.close()
+    plan: ShardPlan | None = None
+    split_id: str | None = None
+    states: Mapping[str, str] = field(default_factory=dict)  # of the shards, by the names of their jobs
+    started_at: Sequence[float] = ()  # the first start of each shard
+    ended_at: Sequence[float] = ()  # of the shards
+    merge_started_at: Mapping[int, float] = field(default_factory=dict)  # last start of each merge, by the job's id
+    stored_jobs: Sequence[StoredJob] = ()
 
-    def _read(self, place: QueueDir, store: Store) -> None:
-        from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-        from gpusched.host.queue.shard_files import PLAN, read_plan
-        from gpusched.shards.plan import MERGE, TAG, from_document
-
-        found = read_plan(place.path)
-        try:
-            self.plan = None if found is None else from_document(found)
-        except ValueError as error:
-            hint = "it is left as it is: move it away to make the plan anew, or use another --log-dir"
-            raise GpuschedError(str(error), where=f"{place.path}/{PLAN}", hint=hint) from None
-        for job in job_table.jobs(store):
-            if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED:
-                self.states[job.name] = job.state.value
-                self._ended.append(job.ended_at or 0.0)
-            elif job.name == MERGE:
-                self._merged_at[job.id] = max(
-                    (each.started_at for each in attempt_table.attempts(store, job.id)), default=0.0
-                )
-        self._held = submission.stored_jobs(store)
-        self.split = meta_table.read(store, SPLIT) or (self.plan.split_id if self.plan is not None else None)
-
-    def refuse_another(self, plan: ShardPlan, place: QueueDir) -> None:
-        """Raise GpuschedError for a split other than the one whose shards are done, or run: it would do items twice."""
-        from gpusched.views.words import count
-
+    def refuse_other_split(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
+        """Raise GpuschedError if shards of another split are done or running: items would be processed twice."""
         before = self.plan
         if before is None:
-            self._refuse_unknown(plan, place)
+            self._refuse_unknown(plan, queue_dir)
             return
-        of = {state: [s for s in before.shards if self.states.get(s.job_name) == state] for state in STATES}
-        begun = [s for state in STATES for s in of[state]]
-        moved = (before.asked or {}).get("cwd", os.getcwd()) != os.getcwd()
-        if not begun or (before.ways == plan.ways and not moved):
+        done, running = self._shards(before, "succeeded"), self._shards(before, "running")
+        has_moved = before.input("cwd") not in (None, os.getcwd())
+        if not (done or running) or (before.split == plan.split and not has_moved):
             return
-        rest = [s for s in before.shards if s not in begun]
-        missing = ", ".join(before.span(s) for s in rest[:6]) + (" …" if len(rest) > 6 else "")
-        lines = [
-            f"{count(len(of[state]), 'shard')} of {len(before.shards)} {word}: {_names(of[state])}"
-            for state, word in STATES.items()
-            if of[state]
-        ]
-        lines.append(f"missing: items {missing}" if rest else "no items are missing")
-        name = queues.queue_name(place)
-        if before.ways == plan.ways:
-            what, way = f"the shards of this queue run in {(before.asked or {})['cwd']}", "start it there to go on"
+        missing = [shard for shard in before.shards if shard not in done and shard not in running]
+        if before.split == plan.split:
+            problem = f"the shards of this queue run in {before.input('cwd')}"
+            hint = "start the command there to continue"
         else:
-            what = _difference(before, plan)
-            way = f"the same options as before do what is missing, which `gpusched status -q {name}` shows"
+            problem = _difference(before, plan)
+            options = f"the previous options, which `gpusched status -q {queues.queue_name(queue_dir)}` shows,"
             if before.total == plan.total and before.shuffle_seed == plan.shuffle_seed:
-                way = f"--num-shards {len(before.shards)} and the other options as before do what is missing"
-        way = f"{way}; --log-dir NEW begins" if rest else "--log-dir NEW begins"
-        raise GpuschedError("\n  ".join([what, *lines]), where=place.path, hint=f"{way} anew, beside it")
+                options = f"--num-shards {len(before.shards)} and the other previous options"
+            hint = f"use {options} to run what is missing"
+        lines = [
+            f"{count(len(shards), 'shard')} of {len(before.shards)} {word}: {_names(shards)}"
+            for word, shards in (("done", done), ("running", running))
+            if shards
+        ]
+        lines.append(f"missing: items {_spans(before, missing)}" if missing else "no items are missing")
+        new = "use --log-dir NEW to start over in another queue"
+        raise GpuschedError(
+            "\n  ".join([problem, *lines]), where=queue_dir.path, hint=f"{hint}; {new}" if missing else new
+        )
 
-    def _refuse_unknown(self, plan: ShardPlan, place: QueueDir) -> None:
-        """The plan's file is gone: what the database says of the split has to do."""
-        begun = [name for name, state in self.states.items() if state in STATES]
-        if begun and self.split != plan.split_id:
-            what = f"its plan is gone, {len(begun)} of its shards are done or run, and this start cuts in another way"
-            hint = "the very same options as before go on; --log-dir NEW begins anew, beside it"
-            raise GpuschedError(what, where=place.path, hint=hint)
+    def _refuse_unknown(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
+        """Raise the same error if the plan's file is gone, by the split that the database names."""
+        names = [name for name, state in self.states.items() if state in ("succeeded", "running")]
+        if names and self.split_id != plan.split_id:
+            problem = (
+                f"its plan is gone, {len(names)} of its shards are done or running, and this start has another split"
+            )
+            hint = "use exactly the previous options to continue; use --log-dir NEW to start over in another queue"
+            raise GpuschedError(problem, where=queue_dir.path, hint=hint)
 
-    def merges(self, plan: ShardPlan, name: bytes, *, retry_failed: bool) -> int:
-        """Which time it is that this merge is made: once more, if what it has made is no longer what there is."""
-        held = [job for job in self._held if job.identity == name]
-        if not held:
+    def _shards(self, plan: ShardPlan, state: str) -> list[Shard]:
+        return [shard for shard in plan.shards if self.states.get(job_name(shard)) == state]
+
+    def created_at(self, plan: ShardPlan, now: float) -> float:
+        """Return when this split was made: `now` for a new one, the first start of a shard if the plan is gone."""
+        if self.plan is not None:
+            return self.plan.created_at if self.plan.split == plan.split else now
+        return min(self.started_at, default=now) if self.split_id == plan.split_id else now
+
+    def merge_occurrence(self, plan: ShardPlan, identity: bytes, *, retry_failed: bool) -> int:
+        """Return the run number of this merge; increased when its inputs or its output changed since the last run."""
+        merges = [job for job in self.stored_jobs if job.identity == identity]
+        if not merges:
             return 1
-        last = max(held, key=lambda job: job.occurrence)
-        runs = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
-        comes = any(self.states.get(s.job_name, "queued") in runs for s in plan.shards)
-        later = [*self._ended, *(at for job_id, at in self._merged_at.items() if job_id != last.id)]
+        last = max(merges, key=lambda job: job.occurrence)
+        will_run = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
+        is_pending = any(self.states.get(job_name(shard), "queued") in will_run for shard in plan.shards)
+        others = [at for job_id, at in self.merge_started_at.items() if job_id != last.id]
+        is_older = max([*self.ended_at, *others], default=0.0) > self.merge_started_at.get(last.id, 0.0)
         output = plan.merge.output if plan.merge is not None else None
-        lost = last.state.value == "succeeded" and output is not None and not os.path.exists(output)
-        stale = comes or lost or max(later, default=0.0) > self._merged_at.get(last.id, 0.0)
-        over = {"succeeded"} if retry_failed else {"succeeded", "failed"}  # a failed one is tried again as it is
-        return int(last.occurrence) + (last.state.value in over and stale)
+        is_lost = last.state.value == "succeeded" and output is not None and not os.path.exists(output)
+        # a merge that failed is retried as it is
+        is_over = last.state.value == "succeeded" or (last.state.value == "failed" and not retry_failed)
+        return last.occurrence + (is_over and (is_pending or is_lost or is_older))
+
+
+def read_earlier_run(queue_dir: QueueDir, owner: bytes) -> EarlierRun:
+    """Read the earlier runs of the script with this owner; empty for a queue that is new, or that is not its own."""
+    if not queue_dir.exists():
+        return EarlierRun()
+    with queues.open_store(queue_dir) as store:
+        return _read(queue_dir, store) if meta_table.source(store) in (None, owner) else EarlierRun()
+
+
+def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
+    plan = read_plan(queue_dir.path)
+    jobs = list(job_table.jobs(store))
+    shards = [job for job in jobs if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED]
+    merges = [job for job in jobs if TAG not in job.tags and job.name == MERGE]
+    return EarlierRun(
+        plan=plan,
+        split_id=meta_table.read(store, SPLIT) or (plan.split_id if plan is not None else None),
+        states={job.name: job.state.value for job in shards},
+        started_at=[job.first_started_at for job in shards if job.first_started_at is not None],
+        ended_at=[job.ended_at or 0.0 for job in shards],
+        merge_started_at={
+            job.id: max((attempt.started_at for attempt in attempt_table.attempts(store, job.id)), default=0.0)
+            for job in merges
+        },
+        stored_jobs=submission.stored_jobs(store),
+    )
+
+
+# ---- words -----------------------------------------------------------------------------------------
 
 
 def _names(shards: Sequence[Shard]) -> str:
-    names = [s.suffix for s in shards]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    names = [shard.suffix for shard in shards[:_SHOWN_SHARDS]]
+    more = f" and {len(shards) - _SHOWN_SHARDS} more" if len(shards) > _SHOWN_SHARDS else ""
+    return ", ".join(names) + more
+
+
+def _spans(plan: ShardPlan, shards: Sequence[Shard]) -> str:
+    spans = ", ".join(plan.span(shard) for shard in shards[:_SHOWN_SPANS])
+    return f"{spans} …" if len(shards) > _SHOWN_SPANS else spans
 
 
 def _difference(before: ShardPlan, plan: ShardPlan) -> str:
-    """Why the work of one plan is not that of the other."""
-    if _cut(before) != _cut(plan):
-        return f"{_cut(before)}, and this start asks for {_cut(plan)}"
-    if (before.asked or {}).get("digest") != (plan.asked or {}).get("digest"):
-        return f"the items in {plan.items or 'the range'} are others than when its shards were made"
-    for what in ("suffix", "seed"):
-        was, now = getattr(before.shards[0], what), getattr(plan.shards[0], what)
-        if was != now:
-            return f"its first shard has the {what} {was}, and this start gives it {now}"
-    return f"{_cut(before)}, and this start asks for as many, cut elsewhere"
+    """Say in which way the splits of two plans differ."""
+    if _describe(before) != _describe(plan):
+        return f"{_describe(before)}, and this start asks for {_describe(plan)}"
+    if before.input("digest") != plan.input("digest"):
+        return f"the items in {plan.items or 'the range'} have changed since the shards were made"
+    for name in ("suffix", "seed"):
+        old, new = getattr(before.shards[0], name), getattr(plan.shards[0], name)
+        if old != new:
+            return f"its first shard has the {name} {old}, and this start gives it {new}"
+    return f"{_describe(before)}, and this start asks for as many with other limits"
 
 
-def _cut(plan: ShardPlan) -> str:
-    from gpusched.views.words import count
-
-    way = {"strided": ", strided", "weighted": ", by weight"}.get(plan.strategy, "")
+def _describe(plan: ShardPlan) -> str:
+    strategy = {"strided": ", strided", "weighted": ", by weight"}.get(plan.strategy, "")
     order = "" if plan.shuffle_seed is None else f", shuffled by {plan.shuffle_seed}"
-    return f"{count(len(plan.shards), 'shard')} of {count(plan.total, 'item')}{way}{order}"
+    return f"{count(len(plan.shards), 'shard')} of {count(plan.total, 'item')}{strategy}{order}"

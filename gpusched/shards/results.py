@@ -10,10 +10,11 @@ from gpusched.common.text import last_line
 from gpusched.core.jobs.group_summary import GroupDetails
 from gpusched.core.model import JobState
 from gpusched.host.attempts.reaper import log_tail
-from gpusched.host.queue.shard_files import read_plan
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
-from gpusched.shards.plan import MERGE, from_document
+from gpusched.shards.files import read_plan
+from gpusched.shards.jobs import job_name
+from gpusched.shards.plan import MERGE
 
 if TYPE_CHECKING:
     from gpusched.operations.run import Queue
@@ -30,10 +31,10 @@ def read_details(queue: Queue) -> GroupDetails:
 
 def _read_spans(queue: Queue) -> dict[str, str]:
     try:
-        plan = from_document(read_plan(queue.queue_dir.path))
-    except (GpuschedError, ValueError):
-        return {}
-    return {shard.job_name: plan.span(shard) for shard in plan.shards}
+        plan = read_plan(queue.queue_dir.path)
+    except GpuschedError:
+        plan = None
+    return {} if plan is None else {job_name(shard): plan.span(shard) for shard in plan.shards}
 
 
 def _read_merge(queue: Queue) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
-"""Which items each shard gets: even, strided or weighted, and in which order they come back. Reads no item.
+"""The items of each shard: even, strided or weighted. Reads no item.
 
-A split has `total` items, numbered from 0, in a line: their own order, or a shuffled one. `contiguous` shards are
-slices of the line, one after the other; `strided` shards take every n-th of it.
+The items are numbered from 0, and stand in a line: in their own order, or in a shuffled one. Contiguous shards are
+slices of the line, one after the other; strided shards take every n-th item of it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from itertools import accumulate
 
 
 def split_range(total: int, n: int) -> list[tuple[int, int]]:
-    """[start, end) of each of `n` contiguous shards: sizes differ by at most one, the first ones have one more.
+    """Return [start, end) of each of `n` contiguous shards: sizes differ by at most one, larger shards come first.
 
-    ValueError for a negative total, or fewer than one shard.
+    Raises ValueError for a negative total, or fewer than one shard.
     """
     return [shard_range(total, n, i) for i in range(n)] if n > 0 else [shard_range(total, n, 0)]
 
 
 def shard_range(total: int, n: int, i: int) -> tuple[int, int]:
-    """[start, end) of shard `i` of `n`, by the rule of `split_range`."""
+    """Return [start, end) of shard `i` of `n`, by the rule of `split_range`."""
     if total < 0 or n < 1 or not 0 <= i < n:
         raise ValueError(f"shard {i} of {n} for {total} items: there is no such shard")
     size, larger = divmod(total, n)
@@ -31,9 +31,9 @@ def shard_range(total: int, n: int, i: int) -> tuple[int, int]:
 
 
 def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
-    """[start, end) of `n` contiguous shards whose heaviest is as light as contiguous shards can be.
+    """Return [start, end) of `n` contiguous shards, with the heaviest shard as light as possible.
 
-    Each shard gets an item while there are enough. ValueError for a weight that is negative or no number.
+    Each shard gets an item if there are enough. Raises ValueError for a weight that is negative or not a number.
     """
     total = len(weights)
     if n < 1:
@@ -54,7 +54,7 @@ def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
 
 
 def _fill(sums: Sequence[float], limit: float) -> list[int]:
-    """Starts of the shards, each filled up to `limit`. `sums`: the weight of all items before each, and of all."""
+    """Return the starts of shards that are filled up to `limit`. `sums`: for each item the weight of all before it."""
     starts, total = [0], len(sums) - 1
     while (end := max(starts[-1] + 1, bisect_right(sums, sums[starts[-1]] + limit) - 1)) < total:
         starts.append(end)
@@ -62,7 +62,7 @@ def _fill(sums: Sequence[float], limit: float) -> list[int]:
 
 
 def _spread(starts: list[int], total: int, n: int) -> list[tuple[int, int]]:
-    """The same shards, the longest of them cut until there are `n`: no shard gets heavier by it."""
+    """Cut the longest shards until there are `n`; no shard becomes heavier."""
     cuts = [(start - end, start, end) for start, end in zip(starts, [*starts[1:], total], strict=True)]
     heapify(cuts)
     while len(cuts) < n:
@@ -74,21 +74,21 @@ def _spread(starts: list[int], total: int, n: int) -> list[tuple[int, int]]:
 
 
 def shuffled(total: int, seed: int) -> list[int]:
-    """The items in the line that this seed makes: the same on every machine."""
+    """Return the items in the shuffled order of this seed: the same on every machine."""
     line = list(range(total))
     random.Random(seed).shuffle(line)
     return line
 
 
 def strided_positions(total: int, n: int, i: int) -> range:
-    """Positions in the line of strided shard `i` of `n`."""
+    """Return the positions in the line of strided shard `i` of `n`."""
     shard_range(total, n, i)
     return range(i, total, n)
 
 
 def seeds(base: int, n: int) -> list[int]:
-    """One seed a shard: distinct, below 2**31, and the same for the same base whatever `n` is."""
-    source, found = random.Random(base), dict[int, None]()
-    while len(found) < n:
-        found[source.randrange(2**31)] = None
-    return list(found)
+    """Return a seed for each shard: distinct, below 2**31. The first seeds of a base do not depend on `n`."""
+    source, drawn = random.Random(base), dict[int, None]()
+    while len(drawn) < n:
+        drawn[source.randrange(2**31)] = None
+    return list(drawn)

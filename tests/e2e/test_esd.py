@@ -85,7 +85,7 @@ def test_a_list_with_adapters_a_broken_and_a_missing_model(whole: tuple[Box, End
     assert "tiny/cut" in page and "per_model_csv/tiny--one-lora.csv" in page
     progress = [json.loads(row.last.progress) for row in box.jobs("esd_results") if row.state == "succeeded"]
     assert all(told["done"] == told["total"] > 10 and told["unit"] == "layers" for told in progress)
-    # what is done is not run again, and what failed is told and not tried again
+    # a model that is done is not run again, and one that failed is reported and not retried
     again = box.gpusched("esd", "--model-list", "atlas.csv")
     assert again.code == 1
     assert "4 of 6 are done" in again.err and "2 of 6 failed before" in again.err and "--retry-failed" in again.err
@@ -133,7 +133,7 @@ def test_case_47_through_the_verb(box: Box) -> None:
     assert not {"adapter", "lora", "peft"} & {words[words.index("--relation") + 1] for words in jobs}
     (box.work / "bad.csv").write_text("model,source_model\nacme/tiny,\n")
     ended = box.gpusched("esd", "--model-list", "bad.csv")
-    assert ended.code == 2 and "its columns are: model, source_model" in ended.err and "full_name" in ended.err
+    assert ended.code == 2 and "the columns are: model, source_model" in ended.err and "full_name" in ended.err
     # a single model takes nothing from the list, and what the list left is in the summary too
     ended = box.gpusched("esd", "--single-model", "lab4/thing", "--layers", "k_proj", "--json", "--gpus-per-job", "0")
     assert ended.code == 0, ended.text
@@ -155,7 +155,7 @@ def test_case_51_through_the_verb(box: Box) -> None:
         assert not (box.work / f"esd_results/per_model_csv/{name.replace('/', '--')}.csv").exists()
     assert "pointer" in rows["51-repos/lfs"]["error_reason"]
     assert [len(row.attempts) for row in box.jobs("esd_results")] == [1] * 7
-    assert "51-repos/good stands in line 2 and in line 9: it is analysed once" in ended.err
+    assert "51-repos/good is in line 2 and in line 9: it is analysed once" in ended.err
     said = ended.text + "".join(
         path.read_text("utf-8", "replace")
         for path in (box.work / "esd_results").rglob("*")
@@ -174,8 +174,8 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
     assert ended.code == 3 and "torch is not installed" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
-        (["--model-list", "a", "--single-model", "b"], "one of them"),
-        (["--single-model", "a", "--layers", "("], "no regular expression"),
+        (["--model-list", "a", "--single-model", "b"], "exclude each other"),
+        (["--single-model", "a", "--layers", "("], "must be a regular expression"),
         ([], "no models are named"),
     ):
         ended = box.gpusched("esd", *words)

@@ -87,7 +87,7 @@ def test_from_the_split_to_the_merged_file_and_nothing_twice(box: Box) -> None:
         assert refused.code == 2, refused.text
         if "--strided" not in other:
             assert "8 shards of 8 done: shard_00000, shard_00001" in refused.err
-            assert "--log-dir NEW begins anew" in refused.err
+            assert "use --log-dir NEW to start over" in refused.err
     assert attempts(box)["shard_00000"] == 1
 
 
@@ -126,7 +126,7 @@ def test_other_items_are_other_work(box: Box) -> None:
     refused = shard(box, *options, words=words)
     assert refused.code == 2
     assert "2 shards of 2 done: gpu_0, gpu_1" in refused.err
-    assert f"the items in {box.work}/in.txt are others than when its shards were made" in refused.err
+    assert f"the items in {box.work}/in.txt have changed since the shards were made" in refused.err
     for other, said in (("--suffix=shard", "the suffix gpu_0, and"), ("--seed-base=3", "the seed ")):
         (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
         refused = shard(box, *options, other, words=words)
@@ -148,7 +148,7 @@ def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: 
     assert [each["name"] for each in told["times"]] == ["gpu_0", "gpu_2"]
     refused = shard(box, *options, "--num-shards", "4")
     assert refused.code == 2
-    assert "2 shards of 3 done: gpu_0, gpu_2\n  missing: items 7-13\n  --num-shards 3 and the other" in refused.err
+    assert "2 shards of 3 done: gpu_0, gpu_2\n  missing: items 7-13\n  use --num-shards 3 and the other" in refused.err
     (box.work / "bad_gpu_1").unlink()
     if by_hand:
         assert box.gpusched("requeue", "gpu_1", "-q", "q").code == 0
@@ -254,14 +254,14 @@ TO_ALL = ("--merge", "out/{suffix}.txt", "--merge-output", "all.txt", "--", "cp"
 SLOWLY = """\
 import time
 from gpusched.cli.main import main
-from gpusched.host.queue import shard_files
+from gpusched.shards import files
 
-write_items = shard_files.write_items
+write_items = files.write_items
 def slowly(*given, **more):
     open("writing", "w").close()
     time.sleep(1)  # a dispatcher that is free to start what waits has started it by now
     write_items(*given, **more)
-shard_files.write_items = slowly
+files.write_items = slowly
 main()
 """
 
@@ -308,7 +308,7 @@ def test_without_its_plan_only_the_same_split_goes_on(box: Box) -> None:
     (box.queue("q") / "shard_plan.json").unlink()
     refused = shard(box, "--total", "20", "--num-shards", "4")
     assert refused.code == 2
-    assert "its plan is gone, 2 of its shards are done or run, and this start cuts in another way" in refused.err
+    assert "its plan is gone, 2 of its shards are done or running, and this start has another split" in refused.err
     assert not (box.queue("q") / "shard_plan.json").exists()
     assert shard(box, *options, *MERGE).code == 0
     assert merged(box) == list(range(20))
@@ -357,28 +357,28 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
         (("--total", "9"), ("python", "x.py", "{start}", "{output_dir}", "{end}"), "--output-dir"),
         (("--total", "9"), ("export A={start}{end}",), "sets something up"),
         (("--total", "0"), WORDS, "no items"),
-        (("--total", "9", "--items", "x"), WORDS, "Either --total N or --items FILE"),
-        ((), WORDS, "Either --total N or --items FILE"),
+        (("--total", "9", "--items", "x"), WORDS, "either --total N or --items FILE"),
+        ((), WORDS, "either --total N or --items FILE"),
         (("--items", "none*.txt"), WORDS, "no file matches"),
-        (("--total", "9", "a.txt"), WORDS, "A glob for --items goes in quotes"),
-        (("--total", "9", "--shard-size", "2", "--num-shards", "2"), WORDS, "not both"),
-        (("--total", "9", "--merge-output", "x"), WORDS, "Without --merge PATTERN"),
+        (("--total", "9", "a.txt"), WORDS, "put a pattern for --items in quotes"),
+        (("--total", "9", "--shard-size", "2", "--num-shards", "2"), WORDS, "exclude each other"),
+        (("--total", "9", "--merge-output", "x"), WORDS, "without --merge PATTERN"),
         (("--total", "9", "--merge", "x/{suffix}.bin"), WORDS, ".bin cannot be merged"),
         (
             ("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a.npz"),
             WORDS,
             "is .pt, and --merge-output .npz",
         ),
-        (("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a"), WORDS, "says no format that can be merged"),
+        (("--total", "9", "--merge", "{suffix}.pt", "--merge-output", "a"), WORDS, "is no format that can be merged"),
         (
             ("--total", "9", "--merge", "{output_dir}/{suffix}.txt"),
             WORDS,
-            "--merge: {output_dir} stands for --output-dir",
+            "--merge: {output_dir} needs --output-dir",
         ),
         (("--items", "/dev/null"), WORDS, "--items /dev/null: is a pipe or a device"),
-        (("--items", "empty.txt"), WORDS, "--items empty.txt: there is no item in it"),
+        (("--items", "empty.txt"), WORDS, "--items empty.txt: it has no items"),
         (("--total", "9", "--suffix", "\U0001f600" * 70 + "{shard}"), WORDS, "makes no suffixes"),
-        (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this lies in the copy"),
+        (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot this file is in the copy"),
         (
             ("--total", "9", "--merge", "a/{suffix}.txt", "--merge", "b/{suffix}.txt", "--merge-output", "."),
             WORDS,
@@ -421,7 +421,7 @@ def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
     assert merged(box) == list(range(20))
 
 
-def test_the_command_that_status_tells_to_go_on_with_goes_on(box: Box) -> None:
+def test_the_resume_command_of_status_goes_on(box: Box) -> None:
     (box.work / "wait").touch()
     words = ("shard", "--total", "20", "--num-shards", "2", *MERGE, "--max-gpus", "1", "--suffix=gpu", "--", *WORDS)
     running = box.start(*words, "--hub_token", "s3cretS3cret99")

@@ -9,32 +9,40 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
-from gpusched.cli.features.esd_report import page
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
+from gpusched.esd import EsdBackend, EsdExperiment
+from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.jobs import EsdExperiment, Model
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem
 from gpusched.esd.options import AnalysisOptions, EsdOption, options_of
+from gpusched.esd.report import read_results
 from gpusched.lists.joblist import JobFile
+from gpusched.views.esd_report import page
 from gpusched.views.tables import write
 
 HEAD = "full_name,source_model,base_model_relation"
 UP = TensorShape("up", (11008, 4096), "BF16")
 
 
+class NoQueue:
+    """The directory of a queue that was never made."""
+
+    def exists(self) -> bool:
+        return False
+
+
 @dataclass
-class Workshop:
+class FakeBackend(EsdBackend):
     """Runs nothing: `ends` says how each job ends, by name."""
 
     output: Path
@@ -42,27 +50,31 @@ class Workshop:
     known: Mapping[str, Shapes] = field(default_factory=dict)
     ends: Mapping[str, JobState] = field(default_factory=dict)
     jobs: dict[tuple[bytes, int], tuple[str, JobState]] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
-    asked: list[Model] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    requests: list[Model] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
 
-    def tell(self, text: str) -> None:
-        self.told.append(text)
+    def __post_init__(self) -> None:
+        self.notify = self.messages.append
+        self.queue_dir: Any = NoQueue()
 
-    def held(self) -> Sequence[StoredJob]:
+    def close(self) -> None:
+        pass
+
+    def stored_jobs(self) -> Sequence[StoredJob]:
         return [StoredJob(n, *key, state, "") for n, (key, (_, state)) in enumerate(self.jobs.items())]
 
-    def budgets(self) -> Sequence[int]:
+    def device_budgets(self) -> Sequence[int]:
         return self.cards
 
-    def at_once(self) -> int:
+    def jobs_at_once(self) -> int:
         return 2
 
-    def shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
-        self.asked += models
+    def read_shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
+        self.requests += models
         return {model: self.known.get(model[0], Shapes(why_not="it is not here")) for model in models}
 
-    def run(self, jobs: JobFile, *, complete: bool) -> int:
+    def run_jobs(self, jobs: JobFile, *, complete: bool) -> int:
         failed = False
         for spec in jobs.specs:
             key, name = (identity(spec), spec.occurrence), spec.attributes.name
@@ -77,16 +89,9 @@ class Workshop:
             failed |= state is JobState.FAILED
         return EXIT_SOME_FAILED if failed else EXIT_OK
 
-    def outcomes(self) -> Mapping[str, str]:
+    def read_outcomes(self) -> Mapping[str, str]:
         found = {name: f"{state.value}: exit 9" for name, state in self.jobs.values()}
         return {name: text for name, text in found.items() if not text.startswith("succeeded")}
-
-    def prepare(self, directory: str) -> None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-
-    def write(self, path: str, text: str) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
 
 
 def leave(output: Path, name: str, *, success: bool = True, **more: Any) -> None:
@@ -112,46 +117,46 @@ def leave(output: Path, name: str, *, success: bool = True, **more: Any) -> None
     (output / f"records/{stem}.json").write_text(json.dumps(record))
 
 
-class Place:
+class Lab:
     """A list and an output directory."""
 
     def __init__(self, directory: Path, *lines: str) -> None:
         self.list = directory / "atlas.csv"
         self.output = directory / "out"
         self.list.write_text("\n".join([HEAD, *lines]) + "\n")
-        self.shop = Workshop(self.output)
+        self.backend = FakeBackend(self.output)
 
     def experiment(self, **options: Any) -> EsdExperiment:
-        return EsdExperiment(EsdConfig(model_list=str(self.list), output_dir=str(self.output), **options), self.shop)
+        return EsdExperiment(EsdConfig(model_list=str(self.list), output_dir=str(self.output), **options), self.backend)
 
     def summary(self) -> list[dict[str, str]]:
         return list(csv.DictReader((self.output / "esd_results_summary.csv").read_text().splitlines()))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path, "acme/a,,base", "acme/b,,base", "lab/a-lora,acme/a,adapter")
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path, "acme/a,,base", "acme/b,,base", "lab/a-lora,acme/a,adapter")
 
 
-def test_one_job_a_model_and_a_summary_in_the_order_of_the_list(place: Place) -> None:
-    leave(place.output, "lab/a-lora")  # without its base in the options: of another analysis
-    experiment = place.experiment()
-    plan = experiment.plan()
-    assert [spec.attributes.name for spec in plan.jobs.specs] == ["acme/a", "lab/a-lora", "acme/b"]
-    assert [spec.line for spec in plan.jobs.specs] == [2, 4, 3]
+def test_one_job_a_model_and_a_summary_in_the_order_of_the_list(lab: Lab) -> None:
+    leave(lab.output, "lab/a-lora")  # without its base in the options: of another analysis
+    experiment = lab.experiment()
+    todo = experiment.find_todo()
+    assert [spec.attributes.name for spec in todo.jobs.specs] == ["acme/a", "lab/a-lora", "acme/b"]
+    assert [spec.line for spec in todo.jobs.specs] == [2, 4, 3]
     assert experiment.run() == EXIT_OK
-    assert [row["name"] for row in place.summary()] == ["acme/a", "acme/b", "lab/a-lora"]
-    assert [row["success"] for row in place.summary()] == ["true", "true", ""]
-    assert place.summary()[2]["error_stage"] == "waiting"
+    assert [row["name"] for row in lab.summary()] == ["acme/a", "acme/b", "lab/a-lora"]
+    assert [row["success"] for row in lab.summary()] == ["true", "true", ""]
+    assert lab.summary()[2]["error_stage"] == "waiting"
 
 
-def test_what_is_done_is_not_run_again_and_told(place: Place) -> None:
-    leave(place.output, "acme/a")
-    leave(place.output, "acme/b", revision="v2")
-    experiment = place.experiment()
+def test_what_is_done_is_reported_and_not_run_again(lab: Lab) -> None:
+    leave(lab.output, "acme/a")
+    leave(lab.output, "acme/b", revision="v2")
+    experiment = lab.experiment()
     experiment.run()
-    assert place.shop.ran == ["acme/b", "lab/a-lora"]
-    assert "1 of 3 are done (--overwrite does them again)" in place.shop.told
+    assert lab.backend.ran == ["acme/b", "lab/a-lora"]
+    assert "1 of 3 is done (--overwrite analyses them again)" in lab.backend.messages
 
 
 @pytest.mark.parametrize(
@@ -164,166 +169,167 @@ def test_what_is_done_is_not_run_again_and_told(place: Place) -> None:
         lambda output: leave(output, "acme/a", options=AnalysisOptions(bins=7).as_record()),
     ],
 )
-def test_what_is_not_whole_or_otherwise_made_is_run_again(place: Place, spoil: Any) -> None:
-    place.experiment().run()
-    assert place.shop.ran == ["acme/a", "lab/a-lora", "acme/b"]
-    spoil(place.output)
-    place.shop.ran.clear()
-    place.experiment().run()
-    assert "acme/a" in place.shop.ran and "acme/b" not in place.shop.ran
+def test_what_is_not_whole_or_otherwise_made_is_run_again(lab: Lab, spoil: Any) -> None:
+    lab.experiment().run()
+    assert lab.backend.ran == ["acme/a", "lab/a-lora", "acme/b"]
+    spoil(lab.output)
+    lab.backend.ran.clear()
+    lab.experiment().run()
+    assert "acme/a" in lab.backend.ran and "acme/b" not in lab.backend.ran
 
 
-def test_a_failure_is_told_and_not_tried_again_until_it_is_asked_for(place: Place) -> None:
-    leave(place.output, "acme/a", success=False)
-    place.shop.ends = {"acme/b": JobState.FAILED}
-    assert place.experiment().run() == EXIT_SOME_FAILED
-    assert place.shop.ran == ["acme/b", "lab/a-lora"]
-    rows = {row["name"]: row for row in place.summary()}
+def test_a_failure_is_reported_and_only_retried_on_request(lab: Lab) -> None:
+    leave(lab.output, "acme/a", success=False)
+    lab.backend.ends = {"acme/b": JobState.FAILED}
+    assert lab.experiment().run() == EXIT_SOME_FAILED
+    assert lab.backend.ran == ["acme/b", "lab/a-lora"]
+    rows = {row["name"]: row for row in lab.summary()}
     assert (rows["acme/a"]["error_stage"], rows["acme/a"]["error_reason"]) == ("load", "cut\\x1b[2J short")
     assert (rows["acme/b"]["error_stage"], rows["acme/b"]["error_reason"]) == ("job", "failed: exit 9")
-    place.shop.ran.clear()
-    place.shop.told.clear()
-    assert place.experiment().run() == EXIT_SOME_FAILED
-    assert place.shop.ran == ["lab/a-lora"]  # whose record is of another analysis here
-    assert any("2 of 3 failed before" in text and "--retry-failed" in text for text in place.shop.told)
-    assert {spec.attributes.name for spec in place.experiment(retry_failed=True).plan().jobs.specs} >= {
+    lab.backend.ran.clear()
+    lab.backend.messages.clear()
+    assert lab.experiment().run() == EXIT_SOME_FAILED
+    assert lab.backend.ran == ["lab/a-lora"]  # whose record is of another analysis here
+    assert any(
+        "2 of 3 failed before and are not retried" in text and "--retry-failed" in text for text in lab.backend.messages
+    )
+    assert {spec.attributes.name for spec in lab.experiment(retry_failed=True).find_todo().jobs.specs} >= {
         "acme/a",
         "acme/b",
     }
 
 
 def test_what_has_failed_alone_needs_no_gpu(tmp_path: Path) -> None:
-    place = Place(tmp_path, "acme/a,,base")
-    place.shop.ends = {"acme/a": JobState.FAILED}
-    place.experiment().run()
-    place.shop.budgets = lambda: pytest.fail("asked for GPUs")  # type: ignore[method-assign]
-    plan = place.experiment().plan()
-    assert len(plan.jobs.specs) == 1 and not plan.has_work
-    assert place.experiment().run() == EXIT_SOME_FAILED
+    lab = Lab(tmp_path, "acme/a,,base")
+    lab.backend.ends = {"acme/a": JobState.FAILED}
+    lab.experiment().run()
+    lab.backend.device_budgets = lambda: pytest.fail("asked for GPUs")  # type: ignore[method-assign]
+    todo = lab.experiment().find_todo()
+    assert len(todo.jobs.specs) == 1 and not todo.has_work
+    assert lab.experiment().run() == EXIT_SOME_FAILED
 
 
-def test_overwrite_that_fails_is_not_taken_for_the_success_of_before(place: Place) -> None:
-    place.experiment().run()
-    place.shop.ends = {"acme/a": JobState.FAILED}
+def test_overwrite_that_fails_is_not_taken_for_the_success_of_before(lab: Lab) -> None:
+    lab.experiment().run()
+    lab.backend.ends = {"acme/a": JobState.FAILED}
     for _ in range(2):
-        experiment = place.experiment(overwrite=True)
+        experiment = lab.experiment(overwrite=True)
         assert experiment.run() == EXIT_SOME_FAILED
         assert [(result.name, result.stage, result.reason) for result in experiment.summary.failed] == [
             ("acme/a", "job", "failed: exit 9")
         ]
         assert experiment.summary.listed[1].success
-    experiment = place.experiment()
+    experiment = lab.experiment()
     assert experiment.run() == EXIT_OK, "what it left before is whole, and counts when nothing else is asked for"
     assert experiment.summary.listed[0].success
 
 
-def test_overwrite_goes_on_where_it_was_stopped(place: Place) -> None:
+def test_overwrite_goes_on_where_it_was_stopped(lab: Lab) -> None:
     for name in ("acme/a", "acme/b"):
-        leave(place.output, name)
-    place.experiment(overwrite=True).run()
-    assert place.shop.ran == ["acme/a", "lab/a-lora", "acme/b"]
-    plan = place.experiment(overwrite=True).plan()
-    assert len(plan.run) == 3, "all has ended: it is done once more"
-    assert {spec.occurrence for spec in plan.jobs.specs} == {2}
-    key = next(iter(place.shop.jobs))
-    place.shop.jobs[key] = "acme/a", JobState.RUNNING  # as if the dispatcher had been killed
-    plan = place.experiment(overwrite=True).plan()
-    assert [row.name for row in plan.run] == ["acme/a"]
-    assert [row.name for row in plan.done] == ["acme/b", "lab/a-lora"]
+        leave(lab.output, name)
+    lab.experiment(overwrite=True).run()
+    assert lab.backend.ran == ["acme/a", "lab/a-lora", "acme/b"]
+    todo = lab.experiment(overwrite=True).find_todo()
+    assert len(todo.run) == 3, "all has ended: it is done once more"
+    assert {spec.occurrence for spec in todo.jobs.specs} == {2}
+    key = next(iter(lab.backend.jobs))
+    lab.backend.jobs[key] = "acme/a", JobState.RUNNING  # as if the dispatcher had been killed
+    todo = lab.experiment(overwrite=True).find_todo()
+    assert [row.name for row in todo.run] == ["acme/a"]
+    assert [row.name for row in todo.done] == ["acme/b", "lab/a-lora"]
 
 
-def test_what_a_colleague_broke_is_one_row_and_the_summary_tells_of_what_is_not_listed(tmp_path: Path) -> None:
-    place = Place(tmp_path, "acme/a,,base", "-x,,base")
-    leave(place.output, "elsewhere/c")
-    (place.output / "records/junk.json").write_text("[]")
-    assert place.experiment().run() == EXIT_SOME_FAILED
-    assert [(row["name"], row["success"], row["notes"]) for row in place.summary()] == [
+def test_what_a_colleague_broke_is_one_row_and_the_summary_has_what_is_not_listed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, "acme/a,,base", "-x,,base")
+    leave(lab.output, "elsewhere/c")
+    (lab.output / "records/junk.json").write_text("[]")
+    assert lab.experiment().run() == EXIT_SOME_FAILED
+    assert [(row["name"], row["success"], row["notes"]) for row in lab.summary()] == [
         ("acme/a", "true", ""),
         ("-x", "false", ""),
         ("elsewhere/c", "true", "not in this list"),
     ]
 
 
-def test_of_many_repeated_lines_a_few_are_told(tmp_path: Path) -> None:
-    place = Place(tmp_path, *["acme/a,,base"] * 200)
-    experiment = place.experiment()
-    experiment.tell(experiment.plan())
-    assert len(place.shop.told) == 7
-    assert "and 194 more lines of the list that are repeated or left out" in place.shop.told
+def test_only_a_few_of_many_repeated_lines_are_reported(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, *["acme/a,,base"] * 200)
+    experiment = lab.experiment()
+    experiment.announce(experiment.find_todo())
+    assert len(lab.backend.messages) == 7
+    assert "and 194 more lines of the list that are repeated or left out" in lab.backend.messages
 
 
-def test_pictures_that_are_missing_are_told_at_the_end(place: Place) -> None:
-    experiment = place.experiment(plots=True)
+def test_missing_pictures_are_reported_at_the_end(lab: Lab) -> None:
+    experiment = lab.experiment(plots=True)
     experiment.run()
     out = io.StringIO()
-    shop: Any = SimpleNamespace(place=SimpleNamespace(exists=lambda: False))
-    write(out, page(experiment, shop))
+    write(out, page(read_results(experiment), "/"))
     assert "of 2 models could not be drawn (acme/a, …); the logs say why" in out.getvalue()
 
 
-def test_what_was_skipped_is_listed(place: Place) -> None:
+def test_what_was_skipped_is_listed(lab: Lab) -> None:
     skipped = [{"tensor": "w\n1", "shape": "3x4", "dtype": "I8", "reason": "quantised"}]
-    leave(place.output, "acme/a", skipped=skipped)
-    place.experiment().summarise()
-    rows = list(csv.reader((place.output / "skipped.csv").read_text().splitlines()))
+    leave(lab.output, "acme/a", skipped=skipped)
+    lab.experiment().summarise()
+    rows = list(csv.reader((lab.output / "skipped.csv").read_text().splitlines()))
     assert rows == [["model", "tensor", "shape", "dtype", "reason"], ["acme/a", "w 1", "3x4", "I8", "quantised"]]
 
 
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-def test_budgets_follow_the_shapes_of_the_base(place: Place) -> None:
-    place.shop.known = {"acme/a": Shapes((UP,))}
-    specs = {spec.attributes.name: spec.attributes for spec in place.experiment().plan().jobs.specs}
+def test_budgets_follow_the_shapes_of_the_base(lab: Lab) -> None:
+    lab.backend.known = {"acme/a": Shapes((UP,))}
+    specs = {spec.attributes.name: spec.attributes for spec in lab.experiment().find_todo().jobs.specs}
     assert specs["acme/a"].mem_bytes == specs["lab/a-lora"].mem_bytes
     assert 1000 * MIB < (specs["acme/a"].mem_bytes or 0) < 2000 * MIB
     assert specs["acme/b"].mem_bytes is None
-    assert sorted(place.shop.asked) == [("acme/a", ""), ("acme/b", "")]
-    assert "each has its GPU alone (acme/b: it is not here)" in place.shop.told[-1]
+    assert sorted(lab.backend.requests) == [("acme/a", ""), ("acme/b", "")]
+    assert "each gets a GPU to itself (acme/b: it is not here" in lab.backend.messages[-1]
 
 
 def test_an_adapter_without_a_source_is_followed_to_its_base(tmp_path: Path) -> None:
-    place = Place(tmp_path, "lab/x,,adapter", "lab/loop,,adapter")
+    lab = Lab(tmp_path, "lab/x,,adapter", "lab/loop,,adapter")
     loop = Shapes(base="lab/loop", why_not="it is an adapter")
-    place.shop.known = {"lab/x": Shapes(base="acme/a"), "acme/a": Shapes((UP,)), "lab/loop": loop}
-    specs = place.experiment().plan().jobs.specs
+    lab.backend.known = {"lab/x": Shapes(base="acme/a"), "acme/a": Shapes((UP,)), "lab/loop": loop}
+    specs = lab.experiment().find_todo().jobs.specs
     assert [spec.attributes.mem_bytes is None for spec in specs] == [False, True]
 
 
-def test_a_layer_too_large_for_every_card_is_said_and_the_model_runs_alone(place: Place) -> None:
-    place.shop.known = {"acme/a": Shapes((UP,))}
-    place.shop.cards = (1000 * MIB, 800 * MIB)
-    plan = place.experiment().plan()
-    assert {spec.attributes.mem_bytes for spec in plan.jobs.specs} == {None}
-    said = next(text for text in place.shop.told if text.startswith("acme/a:"))
-    assert "its largest layer, up (11008×4096), needs" in said and "can give 1000" in said and "on the CPU" in said
+def test_a_layer_too_large_for_every_card_is_said_and_the_model_runs_alone(lab: Lab) -> None:
+    lab.backend.known = {"acme/a": Shapes((UP,))}
+    lab.backend.cards = (1000 * MIB, 800 * MIB)
+    todo = lab.experiment().find_todo()
+    assert {spec.attributes.mem_bytes for spec in todo.jobs.specs} == {None}
+    said = next(text for text in lab.backend.messages if text.startswith("acme/a:"))
+    assert "its largest layer, up (11008×4096), needs" in said and "offers 1000 MiB" in said and "on the CPU" in said
 
 
-def test_without_gpus_nothing_is_asked(place: Place) -> None:
-    place.shop.cards = ()
-    assert all(spec.attributes.mem_bytes is None for spec in place.experiment().plan().jobs.specs)
-    assert not place.shop.asked
+def test_without_gpus_nothing_is_asked(lab: Lab) -> None:
+    lab.backend.cards = ()
+    assert all(spec.attributes.mem_bytes is None for spec in lab.experiment().find_todo().jobs.specs)
+    assert not lab.backend.requests
 
 
 # ---- commands and options --------------------------------------------------------------------------
 
 
-def test_a_command_says_what_is_not_the_default(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_what_is_not_the_default(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    experiment = place.experiment(layers="attn|it's", bins=50, farms=True, parallel_gpu=False)
+    experiment = lab.experiment(layers="attn|it's", bins=50, farms=True, parallel_gpu=False)
     row = replace(experiment.models.rows[2], revision="v1", name="lab/a-lora@v1")
     words = experiment.build_command(row)[1:]
     assert words == [
-        *("-m", "gpusched.commands.esd", "--model", "lab/a-lora", "--output-dir", str(place.output)),
+        *("-m", "gpusched.commands.esd", "--model", "lab/a-lora", "--output-dir", str(lab.output)),
         *("--name", "lab/a-lora@v1", "--source-model", "acme/a", "--relation", "adapter", "--revision", "v1"),
         *("--bins", "50", "--layers", "attn|it's", "--farms", "--no-parallel-gpu"),
     ]
-    spec = experiment.plan().jobs.specs[0]
+    spec = experiment.find_todo().jobs.specs[0]
     assert shlex.split(spec.command.decode())[0].startswith("OMP_NUM_THREADS=")
     assert not spec.text.startswith(b"OMP"), "how many cores there are makes it no other job"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert experiment.plan().jobs.specs[0].command == spec.text
+    assert experiment.find_todo().jobs.specs[0].command == spec.text
 
 
 def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
@@ -332,7 +338,7 @@ def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
     assert taken - given == {"--model", "--name", "-h", "--help"}  # a row of the list has these
 
 
-def test_every_option_of_the_analysis_reaches_the_stage(place: Place) -> None:
+def test_every_option_of_the_analysis_reaches_the_stage(lab: Lab) -> None:
     texts = {"layers": "q", "device": "cpu", "cache_dir": "/c", "disk_reserve": "1G"}
 
     def another(each: EsdOption) -> Any:
@@ -344,18 +350,18 @@ def test_every_option_of_the_analysis_reaches_the_stage(place: Place) -> None:
         return texts[each.name] if isinstance(each.default, str) else each.default + 3
 
     changed = {each.name: another(each) for each in options_of(AnalysisOptions)}
-    experiment = place.experiment(**changed)
+    experiment = lab.experiment(**changed)
     words = experiment.build_command(experiment.models.rows[0])[3:]
     read = vars(stage_parser(AnalysisOptions).parse_args(words))
     assert {name: read[name] for name in changed} == changed
 
 
-def test_commands_can_be_overridden(place: Place) -> None:
+def test_commands_can_be_overridden(lab: Lab) -> None:
     class Mine(EsdExperiment):
         def build_command(self, row: ModelRow) -> list[str]:
             return ["python", "mine.py", row.model]
 
-    specs = Mine(EsdConfig(model_list=str(place.list), output_dir=str(place.output)), place.shop).plan().jobs.specs
+    specs = Mine(EsdConfig(model_list=str(lab.list), output_dir=str(lab.output)), lab.backend).find_todo().jobs.specs
     assert specs[0].text == b"python mine.py acme/a"
 
 

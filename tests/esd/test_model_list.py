@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
 from gpusched.esd.model_list import ModelRow, parse, single
-from gpusched.esd.order import in_groups
+from gpusched.esd.order import group_by_base
 from tests.support.box import CASES
 
 
@@ -37,7 +37,7 @@ def test_case_47_other_names_in_another_order() -> None:
 def test_case_51_a_model_that_is_listed_twice_is_analysed_once() -> None:
     found = parse((CASES / "esd-51/51-mixed.csv").read_bytes(), "51-mixed.csv")
     assert len(found.rows) == 7
-    assert found.notes == ("51-repos/good stands in line 2 and in line 9: it is analysed once",)
+    assert found.notes == ("51-repos/good is in line 2 and in line 9: it is analysed once",)
 
 
 def test_case_49_the_same_adapter_with_another_base_is_a_row_of_its_own() -> None:
@@ -58,8 +58,8 @@ def test_one_adapter_on_several_bases_is_analysed_once_on_each() -> None:
         ("a/ad+base", "a/ad"),
     ]
     assert [note for note in found.notes if "once" in note] == [
-        "a/ad stands in line 3 and in line 4: it is analysed once",
-        "a/ad stands in line 2 and in line 5: it is analysed once",
+        "a/ad is in line 3 and in line 4: it is analysed once",
+        "a/ad is in line 2 and in line 5: it is analysed once",
     ]
 
 
@@ -72,10 +72,10 @@ def test_marks_newlines_and_separators(newline: str, mark: str, comma: str) -> N
     assert [(row.name, row.revision, row.line) for row in found] == [("acme/a", "v2", 3), ("acme/b", "", 5)]
 
 
-def test_a_table_without_a_column_of_names_tells_its_header() -> None:
+def test_the_error_for_a_table_without_names_shows_its_header() -> None:
     with pytest.raises(GpuschedError) as caught:
         rows("model,source_model\nacme/a,\n")
-    assert "no column full_name or model_id; its columns are: model, source_model" in str(caught.value)
+    assert "no column full_name or model_id; the columns are: model, source_model" in str(caught.value)
     assert "if model names the models, call it full_name" in caught.value.hint
 
 
@@ -83,8 +83,8 @@ def test_a_table_without_a_column_of_names_tells_its_header() -> None:
     ("text", "said"),
     [
         ("", "empty"),
-        ("full_name\n", "lists no model"),
-        ('full_name\n"acme/a\n', "no CSV"),
+        ("full_name\n", "has no models"),
+        ('full_name\n"acme/a\n', "not a CSV"),
         ("\xff\xfefull_name", "no column"),
     ],
 )
@@ -109,7 +109,7 @@ def test_two_revisions_of_a_model_have_results_of_their_own() -> None:
 def test_no_two_models_have_one_name() -> None:
     found = rows("full_name,revision\nacme/a,\nacme/a,v1\nacme/a@v1,\n")
     assert [row.name for row in found] == ["acme/a", "acme/a@v1", "acme/a@v1"]
-    assert [row.fault for row in found] == ["", "", "its results would be called as those of line 3, acme/a@v1"]
+    assert [row.fault for row in found] == ["", "", "its results would have the name of those of line 3, acme/a@v1"]
 
 
 def test_a_slash_behind_a_directory_makes_no_other_model() -> None:
@@ -135,7 +135,7 @@ def test_groups_keep_all_rows_and_bring_those_of_a_base_together(pairs: list[tup
     listed = [
         ModelRow(model, source, "adapter" if source else "base", line=n) for n, (model, source) in enumerate(pairs)
     ]
-    order = in_groups(listed)
+    order = group_by_base(listed)
     assert sorted(row.line for row in order) == sorted(row.line for row in listed)
     bases = [row.source or row.model for row in order]
     assert all(bases[n] == bases[n - 1] or bases[n] not in bases[:n] for n in range(1, len(bases)))
@@ -148,4 +148,4 @@ def test_a_base_goes_first_in_its_group() -> None:
     listed = rows(
         "full_name,source_model,base_model_relation\nlab/x,acme/a,lora\nacme/b,,\nacme/a,,base\nlab/y,acme/a,peft\n"
     )
-    assert [row.name for row in in_groups(listed)] == ["acme/a", "lab/x", "lab/y", "acme/b"]
+    assert [row.name for row in group_by_base(listed)] == ["acme/a", "lab/x", "lab/y", "acme/b"]

@@ -1,4 +1,4 @@
-"""The plan of a sharded script: each item in one shard, what each is told, and what is refused because it cannot be."""
+"""The plan of a sharded script: each item in one shard, the jobs of the shards, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,18 +20,12 @@ from gpusched import api
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import DependencyKind
 from gpusched.lists.template import Template
-from gpusched.shards import jobs as told
-from gpusched.shards.plan import (
-    MERGE,
-    TAG,
-    Merge,
-    ShardPlan,
-    ShardWish,
-    document,
-    from_document,
-    make_plan,
-    shard_count,
-)
+from gpusched.shards.command import NAMES, check_command, command_line, placeholder_values
+from gpusched.shards.jobs import job_name, make_jobs, merge_command
+from gpusched.shards.outputs import with_outputs
+from gpusched.shards.plan import MERGE, TAG, MergeOptions, ShardPlan, SplitOptions, from_document, to_document
+from gpusched.shards.request import ShardRequest
+from gpusched.shards.sizing import count_shards, make_plan
 from gpusched.shards.split import shuffled
 
 OPTIONS: dict[str, Any] = {"force": False, "strip_gpu_env": False, "gpus": 1}
@@ -39,8 +33,8 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], excl
 RANGE = "python run.py --start {start} --count {count} --out {suffix} --seed {seed}"
 
 
-def plan_of(total: int, n: int, slots: int = 2, weights: Sequence[float] | None = None, **wish: Any) -> ShardPlan:
-    return make_plan(total, ShardWish(**wish), n, slots, weights=weights)
+def plan_of(total: int, n: int, slots: int = 2, weights: Sequence[float] | None = None, **options: Any) -> ShardPlan:
+    return make_plan(total, SplitOptions(**options), n, slots, weights=weights)
 
 
 # ---- which items -----------------------------------------------------------------------------------
@@ -77,22 +71,22 @@ def test_every_item_is_in_exactly_one_shard(plan: ShardPlan) -> None:
             assert list(own) == list(range(shard.start, shard.end, len(plan.shards)))
     assert len({shard.suffix for shard in plan.shards}) == len(plan.shards)
     assert len({shard.seed for shard in plan.shards}) == len(plan.shards)
-    assert len({shard.job_name for shard in plan.shards} | {TAG, MERGE}) == len(plan.shards) + 2
+    assert len({job_name(shard) for shard in plan.shards} | {TAG, MERGE}) == len(plan.shards) + 2
 
 
 @pytest.mark.slow
 @given(plans(), st.booleans())
 def test_a_plan_is_read_as_it_was_written(plan: ShardPlan, merges: bool) -> None:
     if merges:
-        plan = told.with_outputs(replace(plan, merge=Merge("/o", ("n",), "id")), ["o/x-{suffix}.pt"], "", "/work/[a]")
-    found = json.loads(json.dumps(document(plan)))
-    assert from_document(found) == replace(plan, asked={})
+        plan = with_outputs(replace(plan, merge=MergeOptions("/o", ("n",), "id")), ["o/x-{suffix}.pt"], "", "/work/[a]")
+    found = json.loads(json.dumps(to_document(plan)))
+    assert from_document(found) == replace(plan, inputs={})
     assert found["num_shards"] == len(found["shards"])
 
 
 @given(st.integers(1, 5000), st.integers(1, 8), st.integers(1, 6), st.integers(1, 20))
 def test_more_shards_than_gpus_but_none_too_small(total: int, slots: int, per_gpu: int, least: int) -> None:
-    n, note = shard_count(total, ShardWish(shards_per_gpu=per_gpu, min_items=least), slots)
+    n, note = count_shards(total, SplitOptions(shards_per_gpu=per_gpu, min_items=least), slots)
     assert 1 <= n <= slots * per_gpu
     assert n == 1 or total // n >= least
     assert bool(note) == (n < slots)
@@ -100,22 +94,22 @@ def test_more_shards_than_gpus_but_none_too_small(total: int, slots: int, per_gp
 
 
 def test_fewer_items_than_it_is_worth_make_fewer_shards_and_it_says_so() -> None:
-    assert shard_count(1000, ShardWish(), 2) == (8, "")
-    assert shard_count(1000, ShardWish(num_shards=3), 2) == (3, "")
-    assert shard_count(1000, ShardWish(shard_size=50), 2) == (20, "")
-    assert shard_count(1010, ShardWish(shard_size=50), 2)[0] == 21
-    assert shard_count(3, ShardWish(shard_size=1), 2) == (3, "")
-    assert shard_count(20, ShardWish(), 2) == (4, "")
-    n, note = shard_count(8, ShardWish(num_shards=4), 4)
-    assert (n, note) == (2, "8 items are too few for 4 shards with 4 each (--min-items-per-shard): 2 shards")
-    assert shard_count(3, ShardWish(), 2) == (
+    assert count_shards(1000, SplitOptions(), 2) == (8, "")
+    assert count_shards(1000, SplitOptions(num_shards=3), 2) == (3, "")
+    assert count_shards(1000, SplitOptions(shard_size=50), 2) == (20, "")
+    assert count_shards(1010, SplitOptions(shard_size=50), 2)[0] == 21
+    assert count_shards(3, SplitOptions(shard_size=1), 2) == (3, "")
+    assert count_shards(20, SplitOptions(), 2) == (4, "")
+    n, note = count_shards(8, SplitOptions(num_shards=4), 4)
+    assert (n, note) == (2, "8 items are too few for 4 shards with 4 each (--min-items-per-shard): using 2 shards")
+    assert count_shards(3, SplitOptions(), 2) == (
         1,
-        "3 items are too few for 2 GPUs with 4 each (--min-items-per-shard): 1 shard",
+        "3 items are too few for 2 GPUs with 4 each (--min-items-per-shard): using 1 shard",
     )
     with pytest.raises(GpuschedError, match="no items"):
-        shard_count(0, ShardWish(), 2)
+        count_shards(0, SplitOptions(), 2)
     with pytest.raises(GpuschedError, match="more than"):
-        shard_count(10**9, ShardWish(shard_size=1), 2)
+        count_shards(10**9, SplitOptions(shard_size=1), 2)
 
 
 def test_the_library_splits_by_the_same_rule() -> None:
@@ -137,29 +131,29 @@ def test_suffixes() -> None:
     assert [s.suffix for s in plan_of(20, 3).shards] == ["shard_00000", "shard_00001", "shard_00002"]
     assert plan_of(20, 3, suffix="gpu").shards[2].suffix == "gpu_2"
     assert plan_of(20, 3, suffix="part {shard:02}").shards[2].suffix == "part 02"
-    assert plan_of(20, 3, suffix="part {shard:02}").shards[2].job_name == "shard-2"
+    assert job_name(plan_of(20, 3, suffix="part {shard:02}").shards[2]) == "shard-2"
     assert plan_of(20, 1, suffix="all").shards[0].suffix == "all"
     for wrong in ("all", "a/{shard}", "{shard}{x}", "{shard}\n"):
         with pytest.raises(GpuschedError, match="makes no suffixes"):
             plan_of(20, 3, suffix=wrong)
 
 
-# ---- what each is told -----------------------------------------------------------------------------
+# ---- the command ------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0{}"), max_size=12), min_size=2, max_size=5))
 def test_each_word_stays_one_word_for_the_shell(words: list[str]) -> None:
     words = ["x", *words, "--n={start}", "a {suffix}'s", "{print}"]
     plan = plan_of(20, 2, suffix="it's {shard}")
-    values = told.values_of(plan, plan.shards[1], "")
-    text = Template(told.command_line(words), told.NAMES, shell=True).fill(values)
+    values = placeholder_values(plan, plan.shards[1], "")
+    text = Template(command_line(words), NAMES, shell=True).fill(values)
     assert shlex.split(text) == [*words[:-3], "--n=10", "a it's 1's", "{print}"]
 
 
 def test_a_single_word_is_a_command_line() -> None:
-    assert told.command_line(["a {start} | b > '{suffix}'"]) == "a {start} | b > '{suffix}'"
-    assert told.command_line(["[mem=18G]", "a", "b c"]) == "[mem=18G] a 'b c'"
-    assert told.command_line(["a", "--x={suffix}", "$HOME"]) == "a --x={suffix} '$HOME'"
+    assert command_line(["a {start} | b > '{suffix}'"]) == "a {start} | b > '{suffix}'"
+    assert command_line(["[mem=18G]", "a", "b c"]) == "[mem=18G] a 'b c'"
+    assert command_line(["a", "--x={suffix}", "$HOME"]) == "a --x={suffix} '$HOME'"
 
 
 @pytest.mark.parametrize(
@@ -186,18 +180,20 @@ def test_a_single_word_is_a_command_line() -> None:
         ("x {start} {end} ${SUFFIX} {} {a,b} '{print}'", {}, False, ""),
     ],
 )
-def test_a_command_must_tell_a_shard_its_items(command: str, wish: dict[str, Any], from_items: bool, why: str) -> None:
+def test_a_command_must_say_which_items_belong_to_a_shard(
+    command: str, wish: dict[str, Any], from_items: bool, why: str
+) -> None:
     plan = plan_of(20, 2, **wish)
     if why:
         with pytest.raises(GpuschedError, match=why):
-            told.check_command(command, plan, from_items=from_items)
+            check_command(command, plan, from_items=from_items)
     else:
-        told.check_command(command, plan, from_items=from_items)
+        check_command(command, plan, from_items=from_items)
 
 
 def test_one_number_is_enough_for_one_item() -> None:
-    told.check_command("python fold.py --fold {shard}", plan_of(5, 5), from_items=False)
-    told.check_command("python fold.py", plan_of(5, 1), from_items=False)
+    check_command("python fold.py --fold {shard}", plan_of(5, 5), from_items=False)
+    check_command("python fold.py", plan_of(5, 1), from_items=False)
 
 
 # ---- what each writes ------------------------------------------------------------------------------
@@ -206,7 +202,7 @@ def test_one_number_is_enough_for_one_item() -> None:
 def test_outputs_are_absolute_patterns_in_which_no_value_is_a_wildcard(tmp_path: Path) -> None:
     cwd = tmp_path / "a[1]*"
     (cwd / "o").mkdir(parents=True)
-    plan = told.with_outputs(
+    plan = with_outputs(
         plan_of(20, 2, suffix="p[{shard}]"), ["o/*_{suffix}.pt", "{output_dir}/{start}"], "d?", str(cwd)
     )
     for shard in plan.shards:
@@ -235,17 +231,17 @@ def test_a_file_is_that_of_one_shard(pattern: str, n: int, suffix: str, why: str
     plan = plan_of(12 * n, n, suffix=suffix)
     if why:
         with pytest.raises(GpuschedError, match=why):
-            told.with_outputs(plan, [pattern], "", "/w")
+            with_outputs(plan, [pattern], "", "/w")
     else:
-        told.with_outputs(plan, [pattern], "", "/w")
+        with_outputs(plan, [pattern], "", "/w")
 
 
 # ---- the jobs --------------------------------------------------------------------------------------
 
 
 def test_the_jobs_of_a_plan() -> None:
-    plan = replace(plan_of(10, 3), merge=Merge())
-    jobs = told.jobs(plan, "[mem=18G tag=x] " + RANGE, "", "python -m merge", options=OPTIONS)
+    plan = replace(plan_of(10, 3), merge=MergeOptions())
+    jobs = make_jobs(plan, "[mem=18G tag=x] " + RANGE, "", "python -m merge", options=OPTIONS)
     *shards, merge = jobs.specs
     assert [spec.line for spec in jobs.specs] == [1, 2, 3, 4]
     assert [spec.attributes.items for spec in shards] == [4, 3, 3]
@@ -254,13 +250,13 @@ def test_the_jobs_of_a_plan() -> None:
     assert shards[0].attributes.mem_bytes == 18 << 30
     assert (merge.attributes.gpus, merge.attributes.name, merge.attributes.items) == (0, MERGE, 0)
     assert [(each.kind, each.refs) for each in merge.attributes.after] == [(DependencyKind.SUCCEEDED, (TAG,))]
-    partial = told.jobs(replace(plan, merge=Merge(allow_partial=True)), RANGE, "", "m", options=OPTIONS)
+    partial = make_jobs(replace(plan, merge=MergeOptions(allow_partial=True)), RANGE, "", "m", options=OPTIONS)
     assert partial.specs[-1].attributes.after[0].kind is DependencyKind.ENDED
 
 
 def test_shards_that_would_all_do_the_same_are_refused() -> None:
     with pytest.raises(GpuschedError, match="the same for several shards"):
-        told.jobs(plan_of(10, 2), "x {num_shards}", "", None, options=OPTIONS)
+        make_jobs(plan_of(10, 2), "x {num_shards}", "", None, options=OPTIONS)
 
 
 @settings(max_examples=20, deadline=None)
@@ -268,24 +264,82 @@ def test_shards_that_would_all_do_the_same_are_refused() -> None:
 @pytest.mark.slow
 def test_the_shell_gives_the_values_on_as_they_are(text: str) -> None:
     plan = plan_of(8, 2, suffix=f"a {text}{{shard}}")
-    jobs = told.jobs(plan, told.command_line(["printf", "%s|%s", "{suffix}", "a b {start}"]), "", None, options=OPTIONS)
+    jobs = make_jobs(plan, command_line(["printf", "%s|%s", "{suffix}", "a b {start}"]), "", None, options=OPTIONS)
     said = subprocess.run(["bash", "-c", jobs.specs[1].command], capture_output=True, check=True).stdout
     assert said == os.fsencode(f"a {text}1|a b 4")
 
 
 def test_what_merges() -> None:
-    assert told.merge_command("/py thon", "/q/p.json", None) == "'/py thon' -m gpusched.commands.merge --plan /q/p.json"
-    assert told.merge_command("p", "q", "a b").endswith("--output 'a b'")
+    assert merge_command("/py thon", "/q/p.json", None) == "'/py thon' -m gpusched.commands.merge --plan /q/p.json"
+    assert merge_command("p", "q", "a b").endswith("--output 'a b'")
 
 
 @pytest.mark.parametrize(
-    "found", [None, [], {}, {"version": 2}, {"version": 1, "total": 3}, {**document(plan_of(5, 2)), "shards": [1]}]
+    "found", [None, [], {}, {"version": 2}, {"version": 1, "total": 3}, {**to_document(plan_of(5, 2)), "shards": [1]}]
 )
 def test_a_plan_that_is_none(found: Any) -> None:
-    with pytest.raises(ValueError, match="it is"):
+    with pytest.raises(ValueError, match=r"it is|its version"):
         from_document(found)
 
 
 def test_secrets_are_not_in_the_plan() -> None:
     plan = replace(plan_of(5, 2), command="HF_TOKEN=hf_abcdefghijklmnopqrstuvwx python x.py")
-    assert "abcdefghijkl" not in json.dumps(document(plan))
+    assert "abcdefghijkl" not in json.dumps(to_document(plan))
+
+
+# ---- the request -----------------------------------------------------------------------------------
+
+
+def test_the_words_of_a_request_are_its_options() -> None:
+    split = SplitOptions(num_shards=3, min_items=2, strided=True, shuffle=0)
+    merge = MergeOptions("/o/all.pt", ("n", "m"), allow_partial=True)
+    request = ShardRequest(("a", "{start}"), 9, split=split, patterns=("x*", "y*"), merge=merge, output_dir="d")
+    assert shlex.join(request.words) == (
+        "shard --total 9 --output-dir d --num-shards 3 --min-items-per-shard 2 --strided --shuffle 0 "
+        "--merge 'x*' --merge 'y*' --merge-output /o/all.pt --merge-sum n --merge-sum m --allow-partial -- a '{start}'"
+    )
+    assert ShardRequest(("a",), items="f").words == ["shard", "--items", "f", "--", "a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "either --total N or --items FILE"),
+        ({"total": 1, "items": "f"}, "either --total N or --items FILE"),
+        ({"total": 1, "split": SplitOptions(num_shards=1, shard_size=1)}, "--num-shards and --shard-size"),
+        ({"items": "f", "weights": "w", "split": SplitOptions(strided=True)}, "--strided and --weights"),
+        ({"total": 1, "weights": "w"}, "--weights needs --items"),
+        ({"total": 1, "merge": MergeOptions("o")}, "without --merge PATTERN"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(GpuschedError, match=why):
+        ShardRequest(("a",), **options).check()
+
+
+def test_the_merge_job_of_a_queue_of_version_0_1_is_kept() -> None:
+    plan = with_outputs(replace(plan_of(10, 2), merge=MergeOptions("/o.pt", ("n",), "id")), ["{suffix}.pt"], "", "/w")
+    merge = make_jobs(plan, RANGE, "", "m", options=OPTIONS).specs[-1]
+    assert dict(merge.attributes.env)[b"GPUSCHED_MERGE"] == b"8c321d5137abb9d0"
+    assert plan.split_id == "b9226b0d9ece696a7308d4c31df3ed8d"
+
+
+# ---- from Python -----------------------------------------------------------------------------------
+
+
+def test_a_plan_of_version_0_1_is_read() -> None:
+    document = {
+        "version": 1, "created_at": 7.5, "total": 5, "order": "given", "shuffle_seed": None, "strategy": "contiguous",
+        "num_shards": 1, "items": "/w/in.txt", "command": "cp {items_file} {suffix}",
+        "merge": {"output": "/w/all.txt", "sum": ["n"], "key": None, "on_duplicate": "error", "by": "given",
+                  "allow_partial": False},
+        "shards": [{"shard": 0, "suffix": "gpu_0", "start": 0, "end": 5, "count": 5, "seed": 3,
+                    "items_file": "/q/items/gpu_0.txt", "outputs": ["/w/gpu_0"]}],
+        "asked": {"num_shards": 1, "shard_size": None, "shards_per_gpu": 4, "min_items": 4, "strided": False,
+                  "shuffle": None, "suffix": "", "seed_base": 0, "total": None, "weights": None, "digest": "d",
+                  "cwd": "/w"},
+    }  # fmt: skip
+    plan = from_document(document)
+    assert to_document(plan) == document
+    request = ShardRequest(("cp",), items="in.txt", split=SplitOptions(num_shards=1))
+    assert {**request.split_inputs("d"), "cwd": "/w"} == plan.inputs, "another start keeps the split"

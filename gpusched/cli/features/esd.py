@@ -1,9 +1,7 @@
-"""`gpusched esd`: the spectral analysis of many models, one job a model. Analyses nothing itself."""
+"""`gpusched esd`: the spectral analysis of many models, one job for each of them."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -12,20 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.options import SettingsCommand, say
+from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.options import EsdOption, options_of
 
 if TYPE_CHECKING:
-    from gpusched.esd.experiment import EsdWorkshop
-    from gpusched.esd.jobs import EsdExperiment, EsdTodo
+    from gpusched.esd.backend import EsdBackend
+    from gpusched.esd.experiment import EsdExperiment
+    from gpusched.esd.todo import EsdTodo
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-NEEDED = ("torch", "safetensors", "numpy")  # by every analysis
 
 
 def esd_options(kind: type) -> Callable[[F], F]:
@@ -62,81 +59,66 @@ def _click_option(each: EsdOption) -> Callable[[F], F]:
 )
 @esd_options(EsdConfig)
 @run_options
-def esd(options: RunOptions, **given: Any) -> int:
+def esd(options: RunOptions, **values: Any) -> int:
     """Analyse the spectra of the weights of many models.
 
-    Each is a job of its own. The same command again goes on where it stopped: a model is done when its results are
-    complete and were made with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in
-    the output directory.
+    Each model is a job. The same command again resumes: a model is done when its results are complete and were made
+    with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
     """
-    from gpusched.esd.jobs import EsdExperiment
+    from gpusched.esd.experiment import EsdExperiment
+    from gpusched.esd.jobs import refuse_missing_libraries
+    from gpusched.esd.report import write_report
 
-    config = EsdConfig(**given, retry_failed=options.retry_failed)
+    config = EsdConfig(**values, retry_failed=options.retry_failed)
     config.check()
-    _refuse_missing(config)
-    workshop = _workshop(config, options)
-    experiment = EsdExperiment(config, workshop)
-    try:
-        plan = experiment.plan()
+    refuse_missing_libraries(config)
+    with _backend(config, options) as backend:
+        experiment = EsdExperiment(config, backend)
+        todo = experiment.find_todo()
         if options.dry_run:
-            return _dry_run(experiment, workshop, plan, options)
-        code = experiment.run(plan)
-        _end(experiment, workshop, code, options)
-        return code
-    finally:
-        workshop.close()
+            return _dry_run(experiment, todo, options)
+        code = experiment.run(todo)
+    write_report(experiment, time.time())
+    _print_results(experiment, code, options)
+    return code
 
 
-def _refuse_missing(config: EsdConfig) -> None:
-    """The extra may not be installed: hundreds of jobs would say so one by one."""
-    wanted = [*NEEDED, *(["matplotlib"] if config.plots else [])]
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if missing:
-        raise GpuschedError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-            where=sys.executable,
-            hint="pip install 'gpusched-lab[esd]'",
-            exit_code=EXIT_CANNOT_WORK,
-        )
+def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
+    """Return the backend of an experiment that a person watches."""
+    from gpusched.esd.backend import EsdBackend
+
+    return EsdBackend(
+        config,
+        options.loaded,
+        session=replace(session(options), summarize=lambda queue, code: None),
+        notify=(lambda text: None) if options.quiet else say,
+    )
 
 
-def _workshop(config: EsdConfig, asked: RunOptions) -> EsdWorkshop:
-    """The library's, that works as a verb does: before the eyes of a person."""
-    from gpusched.esd.experiment import EsdWorkshop
-
-    class Workshop(EsdWorkshop):
-        def tell(self, text: str) -> None:
-            if not asked.quiet:
-                say(text)
-
-    quiet_end = replace(session(asked), summarize=lambda queue, code: None)
-    return Workshop(config, asked.loaded, quiet_end)
-
-
-def _dry_run(experiment: EsdExperiment, workshop: EsdWorkshop, plan: EsdTodo, asked: RunOptions) -> int:
+def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:
     from gpusched.operations.dry_run import dry_run
 
-    workshop.close()
-    experiment.tell(plan)
-    if not plan.has_work and not asked.as_json:
+    backend = experiment.backend
+    backend.close()
+    experiment.announce(todo)
+    if not todo.has_work and not options.as_json:
         say("nothing is left to do")
-        return EXIT_SOME_FAILED if plan.failed else EXIT_OK
-    return print_dry_run(dry_run(workshop.place, plan.jobs, workshop.rules), asked)
+        return EXIT_SOME_FAILED if todo.failed else EXIT_OK
+    return print_dry_run(dry_run(backend.queue_dir, todo.jobs, backend.options), options)
 
 
-def _end(experiment: EsdExperiment, workshop: EsdWorkshop, code: int, asked: RunOptions) -> None:
-    """Write the report and print what it came to. A reader that is gone changes nothing of that."""
-    from gpusched.cli.features.esd_report import document, page, write_report
+def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) -> None:
+    """Print the results. A reader that is gone changes nothing about them."""
     from gpusched.cli.main import drop
+    from gpusched.esd.report import document, read_results
+    from gpusched.operations.queues import current_directory
+    from gpusched.views.esd_report import page
 
-    write_report(experiment, time.time())
     try:
-        if asked.as_json:
-            print(json.dumps(document(experiment, workshop, code), indent=2))
+        if options.as_json:
+            print_json(document(experiment, code))
         else:
-            from gpusched.views.tables import write
-
-            write(sys.stdout, page(experiment, workshop))
+            print_page(page(read_results(experiment), current_directory()))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

@@ -74,8 +74,7 @@ def dry_run_jobs(
 def _listed(
     job_id: int, spec: JobSpec, change: str, state: JobState, needs: Mapping[JobSpec, Requirements]
 ) -> DryRunJob:
-    after = spec.attributes.after
-    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs[spec], after=after)
+    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs[spec], after=spec.attributes.after)
 
 
 # ---- the first jobs --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpusched.commands.merge.merge import FORMATS as MERGED
 from gpusched.commands.merge.output import Output, temporary_name
 
 from gpusched.cli import main as front
-from gpusched.shards import jobs
+from gpusched.shards import outputs
 from tests.support.merging import FORMATS, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]
@@ -657,8 +657,8 @@ def test_a_plan_in_a_directory_whose_name_is_not_utf_8(tmp_path: Path, capsys: C
 
 
 def test_shard_knows_the_formats_and_what_they_need() -> None:
-    assert set(jobs.FORMATS) == set(MERGED)
-    for form, library in jobs.FORMATS.items():
+    assert set(outputs.FORMATS) == set(MERGED)
+    for form, library in outputs.FORMATS.items():
         assert NEEDS.get(form, ("", "", ""))[1] == library
 
 

@@ -1,7 +1,4 @@
-"""The items of a sharded run: a file of them or a pattern of files -> how many, their weights, an items file a shard.
-
-Decides no split.
-"""
+"""The items of a sharded run: their number, their weights, and an items file for each shard. Decides no split."""
 
 from __future__ import annotations
 
@@ -24,63 +21,70 @@ from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
 
 SIZE = "size"
-_WILD = re.compile(r"[*?\[]")
-_OTHERS = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
+_WILDCARD = re.compile(r"[*?\[]")
+_KNOWN = "use lines, .jsonl, .csv, .tsv, .parquet, or a pattern of files"
+_UNKNOWN = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
 
 
 class Items(Protocol):
-    """Items in the order that they are given in. `path` is absolute; `digest` is another one for other items."""
+    """Items in their order. `path` is that of their file, absolute; `digest` changes with the items."""
 
     @property
     def path(self) -> str | None: ...
     @property
     def suffix(self) -> str:
-        """Of an items file."""
+        """The suffix of an items file."""
 
     @property
     def count(self) -> int: ...
     @property
     def digest(self) -> str: ...
-    def weights(self, column: str) -> list[float]: ...
+    def weights(self, column: str) -> list[float]:
+        """Return the weight of each item, from this column."""
+
     def write(self, path: str, items: Sequence[int]) -> None:
-        """An items file of these, in this order, for this user alone."""
+        """Write an items file with these items, in this order, readable for this user only."""
 
     def release(self) -> None:
-        """Let go of what was read to write items files: the jobs run for days."""
+        """Free the memory that writing items files has taken: the jobs run for days."""
 
 
-def open_items(given: str) -> Items:
-    """What --items names. Raises GpuschedError for what cannot be read, or is of no format that is known."""
-    words = os.path.expanduser(given)
-    path = os.path.abspath(words)
-    if not os.path.exists(path) and _WILD.search(given):
-        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), words)))
+def open_items(name: str) -> Items:
+    """Open the items that --items names. Raises GpuschedError for an unreadable file or an unknown format."""
+    expanded = os.path.expanduser(name)
+    path = os.path.abspath(expanded)
+    if not os.path.exists(path) and _WILDCARD.search(name):
+        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)))
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
-        raise _no(path, "is a directory", f"its files: --items '{given.rstrip('/')}/*'")
+        raise _error(path, "is a directory", f"use its files: --items '{name.rstrip('/')}/*'")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise _no(path, "is a pipe or a device, and the items are read at every start", "write them into a file first")
-    if suffix in _OTHERS:
-        raise _no(path, f"items are not read from {suffix}", "lines, .jsonl, .csv, .tsv, .parquet, or a glob of files")
+        raise _error(
+            path, "is a pipe or a device, and each start reads the items again", "write them into a file first"
+        )
+    if suffix in _UNKNOWN:
+        raise _error(path, f"items cannot be read from {suffix}", _KNOWN)
     try:
         if suffix == ".parquet":
             return ParquetItems(path)
         return TextItems(path, suffix)
     except OSError as error:
-        raise _no(path, f"cannot be read: {error.strerror or error}", "a file, or a glob in quotes") from None
+        raise _error(
+            path, f"cannot be read: {error.strerror or error}", "use a file, or a pattern of files in quotes"
+        ) from None
 
 
-def _no(path: str, what: str, hint: str = "") -> GpuschedError:
+def _error(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
 class _Light:
     def release(self) -> None:
-        """Nothing: names and places are small, and the pages of a mapped file are the kernel's to take back."""
+        """Do nothing: names and positions are small, and the kernel frees the pages of a mapped file."""
 
 
 class NumberItems(_Light):
-    """Items that are only counted: an items file has their numbers."""
+    """Items that are only counted. An items file has their numbers."""
 
     path: str | None = None
     suffix = ".txt"
@@ -90,32 +94,32 @@ class NumberItems(_Light):
         self.count = count
 
     def weights(self, column: str) -> list[float]:
-        raise GpuschedError("items that are only counted have no weights", where="--weights", hint="--items FILE")
+        raise GpuschedError("items that are only counted have no weights", where="--weights", hint="use --items FILE")
 
     def write(self, path: str, items: Sequence[int]) -> None:
         write_atomically(path, b"".join(b"%d\n" % item for item in items), sync=True)
 
 
 class FileItems(_Light):
-    """The files that a pattern matches, gpu_2 before gpu_10. An items file has their paths, absolute."""
+    """The files that a pattern matches, gpu_2 before gpu_10. An items file has their absolute paths."""
 
     suffix = ".txt"
 
     def __init__(self, pattern: str) -> None:
         self.path: str | None = pattern
-        found = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
-        if not found:
-            raise _no(pattern, "no file matches this", "the pattern goes in quotes; ** goes into folders")
-        self._files = sorted(found, key=natural_key)
+        files = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
+        if not files:
+            raise _error(pattern, "no file matches this", "put the pattern in quotes; ** matches folders")
+        self._files = sorted(files, key=natural_key)
         strange = next((path for path in self._files if "\n" in path), None)
         if strange is not None:
-            raise _no(strange, "there is a newline in this name, and an items file has one name a line")
+            raise _error(strange, "there is a newline in this name, and an items file has one name on each line")
         self.count = len(self._files)
         self.digest = hashlib.sha256("\n".join(self._files).encode("utf-8", "surrogateescape")).hexdigest()
 
     def weights(self, column: str) -> list[float]:
         if column != SIZE:
-            raise _no(str(self.path), f"files have no column {column!r}", "--weights size goes by their sizes")
+            raise _error(str(self.path), f"files have no column {column!r}", "use --weights size for their sizes")
         return [float(os.stat(path).st_size) for path in self._files]
 
     def write(self, path: str, items: Sequence[int]) -> None:
@@ -124,9 +128,9 @@ class FileItems(_Light):
 
 
 class TextItems(_Light):
-    """A file of lines, of JSON objects, or of CSV records below a header, which every items file repeats.
+    """A file of lines, of JSON objects, or of CSV records below a header that every items file repeats.
 
-    Empty lines are no items. The file is mapped, and only the places of its records are held.
+    Empty lines are no items. The file is mapped, and only the positions of its records are in memory.
     """
 
     def __init__(self, path: str, suffix: str) -> None:
@@ -137,11 +141,9 @@ class TextItems(_Light):
             if os.fstat(file.fileno()).st_size:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if self._data[:65536].find(b"\0") >= 0:
-            raise _no(
-                path, "it is no text: it has NUL bytes", "lines, .jsonl, .csv, .tsv, .parquet, or a glob of files"
-            )
+            raise _error(path, "not a text file: it has NUL bytes", _KNOWN)
         self.digest = hashlib.sha256(self._data).hexdigest()
-        self._begin = 3 if self._data[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark belongs to no item
+        self._begin = 3 if self._data[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark is part of no item
         self._end = b"\r\n" if self._data[: self._data.find(b"\n") + 1].endswith(b"\r\n") else b"\n"
         self._header = b""
         self._delimiter = ","
@@ -162,7 +164,7 @@ class TextItems(_Light):
             at = end
 
     def _records(self) -> Iterator[tuple[int, int]]:
-        """Places of the records; a quoted newline ends none. The first one is the header."""
+        """Return the positions of the records below the header; a quoted newline ends no record."""
         head = self._text(self._begin, self._data.find(b"\n") + 1 or len(self._data))
         self._delimiter = "\t" if self.suffix == ".tsv" else next((mark for mark in ",\t;" if mark in head), ",")
         at = read = self._begin
@@ -172,7 +174,7 @@ class TextItems(_Light):
             nonlocal read
             while read < size:
                 start, read = read, self._data.find(b"\n", read) + 1 or size
-                yield self._data[start:read].decode("latin-1")  # one character a byte
+                yield self._data[start:read].decode("latin-1")  # a character for each byte
 
         csv.field_size_limit(1 << 30)  # a field may be a whole document
         reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
@@ -185,41 +187,41 @@ class TextItems(_Light):
                         self._header = self._whole(at, read)
                 at = read
         except csv.Error as error:
-            raise _no(str(self.path), f"line {reader.line_num}: {error}") from None
+            raise _error(str(self.path), f"line {reader.line_num}: {error}") from None
 
     def _text(self, start: int, end: int) -> str:
         return self._data[start:end].decode("utf-8", "replace")
 
     def _whole(self, start: int, end: int) -> bytes:
-        """A record with a newline behind it, which the last one may lack."""
+        """Return a record with a newline at its end, which the last one may lack."""
         record = self._data[start:end]
         return record if record.endswith(b"\n") else record + self._end
 
     def weights(self, column: str) -> list[float]:
-        spots = zip(self._starts, self._ends, strict=True)
+        positions = zip(self._starts, self._ends, strict=True)
         if self.suffix == ".jsonl":
-            return [self._number(n, self._of_object(n, a, b, column), column) for n, (a, b) in enumerate(spots)]
+            return [self._number(n, self._of_object(n, a, b, column), column) for n, (a, b) in enumerate(positions)]
         if self.suffix == ".txt":
-            raise _no(str(self.path), "lines have no columns to weigh by", "take .csv, .jsonl, .parquet or files")
+            raise _error(str(self.path), "lines have no columns of weights", "use .csv, .jsonl, .parquet or files")
         names = [name.strip() for name in self._cells(self._header.decode("utf-8", "replace"))]
         if column not in names:
-            raise _no(str(self.path), f"there is no column {column!r}", f"it has: {', '.join(names)[:300]}")
+            raise _error(str(self.path), f"there is no column {column!r}", f"its columns: {', '.join(names)[:300]}")
         at = names.index(column)
-        found = []
-        for n, (start, end) in enumerate(spots):
+        weights = []
+        for n, (start, end) in enumerate(positions):
             cells = self._cells(self._text(start, end))
-            found.append(self._number(n, cells[at] if at < len(cells) else None, column))
-        return found
+            weights.append(self._number(n, cells[at] if at < len(cells) else None, column))
+        return weights
 
     def _cells(self, record: str) -> list[str]:
         return next(csv.reader([record], delimiter=self._delimiter), [])
 
     def _of_object(self, n: int, start: int, end: int, column: str) -> object:
         try:
-            found = json.loads(self._data[start:end])
+            item = json.loads(self._data[start:end])
         except (ValueError, RecursionError):
-            raise _no(str(self.path), f"item {n} is no JSON: {self._text(start, end)[:60].strip()}") from None
-        return found.get(column) if isinstance(found, dict) else None
+            raise _error(str(self.path), f"item {n} is not JSON: {self._text(start, end)[:60].strip()}") from None
+        return item.get(column) if isinstance(item, dict) else None
 
     def _number(self, n: int, value: object, column: str) -> float:
         return weight(value, f"{column} of item {n}", str(self.path))
@@ -230,7 +232,7 @@ class TextItems(_Light):
 
 
 class ParquetItems:
-    """The rows of a parquet file. Of its data, only a weight's column is read before a shard's file is written."""
+    """The rows of a parquet file. Its data is only read for weights and for items files."""
 
     suffix = ".parquet"
 
@@ -238,14 +240,14 @@ class ParquetItems:
         try:
             import pyarrow.parquet as parquet
         except ImportError:
-            hint = "pip install 'gpusched-lab[merge]' brings it; a .csv or .jsonl needs nothing"
-            raise _no(path, "pyarrow is not installed, which reads parquet", hint) from None
+            hint = "pip install 'gpusched-lab[merge]', or use .csv or .jsonl"
+            raise _error(path, "pyarrow, which reads parquet, is not installed", hint) from None
         self.path: str | None = path
         with open(path, "rb") as file:
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             while piece := file.read(1 << 20):
-                found.update(piece)
-        self.digest = found.hexdigest()
+                digest.update(piece)
+        self.digest = digest.hexdigest()
         self._table: Any = None
         with self._reading():
             file = parquet.ParquetFile(path)
@@ -257,13 +259,15 @@ class ParquetItems:
         try:
             yield
         except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own errors are of these
-            raise _no(str(self.path), f"is no parquet file that can be read: {str(error)[:200]}") from None
+            raise _error(str(self.path), f"not a readable parquet file: {str(error)[:200]}") from None
 
     def weights(self, column: str) -> list[float]:
         import pyarrow.parquet as parquet
 
         if column not in self._names:
-            raise _no(str(self.path), f"there is no column {column!r}", f"it has: {', '.join(self._names)[:300]}")
+            raise _error(
+                str(self.path), f"there is no column {column!r}", f"its columns: {', '.join(self._names)[:300]}"
+            )
         with self._reading():
             values = parquet.ParquetFile(self.path).read(columns=[column]).column(column).to_pylist()
         return [weight(value, f"{column} of row {n}", str(self.path)) for n, value in enumerate(values)]
@@ -287,13 +291,15 @@ class ParquetItems:
         self._table = None
 
 
-def weight(value: object, what: str, where: str) -> float:
-    """A cell as a weight. Raises GpuschedError for what is no number, or below 0."""
+def weight(value: object, name: str, where: str) -> float:
+    """Return a cell as a weight. Raises GpuschedError for anything but a number that is at least 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        shown = "missing" if value is None else repr(value)[:60]
-        raise _no(where, f"{what} is {shown}, and a weight is a number, at least 0", "--weights names the column")
+        text = "missing" if value is None else repr(value)[:60]
+        raise _error(
+            where, f"{name} is {text}, and a weight must be a number, at least 0", "--weights names the column"
+        )
     return number

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.natural_order import natural_key
-from gpusched.host.queue.shard_files import read_plan, write_items, write_plan
-from gpusched.host.queue.shard_items import NumberItems, open_items
+from gpusched.shards.files import read_plan, write_items, write_plan
+from gpusched.shards.items import NumberItems, open_items
+from gpusched.shards.plan import SplitOptions
+from gpusched.shards.sizing import make_plan
 
 ANYWHERE = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -54,7 +57,7 @@ def test_json_lines(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match="n of item 2 is missing"):
         items.weights("n")
     assert open_items(written(tmp_path, "b.jsonl", b'{"n": 3}\n{"n": "1.5"}\n')).weights("n") == [3.0, 1.5]
-    with pytest.raises(GpuschedError, match="item 1 is no JSON"):
+    with pytest.raises(GpuschedError, match="item 1 is not JSON"):
         open_items(written(tmp_path, "b.jsonl", b'{"n": 3}\n{"n": \n')).weights("n")
 
 
@@ -64,7 +67,7 @@ def test_records_of_a_table(tmp_path: Path) -> None:
     assert items.count == 3
     assert items.weights("w") == [2.0, 0.0, 10.0]
     assert shard_of(items, tmp_path, [2, 0]).decode() == ('id;note;w\r\n3;last;1e1\r\n1;"two\r\nlines; "";""";2\r\n')
-    with pytest.raises(GpuschedError, match=r"there is no column 'x'\n  it has: id, note, w"):
+    with pytest.raises(GpuschedError, match=r"there is no column 'x'\n  its columns: id, note, w"):
         items.weights("x")
     with pytest.raises(GpuschedError, match="note of item 0"):
         items.weights("note")
@@ -136,22 +139,22 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     for own, rows in ((range(1, 3), ["b", "c"]), ([2, 0], ["c", "a"]), (range(0, 3, 2), ["a", "c"])):
         shard_of(items, tmp_path, own)
         assert parquet.read_table(tmp_path / "shard").column("t").to_pylist() == rows
-    write_items(items, str(tmp_path / "items"), [(str(tmp_path / "items" / "0"), [2])], missing=False)
+    write_items(items, str(tmp_path / "items"), [(str(tmp_path / "items" / "0"), [2])], only_missing=False)
     assert items._table is None, "the table is held while the jobs run"  # type: ignore[attr-defined]
     assert parquet.read_table(tmp_path / "items" / "0").column("t").to_pylist() == ["c"]
     assert items.weights("w") == [1.0, 2.5, 0.0]
     with pytest.raises(GpuschedError, match="no column"):
         items.weights("x")
-    with pytest.raises(GpuschedError, match="is no parquet file"):
+    with pytest.raises(GpuschedError, match="not a readable parquet file"):
         open_items(written(tmp_path, "b.parquet", b"PAR1"))
 
 
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.json", b"[1]", r"items are not read from \.json"),
-        ("a.jsonl.gz", b"x", r"items are not read from \.gz"),
-        ("a.txt", b"a\0b", "it is no text"),
+        ("a.json", b"[1]", r"items cannot be read from \.json"),
+        ("a.jsonl.gz", b"x", r"items cannot be read from \.gz"),
+        ("a.txt", b"a\0b", "not a text file"),
     ],
 )
 def test_what_holds_no_items(tmp_path: Path, name: str, data: bytes, why: str) -> None:
@@ -200,23 +203,24 @@ def test_other_items_have_another_digest(tmp_path: Path) -> None:
 def test_items_files_are_written_once_and_what_is_missing_is_made_good(tmp_path: Path) -> None:
     items = NumberItems(6)
     wanted = [(str(tmp_path / "items" / f"{n}.txt"), range(n, 6, 2)) for n in (0, 1)]
-    write_items(items, str(tmp_path / "items"), wanted, missing=False)
+    write_items(items, str(tmp_path / "items"), wanted, only_missing=False)
     assert stat.S_IMODE(os.stat(tmp_path / "items").st_mode) == 0o700
     assert (tmp_path / "items" / "1.txt").read_text() == "1\n3\n5\n"
     (tmp_path / "items" / "0.txt").unlink()
     (tmp_path / "items" / "1.txt").write_text("kept")
-    write_items(items, str(tmp_path / "items"), wanted, missing=True)
+    write_items(items, str(tmp_path / "items"), wanted, only_missing=True)
     assert [Path(path).read_text() for path, _ in wanted] == ["0\n2\n4\n", "kept"]
     (tmp_path / "items" / "0.txt.tmp77").touch()  # of a start that was killed
-    write_items(items, str(tmp_path / "items"), wanted, missing=True)
+    write_items(items, str(tmp_path / "items"), wanted, only_missing=True)
     assert sorted(os.listdir(tmp_path / "items")) == ["0.txt", "1.txt"]
 
 
 def test_the_plan_is_for_this_user_alone_and_no_link_is_followed(tmp_path: Path) -> None:
     queue = str(tmp_path)
     assert read_plan(queue) is None
-    write_plan(queue, {"version": 1})
-    assert read_plan(queue) == {"version": 1}
+    plan = make_plan(5, SplitOptions(), 2, 2)
+    write_plan(queue, plan)
+    assert read_plan(queue) == replace(plan, inputs={})
     path = tmp_path / "shard_plan.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("{")

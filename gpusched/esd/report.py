@@ -1,0 +1,148 @@
+"""The results of an experiment as values for people and for programs, and report.html over all models."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gpusched.core.model import MIB
+from gpusched.esd import records
+from gpusched.esd.experiment import EsdExperiment
+from gpusched.esd.model_record import TABLES, file_stem
+from gpusched.esd.options import AnalysisOptions, options_of
+from gpusched.esd.records import PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
+from gpusched.views.esd_report import EsdResults
+from gpusched.views.html import ModelLine, ModelReport, render
+
+REPORT = "report.html"
+_LEAST_MEANS = 8  # models; a histogram of fewer says less than the table
+
+
+class ReportColumn(NamedTuple):
+    """A column of numbers: the field of the record, its head, and its digits behind the point."""
+
+    field: str
+    head: str
+    digits: int
+
+
+COLUMNS = (
+    ReportColumn("alpha_mean", "α mean", 3),
+    ReportColumn("alpha_median", "α median", 3),
+    ReportColumn("D_median", "D median", 4),
+    ReportColumn("layers", "Layers", 0),
+    ReportColumn("skipped", "Skipped", 0),
+    ReportColumn("seconds", "Seconds", 1),
+    ReportColumn("peak_memory_bytes", "Peak MiB", 0),
+)
+
+
+def read_results(experiment: EsdExperiment) -> EsdResults:
+    """Return the results of the models of the list, as `gpusched esd` shows them at its end."""
+    output, listed = experiment.config.output, experiment.summary.listed
+    files = [("summary", f"{output}/{SUMMARY}"), ("report", f"{output}/{REPORT}")]
+    if experiment.backend.queue_dir.exists():
+        files.append(("logs", f"{experiment.backend.queue_dir.logs}/"))
+    undrawn = [
+        result.name
+        for result in listed
+        if result.success and experiment.config.plots and not has_plots(output, file_stem(result.name))
+    ]
+    can_retry = any(result.stage != "list" for result in experiment.summary.failed)
+    return EsdResults(tuple(_line(result, output) for result in listed), tuple(files), tuple(undrawn), can_retry)
+
+
+def document(experiment: EsdExperiment, code: int) -> dict[str, Any]:
+    """Return the results of all models, also those that are not in the list, as a JSON document."""
+    output, summary = experiment.config.output, experiment.summary
+    columns = summary.columns
+    return {
+        "exit_code": code,
+        "output": output,
+        "summary": f"{output}/{SUMMARY}",
+        "skipped": f"{output}/{SKIPPED}",
+        "report": f"{output}/{REPORT}",
+        "queue": experiment.backend.queue_dir.path,
+        "models": [{column: result.cell(column) for column in columns} for result in summary.results],
+    }
+
+
+def write_report(experiment: EsdExperiment, now: float) -> None:
+    """Write report.html over all models beside their results."""
+    config, output = experiment.config, experiment.config.output
+    options = [
+        f"{each.name.replace('_', ' ')} {getattr(config, each.name)}"
+        for each in options_of(AnalysisOptions)
+        if each.changes_numbers and (each.name == "fix_fingers" or getattr(config, each.name) != each.default)
+    ]
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+    models = tuple(_line(result, output) for result in experiment.summary.results)
+    done = [model for model in models if model.state == "done"]
+    alphas = tuple(alpha for model in done for alpha in _alphas(f"{output}/{model.links[0][1]}"))
+    means = tuple(model.numbers[0] for model in done if model.numbers[0] is not None)
+    report = ModelReport(
+        title=os.path.basename(output),
+        about=f"{', '.join(options)}; written {written}; {output}",
+        columns=tuple((column.head, column.digits) for column in COLUMNS),
+        word_columns=("Device", "Relation", "Source"),
+        models=models,
+        distributions=(
+            ("α of each layer", alphas),
+            ("mean α of each model", means if len(means) >= _LEAST_MEANS else ()),
+        ),
+    )
+    records.write_file(f"{output}/{REPORT}", render(report))
+
+
+def _line(result: ModelResult, output: str) -> ModelLine:
+    """Return one model as the page and the report show it."""
+    if result.success is None:
+        return ModelLine(result.name, "waiting", reason=result.reason, notes=result.notes)
+    if not result.success:
+        return ModelLine(result.name, "failed", reason=f"{result.stage}: {result.reason}", notes=result.notes)
+    return ModelLine(
+        result.name,
+        "done",
+        numbers=tuple(_number(result, column.field) for column in COLUMNS),
+        words=tuple(result.cell(field) for field in ("device", "relation", "source_model")),
+        links=tuple(_links(output, file_stem(result.name))),
+        notes=result.notes,
+    )
+
+
+def _number(result: ModelResult, field: str) -> float | None:
+    value = result.record.get(field)
+    if isinstance(value, list):
+        return float(len(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value / MIB if field.endswith("_bytes") else float(value)
+
+
+def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
+    """Return labels and paths, relative to the report, of the table of a model and of the pictures of that table."""
+    yield "table", f"{TABLES}/{stem}.csv"
+    if has_plots(output, stem):
+        yield "α", f"{PLOTS}/{stem}-alpha.png"
+        page, path = 1, f"{PLOTS}/{stem}-esd.png"
+        while os.path.exists(f"{output}/{path}"):
+            yield "spectra" if page == 1 else str(page), path
+            page, path = page + 1, f"{PLOTS}/{stem}-esd-{page + 1}.png"
+
+
+def _alphas(path: str) -> list[float]:
+    """Return the exponents in the table of a model, as far as the table can be read."""
+    alphas: list[float] = []
+    try:
+        with open(path, encoding="utf-8", newline="", errors="replace") as file:
+            for row in csv.DictReader(file):
+                with contextlib.suppress(ValueError, TypeError):
+                    alphas.append(float(row.get("alpha") or "nan"))
+    except (OSError, csv.Error):
+        pass
+    return [alpha for alpha in alphas if math.isfinite(alpha)]

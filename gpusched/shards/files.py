@@ -1,0 +1,77 @@
+"""The files of a sharded run in the directory of its queue: the plan, and the items file of each shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.files import sync_directory, write_atomically
+from gpusched.common.text import clean
+from gpusched.shards.plan import ShardPlan, from_document, to_document
+
+PLAN = "shard_plan.json"
+DIRECTORY = "items"
+PLAN_LIMIT_BYTES = 1 << 30
+_TEMPORARY = re.compile(r"\.tmp[0-9]+$")
+
+
+class ItemsWriter(Protocol):
+    """Items that can be written to a file of their format."""
+
+    def write(self, path: str, items: Sequence[int]) -> None: ...
+    def release(self) -> None: ...
+
+
+def write_items(
+    items: ItemsWriter, directory: str, files: Iterable[tuple[str, Sequence[int]]], *, only_missing: bool
+) -> None:
+    """Write the items file of each shard. `files` are paths and items; if `only_missing`, existing files are kept.
+
+    Call this in one process at a time: it deletes what an earlier one that was killed has left half-written.
+    """
+    os.makedirs(directory, 0o700, exist_ok=True)
+    leftovers = {entry.path for entry in os.scandir(directory) if _TEMPORARY.search(entry.name)}
+    for path, of_shard in files:
+        leftovers.discard(path)
+        if not (only_missing and os.path.lexists(path)):
+            items.write(path, of_shard)
+    for path in leftovers:
+        os.unlink(path)
+    sync_directory(directory)
+    items.release()
+
+
+def read_plan(queue: str) -> ShardPlan | None:
+    """Read the plan in the directory of a queue; None if there is none. Raises GpuschedError if it cannot be read."""
+    path = f"{queue}/{PLAN}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=path) from None
+    try:
+        with os.fdopen(fd, "rb") as file:
+            return from_document(json.loads(file.read(PLAN_LIMIT_BYTES)))
+    except (ValueError, RecursionError, OSError) as error:
+        hint = "nothing was changed; move the file away to make the plan again, or use another --log-dir"
+        raise GpuschedError(f"cannot be read: {clean(str(error))}", where=path, hint=hint) from None
+
+
+def write_plan(queue: str, plan: ShardPlan) -> None:
+    """Replace the plan in the directory of a queue."""
+    write_atomically(f"{queue}/{PLAN}", json.dumps(to_document(plan), indent=1).encode() + b"\n", sync=True)
+    sync_directory(queue)
+
+
+def remove_plan(queue: str) -> None:
+    """Delete the plan durably, before the items files that it names are replaced."""
+    try:
+        os.unlink(f"{queue}/{PLAN}")
+    except FileNotFoundError:
+        return
+    sync_directory(queue)

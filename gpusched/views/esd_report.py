@@ -1,0 +1,77 @@
+"""The end of `gpusched esd` as a page of text: counts, models with their exponents, failures, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusched.common.text import clean
+from gpusched.views import tables
+from gpusched.views.html import ModelLine
+from gpusched.views.tables import Line, Row
+from gpusched.views.words import count, fit, short_path
+
+SHOWN_MODELS = 25
+SHOWN_FAILED = 20
+_REASON_WIDTH = 200
+_HEAD = ("MODEL", "ALPHA", "MEDIAN", "LAYERS", "SKIPPED", "SECONDS", "DEVICE")
+
+
+@dataclass(frozen=True, slots=True)
+class EsdResults:
+    """The results of the models of a list. `files` are labels with paths; `undrawn` are models without pictures."""
+
+    models: tuple[ModelLine, ...]
+    files: tuple[tuple[str, str], ...]
+    undrawn: tuple[str, ...] = ()
+    can_retry: bool = False  # another try may help some failed model
+
+
+def page(results: EsdResults, cwd: str) -> list[Line]:
+    """Lay out the results; paths below `cwd` are shown relative to it."""
+    done = [model for model in results.models if model.state == "done"]
+    failed = [model for model in results.models if model.state == "failed"]
+    waiting = len(results.models) - len(done) - len(failed)
+    parts: list[tables.Cell] = [(f"{len(done)} done", tables.STATES["succeeded"] if done else ""), ", "]
+    parts.append((f"{len(failed)} failed", tables.STATES["failed"] if failed else ""))
+    total = count(len(results.models), "model")
+    lines = [tables.line(*parts, f", {waiting} not yet" if waiting else "", f" of {total}")]
+    if done:
+        rows = [_row(model) for model in done[:SHOWN_MODELS]]
+        lines += tables.grid(_HEAD, rows, right="ALPHA MEDIAN LAYERS SKIPPED SECONDS", indent=2)
+        lines += _rest(done, SHOWN_MODELS)
+    if failed:
+        broken: list[Row] = [
+            [(clean(model.name), tables.STATES["failed"]), fit(clean(model.reason), _REASON_WIDTH)]
+            for model in failed[:SHOWN_FAILED]
+        ]
+        lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2)
+        lines += _rest(failed, SHOWN_FAILED)
+    return lines + tables.grid(["", ""], [*_files(results, cwd), *_next_steps(results, waiting)])
+
+
+def _row(model: ModelLine) -> Row:
+    mean, median, _, layers, skipped, seconds, _ = model.numbers
+    values = ((mean, 3), (median, 3), (layers, 0), (skipped, 0), (seconds, 1))
+    numbers = ["" if value is None else f"{value:.{digits}f}" for value, digits in values]
+    return [clean(model.name), *numbers, model.words[0]]
+
+
+def _rest(models: Sequence[ModelLine], limit: int) -> list[Line]:
+    return [tables.line(f"  … and {len(models) - limit} more")] if len(models) > limit else []
+
+
+def _files(results: EsdResults, cwd: str) -> list[Row]:
+    rows: list[Row] = [[label, short_path(path, cwd)] for label, path in results.files]
+    if results.undrawn:
+        names = clean(results.undrawn[0]) + (", …" if len(results.undrawn) > 1 else "")
+        many = count(len(results.undrawn), "model")
+        rows.append(["pictures", f"of {many} could not be drawn ({names}); the logs say why"])
+    return rows
+
+
+def _next_steps(results: EsdResults, waiting: int) -> list[Row]:
+    steps = ["the same command goes on with what is not done"] if waiting else []
+    if results.undrawn or results.can_retry:
+        steps.append("the same command with --retry-failed tries the failed ones again")
+    return [["next" if n == 0 else "", step] for n, step in enumerate(steps)]
