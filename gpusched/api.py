@@ -28,7 +28,7 @@ from gpusched.operations.run import RunSession, run_jobs
 if TYPE_CHECKING:
     from gpusched.esd.config import EsdConfig as EsdConfig
     from gpusched.esd.experiment import EsdExperiment as EsdExperiment
-    from gpusched.shards.plan import MergeOptions as MergeOptions
+    from gpusched.shards.merge_options import MergeOptions as MergeOptions
     from gpusched.shards.plan import SplitOptions as SplitOptions
     from gpusched.shards.request import ShardRequest as ShardRequest
     from gpusched.shards.split import shard_range as shard_range
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FEATURES = {
     "EsdConfig": "gpusched.esd.config",
     "EsdExperiment": "gpusched.esd.experiment",
-    "MergeOptions": "gpusched.shards.plan",
+    "MergeOptions": "gpusched.shards.merge_options",
     "ShardRequest": "gpusched.shards.request",
     "SplitOptions": "gpusched.shards.plan",
     "run_shards": "gpusched.shards.start",

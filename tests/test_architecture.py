@@ -50,8 +50,6 @@ TABLE = (
     Row("host.attempts.reaper", ("host.attempts.attempt_dir", "host.locks", "core.model", "common.processes")),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
-    Row("host.queue.shard_items", ("common.*",), ("pyarrow",)),
-    Row("host.queue.shard_files", ("common.*",)),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "common.errors")),
     Row("host.attempts", ()),
     Row("host.queue", ()),
@@ -91,7 +89,11 @@ TABLE = (
         ("click",),
     ),
     Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),
-    Row("commands.merge*", ("", "commands.merge*", "common.*", "shards.split"), ANYTHING),
+    Row(
+        "commands.merge*",
+        ("", "commands.merge*", "common.*", "shards.merge_options", "shards.patterns", "shards.plan", "shards.split"),
+        ANYTHING,
+    ),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
 
@@ -218,7 +220,7 @@ def test_core_calls_nothing_that_does_io(name: str) -> None:
         ("host.store", "import gpusched.dispatcher"),
         ("host.claims", "import sqlite3"),
         ("host.claims", "def f():\n    import fcntl"),
-        ("views.live", "from gpusched.host.store import Store"),
+        ("views.terminal.live", "from gpusched.host.store import Store"),
         ("dispatcher", "import rich.live"),
         ("dispatcher", "import torch"),
         ("dispatcher", "from gpusched.cli.options import load"),
@@ -237,7 +239,7 @@ def test_the_check_sees_a_wrong_import(name: str, source: str) -> None:
     [
         ("core.plan.planner", "from gpusched.core.model import Job\nfrom . import model\nimport dataclasses"),
         ("host.store.connection", "import sqlite3, os, time"),
-        ("cli.run.run", "import click\nfrom gpusched import dispatcher\nfrom gpusched.views import live"),
+        ("cli.run.run", "import click\nfrom gpusched import dispatcher\nfrom gpusched.views.terminal import live"),
         ("commands.esd.main", "import torch\nfrom . import spectrum"),
         ("commands.simjob.main", "from gpusched.common import simulation"),
     ],

@@ -1,4 +1,4 @@
-"""`python -m gpusched.commands.merge`: read the words, merge, say what became of it. Decides nothing of a merge."""
+"""`python -m gpusched.commands.merge`: read the command line, merge, print the result. Decides nothing of a merge."""
 
 from __future__ import annotations
 
@@ -10,166 +10,148 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
+from gpusched.common import errors
 from gpusched.common.natural_order import natural_key
+from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
 
-from .groups import jobs_of_plan
-from .merge import FORMATS, Job, merge
-from .parts import Missing, Options, Part, shown_name
-from .trouble import EXIT_CANNOT_WORK, EXIT_OK, EXIT_USAGE, Refused, clean, too_many_open
-
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+from .merge import merge
+from .parts.model import MergePart, MergeTask, MissingPart, name_from
+from .parts.report import MergeRefused, shown, too_many_open
 
 _CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
+_ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
+A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
+refused. Parts are kept."""
+_EXAMPLES = """examples:
+  gpusched merge -o all.jsonl out_rank_*.jsonl
+  gpusched merge -o all.csv part_*.csv --key id --on-duplicate keep-first --expect 1000"""
 
 
-class Parser(argparse.ArgumentParser):
-    """One whose complaints are as all of ours."""
+class MergeParser(argparse.ArgumentParser):
+    """A parser of the table of options, whose errors look like all errors of gpusched."""
+
+    def __init__(self) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__("gpusched merge", None, _ABOUT, _EXAMPLES, formatter_class=raw, allow_abbrev=False)
+        self.add_argument("parts", nargs="*", metavar="IN", help="the parts")
+        for row in option_rows():
+            more: dict[str, Any] = {"help": row.full_help, "default": row.default, "dest": row.name}
+            if row.kind is bool:
+                more |= {"action": "store_true"}
+            else:
+                more |= {"metavar": row.metavar or None, "choices": row.choices or None}
+                more |= {"action": "append", "default": []} if row.kind is tuple else {"type": row.kind}
+            self.add_argument(*([row.short] if row.short else []), row.flag, **more)
 
     def error(self, message: str) -> NoReturn:
-        raise Refused(clean(message), hint="see 'gpusched merge --help'", exit_code=EXIT_USAGE)
+        raise MergeRefused(shown(message), hint="see 'gpusched merge --help'", exit_code=errors.EXIT_USAGE)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = Parser(
-        prog="gpusched merge",
-        description=f"Make one file of many parts of one kind: {' '.join(f'.{name}' for name in FORMATS)}.",
-        allow_abbrev=False,
-    )
-    made.add_argument("parts", nargs="*", metavar="IN", help="the parts")
-    made.add_argument("-o", "--output", metavar="OUT", help="the file to make; its suffix chooses the format")
-    made.add_argument("--plan", metavar="FILE", help="merge what this plan of gpusched shard says, in its order")
-    made.add_argument("--by", choices=("natural", "given"), default="natural", help="the order of the parts")
-    made.add_argument("--key", metavar="FIELD", help="find repeated records by this field")
-    made.add_argument("--on-duplicate", choices=("error", "keep-first", "keep-last"), help="what to do with them")
-    made.add_argument("--expect", metavar="N", type=int, help="how many records there must be")
-    made.add_argument("--sum", metavar="KEY", action="append", default=[], help="add up the values of this key")
-    made.add_argument("--nan", choices=("null", "keep", "refuse"), default="null", help="NaN and Infinity in JSON")
-    made.add_argument("--allow-partial", action="store_true", help="merge what is there, though parts are missing")
-    made.add_argument("--allow-pickle", action="store_true", help="run the code that a .pt file names to read it")
-    made.add_argument("--remove-parts", action="store_true", help="remove the parts after verification")
-    made.add_argument("--overwrite", action="store_true", help="replace a file that no merge has made")
-    return made
+def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
+    """Return the merges that a command line asks for."""
+    words: dict[str, Any] = vars(MergeParser().parse_args(argv))
+    paths: list[str] = words.pop("parts")
+    words |= {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
+    options = MergeOptions(**words)
+    if options.plan is not None and not paths:
+        from .plan import tasks_of_plan
 
-
-def jobs(words: argparse.Namespace) -> list[Job]:
-    """What the words ask for."""
-    if words.on_duplicate and not words.key and not words.plan:
-        raise Refused("--on-duplicate needs --key, which names the field", exit_code=EXIT_USAGE)
-    options = Options(
-        key=words.key,
-        on_duplicate=words.on_duplicate,
-        expect=words.expect,
-        sums=tuple(words.sum),
-        nan=words.nan,
-        allow_partial=words.allow_partial,
-        allow_pickle=words.allow_pickle,
-        remove_parts=words.remove_parts,
-        overwrite=words.overwrite,
-    )
-    if words.plan is not None:
-        if words.parts:
-            raise Refused("--plan names the parts; none beside it", exit_code=EXIT_USAGE)
-        return jobs_of_plan(words.plan, words.output, options)
-    if words.output is None:
-        raise Refused("no output is named", hint="-o OUT, or --plan FILE", exit_code=EXIT_USAGE)
-    names = words.parts if words.by == "given" else sorted(words.parts, key=natural_key)
-    if not names:
-        raise Refused("no part is named", hint="gpusched merge -o all.jsonl part_*.jsonl", exit_code=EXIT_USAGE)
-    described = f"the parts one after the other, {'as given' if words.by == 'given' else 'in natural order'}"
-    here = os.path.dirname(os.path.abspath(words.output))
-    parts = [Part(name, shown_name(name, here)) for name in names]
-    absent = [part for part in parts if not os.path.lexists(part.path)]
-    job = Job(words.output, parts, options, described=described)
-    if absent:
-        _drop_absent(job, absent)
-    return [job]
-
-
-def _drop_absent(job: Job, absent: Sequence[Part]) -> None:
-    for part in absent:
-        if glob.has_magic(part.path):
-            raise Refused("no file has such a name", where=part.path, exit_code=EXIT_USAGE)
-    job.missing = [Missing(job.parts.index(part), part.name, "there is no such file") for part in absent]
-    job.parts = [part for part in job.parts if part not in absent]
+        return tasks_of_plan(options.plan, options)
+    why, hint = "", ""
+    if options.plan is not None:
+        why = "--plan names the parts; none beside it"
+    elif options.on_duplicate != "error" and not options.key:
+        why = "--on-duplicate needs --key, which names the field"
+    elif options.output is None:
+        why, hint = "no output is named", "-o OUT, or --plan FILE"
+    elif not paths:
+        why, hint = "no part is named", "gpusched merge -o all.jsonl part_*.jsonl"
+    if why or options.output is None:
+        raise MergeRefused(why, hint=hint, exit_code=errors.EXIT_USAGE)
+    is_natural = options.by == "natural"
+    order = f"the parts one after the other, {'in natural order' if is_natural else 'as given'}"
+    task = MergeTask(options.output, [], options, order_text=order)
+    for path in sorted(paths, key=natural_key) if is_natural else paths:
+        name = name_from(os.path.dirname(os.path.abspath(options.output)), path)
+        if os.path.lexists(path):
+            task.parts.append(MergePart(path, name))
+        elif glob.has_magic(path):
+            raise MergeRefused("no file has such a name", where=path, exit_code=errors.EXIT_USAGE)
+        else:
+            task.missing.append(MissingPart(name, "there is no such file"))
+    return [task]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """One command line -> its exit code."""
-    code = EXIT_OK
+    """Run one command line, and return its exit code."""
+    code = errors.EXIT_OK
     try:
-        for job in jobs(parser().parse_args(argv)):
-            code = max(code, _one(job))
-    except Refused as error:
+        for task in read_tasks(argv):
+            code = max(code, _run(task))
+    except errors.GpuschedError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
     except OSError as error:
-        return _fail(_told(error), _code(error))
+        return _fail_for(error, "")
     return code
 
 
-def _one(job: Job) -> int:
+def _run(task: MergeTask) -> int:
     try:
-        result = merge(job)
-    except Refused as error:
-        if error.exit_code != 1:
+        result = merge(task)
+    except MergeRefused as error:
+        if error.exit_code != errors.EXIT_SOME_FAILED:
             raise
         return _fail(str(error), error.exit_code)  # of several outputs, the others are made
     except OSError as error:
-        return _fail(f"{clean(job.output)}: {_told(error)}", _code(error))
+        return _fail_for(error, f"{shown(task.output)}: ")
     except MemoryError:
-        return _fail(f"{clean(job.output)}: not enough memory for these parts", EXIT_CANNOT_WORK)
+        return _fail(f"{shown(task.output)}: not enough memory for these parts", errors.EXIT_CANNOT_WORK)
     except RecursionError:
-        return _fail(f"{clean(job.output)}: the parts hold something that is nested too deeply", 1)
+        return _fail(f"{shown(task.output)}: the parts hold something that is nested too deeply", 1)
     for text in result.warnings:
-        _say(f"gpusched: warning: {text}", sys.stderr)
+        _print(f"gpusched: warning: {text}", sys.stderr)
     for text in result.errors:
-        _say(f"gpusched: error: {text}", sys.stderr)
-    _say(result.said, sys.stdout)
+        _print(f"gpusched: error: {text}", sys.stderr)
+    _print(result.summary, sys.stdout)
     return result.exit_code
 
 
-def _say(text: str, stream: TextIO | None) -> None:
-    """Print it, if anybody listens: what was merged is no less merged where nobody does."""
+def _fail_for(error: OSError, where: str) -> int:
+    name = f" ({shown(error.filename)})" if error.filename else ""
+    text = str(too_many_open(error) or f"{where}{error.strerror or shown(error)}{name}")
+    return _fail(text, errors.EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else errors.EXIT_SOME_FAILED)
+
+
+def _fail(text: str, code: int) -> int:
+    _print(f"gpusched: error: {text}", sys.stderr)
+    return code
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    """Print a line if anybody listens; a merge is done all the same where nobody does."""
     if stream is None:  # closed before we began
         return
     try:
         print(text, file=stream, flush=True)
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())  # else what its buffer still holds would fail again at exit
+        os.dup2(null, stream.fileno())  # else the rest of its buffer would fail again at exit
         os.close(null)
 
 
-def _told(error: OSError) -> str:
-    if refused := too_many_open(error):
-        return str(refused)
-    name = f" ({clean(error.filename)})" if error.filename else ""
-    return f"{error.strerror or clean(error)}{name}"
-
-
-def _code(error: OSError) -> int:
-    return EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else 1
-
-
-def _fail(text: str, code: int) -> int:
-    _say(f"gpusched: error: {text}", sys.stderr)
-    return code
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(EXIT_TERMINATED)
+def _terminate(*_: object) -> NoReturn:
+    raise SystemExit(errors.EXIT_TERMINATED)
 
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _terminate)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # parts that are taken in turn are open together
     sys.exit(main())

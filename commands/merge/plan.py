@@ -1,93 +1,126 @@
-"""The plan of a sharded script as `gpusched shard` leaves it, read and compared with itself. Looks at no part."""
+"""The plan of `gpusched shard`: the merges that it asks for. Reads the plan file, and no part."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-import msgspec
+from gpusched.common.errors import EXIT_USAGE
+from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_recorded
+from gpusched.shards.plan import ShardPlan, from_document
 
-from .parts import ItemOrder
-from .trouble import EXIT_USAGE, Refused, clean
+from .parts.groups import FileGroup, find_groups
+from .parts.model import ItemOrder, MergePart, MergeTask, MissingPart, name_from, suffix_of
+from .parts.report import MergeRefused, shown
 
-VERSION = 1
-
-
-class Asked(msgspec.Struct):
-    """What `gpusched shard` was told of the merge."""
-
-    output: str | None = None
-    sum: list[str] = []
-    key: str | None = None
-    on_duplicate: Literal["error", "keep-first", "keep-last"] | None = None
-    allow_partial: bool = False
+CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 
 
-class Shard(msgspec.Struct):
-    """One shard of the plan."""
+def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
+    """Return a task for each output that the plan's patterns make. `options` go before those of the plan."""
+    plan = read_plan(path)
+    options = with_recorded(options, plan.merge or MergeOptions())
+    groups = find_groups(plan)
+    if not groups:
+        raise _no_files(plan, path)
+    if not options.allow_partial:
+        _refuse_scattered(groups, path)
+    tasks, notes = [], []
+    for task in [_task(plan, group, options) for group in groups]:
+        name, suffix = shown(os.path.basename(task.output)), suffix_of(task.output)
+        if len(groups) > 1 and suffix not in MERGE_FORMATS:
+            notes.append(f"{name} is not made: its suffix names no format that can be merged")
+        elif len(groups) > 1 and not task.parts:
+            notes.append(f"{name} is not made: all files that would be its parts are older than the plan")
+        else:
+            tasks.append(task)
+        if options.key is not None and suffix in MERGE_FORMATS and not MERGE_FORMATS[suffix].has_keys:
+            task.options = dataclasses.replace(options, key=None)
+            task.report.note(f"--key finds no repeated records in .{suffix}")
+    if not tasks:
+        raise MergeRefused("\n  ".join(["nothing to merge:", *notes]), where=path)
+    _name_outputs(tasks, options.output)
+    tasks[0].report.notes += notes
+    return tasks
 
-    shard: int
-    suffix: str
-    start: int
-    end: int
-    count: int
-    seed: int | None = None
-    outputs: list[str] = []
 
-
-class Plan(msgspec.Struct):
-    """What a merge needs of the plan file."""
-
-    version: int
-    created_at: float
-    total: int
-    num_shards: int
-    shards: list[Shard]
-    order: Literal["given", "shuffled"] = "given"
-    shuffle_seed: int | None = None
-    strategy: Literal["contiguous", "strided", "weighted"] = "contiguous"
-    merge: Asked | None = None
-
-
-def read_plan(path: str) -> Plan:
-    """The plan of this file. Refused where it is none, or does not fit together."""
+def read_plan(path: str) -> ShardPlan:
+    """Read the plan of this file. Raises MergeRefused if it is no plan, or contradicts itself."""
     try:
-        # Of json, and not of msgspec: names that are not UTF-8 are in it, as halves of surrogate pairs.
-        plan = msgspec.convert(json.loads(Path(path).read_bytes()), Plan)
+        plan = from_document(json.loads(Path(path).read_bytes()))
+        if sum(shard.count for shard in plan.shards) != plan.total:
+            raise ValueError(f"its shards have {sum(shard.count for shard in plan.shards)} items of {plan.total}")
+        for number, shard in enumerate(plan.shards):
+            positions = plan.positions(shard)
+            is_inside = not positions or 0 <= positions[0] <= positions[-1] < plan.total
+            if number != shard.shard or len(positions) != shard.count or not is_inside:
+                raise ValueError(f"shard {number} has {shard.count} items, and {len(positions)} by its range")
     except OSError as error:
-        raise Refused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
-    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise Refused(
-            f"is no plan: {clean(error)}", where=path, hint="'gpusched shard' writes it", exit_code=EXIT_USAGE
-        ) from None
-    wrong = _disagreement(plan)
-    if wrong:
-        raise Refused(f"does not fit together: {wrong}", where=path, exit_code=EXIT_USAGE)
+        raise MergeRefused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
+    except (ValueError, RecursionError) as error:
+        why, hint = f"is no plan: {shown(error)}", "'gpusched shard' writes it"
+        raise MergeRefused(why, where=path, hint=hint, exit_code=EXIT_USAGE) from None
     return plan
 
 
-def _disagreement(plan: Plan) -> str:
-    if plan.version != VERSION:
-        return f"it is of version {plan.version}, and this merges version {VERSION}"
-    if [shard.shard for shard in plan.shards] != list(range(plan.num_shards)):
-        return f"its shards are not numbered 0 to {plan.num_shards - 1}"
-    if sum(shard.count for shard in plan.shards) != plan.total:
-        return f"its shards have {sum(shard.count for shard in plan.shards)} items of {plan.total}"
-    if plan.order == "shuffled" and plan.shuffle_seed is None:
-        return "it is shuffled without a seed"
-    order = item_order(plan)
+def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
+    is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
+    task = MergeTask(group.output, [], options, None if is_in_order else ItemOrder(plan))
     for shard in plan.shards:
-        dealt = order.dealt(shard.shard) if order else range(shard.start, shard.end)
-        if len(dealt) != shard.count or (dealt and not (dealt[0] >= 0 and dealt[-1] < plan.total)):
-            return f"shard {shard.shard} has {shard.count} items, and {len(dealt)} by its range"
-    return ""
+        path = group.files.get(shard.shard)
+        if path is None:
+            task.missing += [MissingPart(shard.suffix, "it has left no file", shard)] if shard.count else []
+        elif os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
+            why = f"{shown(os.path.basename(path))} is older than the plan; it is not merged"
+            task.missing.append(MissingPart(shard.suffix, why, shard))
+        else:
+            task.parts.append(MergePart(path, path, shard))
+    return task
 
 
-def item_order(plan: Plan) -> ItemOrder | None:
-    """How items come back in order; None where the shards one after the other are that already."""
-    strided, seed = plan.strategy == "strided", plan.shuffle_seed if plan.order == "shuffled" else None
-    if not strided and seed is None:
-        return None
-    ranges = [(shard.start, shard.end) for shard in plan.shards]
-    return ItemOrder(plan.total, plan.num_shards, strided, seed, ranges)
+def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
+    """Apply --output: a directory for all outputs, or the name of the only one. Two outputs of one name are refused."""
+    is_directory = output is not None and (output.endswith("/") or os.path.isdir(output))
+    if output is not None and not is_directory and len(tasks) > 1:
+        names = shown(", ".join(os.path.basename(task.output) for task in tasks))
+        why, hint = f"the shards make {len(tasks)} outputs ({names}), and one is named", "name a directory"
+        raise MergeRefused(why, where=output, hint=f"{hint}, or a narrower pattern", exit_code=EXIT_USAGE)
+    seen: dict[str, MergeTask] = {}
+    for task in tasks:
+        if output is not None:
+            task.output = os.path.join(output, os.path.basename(task.output)) if is_directory else output
+        directory, name = os.path.split(task.output)
+        before = seen.setdefault(os.path.join(os.path.realpath(directory), name), task)
+        if before is not task:
+            why = f"would be made twice: of {shown(before.parts[0].path)}, and of {shown(task.parts[0].path)}"
+            hint = "patterns that name files of different names, or a merge for each"
+            raise MergeRefused(why, where=task.output, hint=hint, exit_code=EXIT_USAGE)
+        for part in task.parts:
+            part.name = name_from(os.path.abspath(directory), part.path)
+
+
+def _no_files(plan: ShardPlan, path: str) -> MergeRefused:
+    patterns = [(shard.suffix, pattern) for shard in plan.shards for pattern in shard.outputs]
+    if not patterns:
+        return MergeRefused("it names no outputs of its shards", where=path, hint="gpusched shard --merge PATTERN")
+    hint = f"looked for {shown(', '.join(pattern for _, pattern in patterns[:3]))}"
+    for directory in (os.path.dirname(patterns[0][1]), os.getcwd()):
+        names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+        if near := [name for name in names if any(suffix in name for suffix, _ in patterns[:100])]:
+            there = shown(name_from(os.getcwd(), os.path.join(directory, near[0])))
+            hint += f"; {there} is there: the same command with a --merge that names it only merges"
+            break
+    return MergeRefused("no shard has left a file", where=path, hint=hint)
+
+
+def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
+    """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
+    if any(len(group.files) > 1 for group in groups) or len({shard for group in groups for shard in group.files}) < 2:
+        return
+    names = shown(", ".join(os.path.basename(next(iter(group.files.values()))) for group in groups[:3]))
+    why = f"no files of two shards belong together, since more than the suffix differs: {names}"
+    hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
+    raise MergeRefused(why, where=path, hint=hint)

@@ -263,7 +263,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--exit", type=int, default=0, metavar="CODE", help="exit status")
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
     add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")
-    add("--children", type=int, default=0, metavar="N", help="share the memory with N child processes")
+    add(
+        "--children",
+        type=int,
+        default=0,
+        metavar="N",
+        help="divide the memory among this process and N child processes",
+    )
     add("--ignore-term", action="store_true", help="ignore SIGTERM")
     add("--oom", action="store_true", help="run out of memory at the end")
     add("--lose", action="store_true", help="lose the GPU at the end")

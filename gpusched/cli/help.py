@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
+from gpusched.shards.merge_options import shard_rows
 
 # The options of verbs that are no settings, by the group that lists them.
 OWN_OPTIONS = {
     LIST: "command parameters each force follow",
     "The items": "total items strided weights shuffle shard.force",
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
-    "The merge": "patterns shard.output shard.sums shard.key shard.on_duplicate allow_partial",
+    "The merge": " ".join(["patterns", *(f"shard.{row.name}" for row in shard_rows())]),
     "The models": "model_list single_model source_model relation revision overwrite",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",

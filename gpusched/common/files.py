@@ -14,9 +14,11 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def write_atomically(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> None:
-    """Replace the file at `path` by a temporary file and a rename. With `sync` its data survive a power cut."""
-    temporary = f"{path}.tmp{os.getpid()}"
+def write_atomically(
+    path: str, data: bytes, *, sync: bool = False, mode: int = 0o600, temporary: str | None = None
+) -> None:
+    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
+    temporary = temporary or f"{path}.tmp{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         view = memoryview(data)

@@ -146,7 +146,7 @@ def gpu_path(directory: str, n: int) -> str:
 
 
 def gpu_numbers(directory: str) -> list[int]:
-    """Return all GPUs of the simulation in PCI order, present or not."""
+    """Return the number of each GPU of the simulation in PCI order, present or not."""
     count = 0
     while os.path.exists(os.path.join(gpu_path(directory, count), "state")):
         count += 1

@@ -1,4 +1,4 @@
-"""Why, when and with which exit code a dispatcher leaves; the signals and stored requests that make it do so."""
+"""The end of a dispatcher: its reason and exit code, and the signals and requests that bring it about."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ log = logging.getLogger("gpusched.dispatcher")
 
 
 class Dispatcher:
-    """Works on one queue, once. The caller holds the queue's lock while run() runs; no child inherits it."""
+    """Dispatches one queue. Call run() only once, and hold the lock of the queue meanwhile, which no job inherits."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from gpusched.lists.submit import SubmitOptions
 
 @dataclass(frozen=True, slots=True)
 class LaunchStyle:
-    """How commands of this queue are run."""
+    """The options by which commands of this queue run."""
 
     shell: tuple[bytes, ...]  # the words before a command, ending in -c
     setup: str | None = None

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpusched.common import hub_headers, tensor_headers
+from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import last_line
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
-from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store, attempt_table, job_table, submission

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes
 from gpusched.common.text import clean
 from gpusched.core.model import MIB
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 5
 _DEPTH = 4  # adapters of adapters of …
-
-Model = tuple[str, str]  # its name or path, and its revision
 
 
 def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBackend) -> dict[ModelRow, int]:

@@ -71,7 +71,7 @@ class EsdConfig(AnalysisOptions):
 
     @property
     def flags(self) -> dict[str, object]:
-        """The settings of a run, as `config.load` takes them."""
+        """The settings of a run, as `config.layers.load` takes them."""
         gpus = self.gpu_list
         values: dict[str, object] = {
             "gpu_list": gpus if gpus is None or isinstance(gpus, str) else ",".join(map(str, gpus)),

@@ -68,11 +68,11 @@ error here-document: a here-document needs lines of its own, and a command has o
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
-forceable backslash-blank: a blank follows the backslash, so the shell does not join the next line
-    remove the blank; --force runs each line by itself, as the shell would
+forceable backslash-blank: a space follows the backslash, so the shell does not join the next line
+    remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
-forceable unfinished: the command is not complete: its {word} has no counterpart on this line
+forceable unfinished: the command is not complete: its {word} is not closed on this line
     a command has one line: join lines by a backslash at the end, or put them into a script
 forceable own-devices.unset: it unsets a variable of gpusched, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
@@ -80,7 +80,7 @@ forceable own-devices.set: it sets {variable} itself, so the job would not use t
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
 forceable cleared-environment: it empties the environment, so the job would not use the GPU claimed for it
     keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
-forceable setup-line: the line only sets something up, which no other line sees: each line is run by itself
+forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
 forceable no-program: the command does not start with a program ({word})
 forceable parameter-table: the line does not start with a program ({words}); is this a table of parameters?
@@ -94,7 +94,7 @@ warning backslash-in-comment: a backslash in a comment joins nothing: the next l
     move the comment to a line above the command
 forceable script: this is a {language} script, not a file of commands
     write a file with lines like: {language} FILE
-hint shebang: this line chooses no shell: each line below is run by itself
+hint shebang: the #! line is ignored: each line below runs by itself
     use --shell to choose one
 warning backslash-at-end: the last line ends in a backslash, and nothing follows it
     remove the backslash
@@ -105,16 +105,16 @@ hint duplicate.sweep: line {line} makes the same job more than once
 warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
-error attribute-syntax.word: {word!r} is no attribute of the form key=value
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no blanks
+    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
+error attribute-syntax.word: {word!r} is not of the form key=value
+    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.quote: this quote is not closed
 error attribute-syntax.backslash: nothing follows this backslash
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
 warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
     use $X in the command, where the shell expands it
-error attribute-end.blank: a blank must follow the attributes
+error attribute-end.blank: a space must follow the ] of the attributes
 error attribute-end.second: a second block of attributes: put all into the first
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
     write gpus: 2 and mem: 18G beside command:
@@ -129,7 +129,7 @@ error attribute-twice.list: {key} is stated twice: write {key}=a,b
 error attribute-name: a name is for one job, and a directive is for all the lines below
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
-error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by blanks, not by commas
+error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
 error attribute-value.name: the name is empty
 warning attribute-bare: {key}= removes a default, but there is none
     leave it out; env.NAME='' sets a variable to nothing
@@ -145,15 +145,15 @@ error sweep.twice: the parameter {name} is set twice
 error sweep.size: this makes {jobs:,} jobs, and at most {most:,} are allowed
 error sweep.empty: no combination is left: all are excluded
 error sweep.zip: the lists of zip differ in length: {lengths}
-error sweep.csv: cannot be read: {error}
-    the path is relative to this file
+error sweep.csv: the table {path} cannot be read: {error}
+    its path is relative to this YAML file
 error sweep.table: this table cannot be used: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.span: {error}
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: {{{word}}} is no parameter and stays as it is; did you mean {{{similar}}}?
+warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
 warning no-parameter: {{{word}}} stays as it is: there is no such parameter
     if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values

@@ -15,7 +15,7 @@ from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobFile, Register, judge_text, stripped
-from gpusched.lists.sweep import MAX_JOBS, Axis, combinations, count, matches
+from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
 from gpusched.lists.template import Template, misspelt, undeclared
 
 

@@ -76,7 +76,7 @@ class SubmitOptions:
         )
 
     def directory(self, spec: JobSpec) -> bytes:
-        """Return the directory for which this job is submitted."""
+        """Return the working directory of this job, before a snapshot or a commit replaces it."""
         own = spec.attributes.cwd
         return self.cwd if own is None else os.path.join(self.cwd, own)
 
@@ -181,7 +181,7 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
     """Return the jobs of a command with parameters. Raises GpuschedError for parameters that cannot be read."""
     from gpusched.lists.maker import from_command
-    from gpusched.lists.sweep import parameter, table
+    from gpusched.lists.parameters import parameter, table
 
     axes = []
     where = f"--each {sweep.each}"

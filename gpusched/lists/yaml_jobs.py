@@ -12,7 +12,7 @@ from gpusched.lists.attributes import ENV, KEYS, key_fault, parse_value, value_f
 from gpusched.lists.finding_table import Fault, fault, suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.sweep import MAX_JOBS, Axis, repeated, span, table
+from gpusched.lists.parameters import MAX_JOBS, Axis, repeated, span, table
 from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
 
 if TYPE_CHECKING:
@@ -169,10 +169,11 @@ class _YamlReader:
         elif key == "zip":
             yield from self._zip(node)
         elif key == "csv":
+            path = self._document.text(node, "csv")
             try:
-                yield table(self._read(self._document.text(node, "csv")))
+                yield table(self._read(path))
             except OSError as error:
-                self._refuse(fault("sweep.csv", error=error.strerror or error), self._document.spot(node))
+                self._refuse(fault("sweep.csv", path=path, error=error.strerror or error), self._document.spot(node))
             except ValueError as error:
                 self._refuse(fault("sweep.table", error=error), self._document.spot(node))
         elif key == "repeat":

@@ -33,7 +33,7 @@ class CheckedList:
 
     @property
     def refusal(self) -> str:
-        """Why `gpusched run` would refuse the list; empty if it would not."""
+        """The reason for which `gpusched run` would refuse the list; empty if it would not."""
         wrong = len({finding.line for finding in self.findings if finding.severity == "error"})
         if wrong:
             return "a line cannot be right" if wrong == 1 else f"{wrong} lines cannot be right"

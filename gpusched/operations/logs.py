@@ -111,7 +111,7 @@ class _JobLog:
             raise GpuschedError(
                 f"stdout and stderr of job {self.job_id} are in one log",
                 where="--err",
-                hint="without --err it is printed; --split-streams of `gpusched run` makes two",
+                hint="leave out --err to print that log; `run --split-streams` keeps stderr in a log of its own",
             )
         path = f"{self.queue_dir.path}/{name}"
         try:

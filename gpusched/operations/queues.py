@@ -191,10 +191,13 @@ def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
                 f"there is no job {word!r}", hint="an id such as 12, a range such as 3-7, or a job's name="
             )
         low, high = int(first), int(end or first)
+        if low > high:
+            raise GpuschedError(f"the range {word} runs backwards", hint=f"{high}-{low}")
         if not 1 <= low <= high <= last:
+            lacks = "there are no jobs" if dash else "there is no job"
             have = f"it has jobs 1 to {last}" if last else "it has no jobs"
             raise GpuschedError(
-                f"there is no job {word} in the queue {os.path.dirname(store.path)}",
+                f"{lacks} {word} in the queue {os.path.dirname(store.path)}",
                 hint=f"{have}; `gpusched status -v` lists them, -q names another queue",
             )
         ids.update(dict.fromkeys(range(low, high + 1)))

@@ -8,23 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpusched.shards.plan import MergeOptions as MergeOptions
-    from gpusched.shards.plan import Shard as Shard
+    from gpusched.shards.merge_options import MergeOptions as MergeOptions
     from gpusched.shards.plan import ShardPlan as ShardPlan
     from gpusched.shards.plan import SplitOptions as SplitOptions
     from gpusched.shards.request import ShardRequest as ShardRequest
-    from gpusched.shards.split import shard_range as shard_range
-    from gpusched.shards.split import split_range as split_range
     from gpusched.shards.start import run_shards as run_shards
 
 _MODULES = {
-    "MergeOptions": "plan",
-    "Shard": "plan",
+    "MergeOptions": "merge_options",
     "ShardPlan": "plan",
     "ShardRequest": "request",
     "SplitOptions": "plan",
-    "shard_range": "split",
-    "split_range": "split",
     "run_shards": "start",
 }
 

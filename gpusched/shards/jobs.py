@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -13,9 +13,10 @@ from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
 from gpusched.lists.attributes import parse_value
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.sweep import Axis
+from gpusched.lists.parameters import Axis
 from gpusched.shards.command import NAMES, WHERE, placeholder_values
-from gpusched.shards.plan import MERGE, TAG, MergeOptions, Shard, ShardPlan
+from gpusched.shards.merge_options import MergeOptions, shard_rows
+from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
 
 
 def job_name(shard: Shard) -> str:
@@ -68,7 +69,16 @@ def _merge_job(plan: ShardPlan, merge: MergeOptions, command: str) -> JobSpec:
 
 def _merge_id(plan: ShardPlan, merge: MergeOptions) -> bytes:
     """Return a hash of the options and the inputs of the merge. The text is that of version 0.1, whose queues stay."""
-    options = ", ".join(f"{name}={value!r}" for name, value in asdict(merge).items())
+    first = (
+        "output",
+        "sum",
+        "key",
+        "on_duplicate",
+        "allow_partial",
+    )  # the options of version 0.1, where sum was "sums"
+    rows = [row for row in shard_rows() if row.name in first or getattr(merge, row.name) != row.default]
+    values = {"sums" if row.name == "sum" else row.name: getattr(merge, row.name) for row in rows}
+    options = ", ".join(f"{name}={value!r}" for name, value in values.items())
     text = f"(Merge({options}), {[shard.outputs for shard in plan.shards]!r})"
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest().encode()
 

@@ -11,11 +11,10 @@ from dataclasses import replace
 from gpusched.common.errors import GpuschedError
 from gpusched.lists.template import Template
 from gpusched.shards.command import NAMES, placeholder_values, refuse_misspelt
+from gpusched.shards.merge_options import MERGE_FORMATS
+from gpusched.shards.patterns import split_pattern
 from gpusched.shards.plan import ShardPlan
 
-# The suffixes that commands/merge can merge, and the library that each of them needs.
-FORMATS = dict.fromkeys(("jsonl", "json", "csv", "tsv", "txt", "safetensors"), "")
-FORMATS |= {"parquet": "pyarrow", "npz": "numpy", "npy": "numpy", "pt": "torch"}
 COMPARED_SHARDS = 500  # shards whose patterns are compared with each other
 
 _WILDCARD = re.compile(r"\[[^]]*\]|[*?]")
@@ -26,9 +25,9 @@ def merge_libraries(patterns: Sequence[str], output: str | None) -> set[str]:
 
     Raises GpuschedError for a suffix that cannot be merged, before the shards have done all their work.
     """
-    formats = " ".join(f".{name}" for name in FORMATS)
+    formats = " ".join(f".{name}" for name in MERGE_FORMATS)
     expected = "" if output is None else _suffix(output)
-    if output is not None and expected not in FORMATS:
+    if output is not None and expected not in MERGE_FORMATS:
         hint = f"use an existing directory, or a file that ends in one of {formats}"
         raise GpuschedError("its suffix is no format that can be merged", where=f"--merge-output {output}", hint=hint)
     suffixes = {expected} if expected else set()
@@ -36,12 +35,12 @@ def merge_libraries(patterns: Sequence[str], output: str | None) -> set[str]:
         suffix = _suffix(pattern)
         if not suffix or re.search(r"[][*?{}]", suffix):
             continue
-        if suffix not in FORMATS:
+        if suffix not in MERGE_FORMATS:
             raise GpuschedError(f".{suffix} cannot be merged", where=f"--merge {pattern}", hint=f"use {formats}")
         if expected and suffix != expected:
             raise GpuschedError(f"is .{suffix}, and --merge-output .{expected}", where=f"--merge {pattern}")
         suffixes.add(suffix)
-    return {FORMATS[suffix] for suffix in suffixes} - {""}
+    return {MERGE_FORMATS[suffix].library for suffix in suffixes} - {""}
 
 
 def _suffix(path: str) -> str:
@@ -65,11 +64,12 @@ def refuse_equal_names(patterns: Sequence[str], directory: str) -> None:
 def with_outputs(plan: ShardPlan, patterns: Sequence[str], output_dir: str, cwd: str) -> ShardPlan:
     """Return the plan with the outputs of each shard, as patterns of absolute paths without wildcards from values.
 
-    Raises GpuschedError if two shards would write the same file.
+    Raises GpuschedError if two shards would write the same file, and for wildcards beyond one `*`.
     """
     if not patterns:
         return plan
     for pattern in patterns:
+        split_pattern(pattern)
         refuse_misspelt(pattern, f"--merge {pattern}")
     templates = [Template(pattern, NAMES) for pattern in patterns]
     shards = []
@@ -91,30 +91,14 @@ def _refuse_shared(outputs: Sequence[tuple[str, str]], pattern: str) -> None:
         raise GpuschedError(
             "all shards would write the same files", where=f"--merge {pattern}", hint="put {suffix} into the pattern"
         )
-    compared = outputs[:COMPARED_SHARDS]
-    names = [_WILDCARD.sub(lambda match: match[0][1] if match[0][1:-1] else "", path) for _, path in compared]
-    for i, (suffix, path) in enumerate(compared):
-        matches = re.compile(_to_regex(path)).fullmatch
+    compared = [(suffix, split_pattern(path)) for suffix, path in outputs[:COMPARED_SHARDS]]
+    for i, (suffix, texts) in enumerate(compared):
         has_suffix = re.compile(rf"(?<![A-Za-z0-9]){re.escape(suffix)}(?![A-Za-z0-9])").search
-        for j, name in enumerate(names):
-            if j != i and matches(name) and (has_suffix(name) or not has_suffix(path)):
+        matches = re.compile("[^/]*".join(map(re.escape, texts))).fullmatch
+        for j, name in enumerate("".join(other) for _, other in compared):
+            if j != i and matches(name) and (has_suffix(name) or not has_suffix("*".join(texts))):
                 raise GpuschedError(
                     f"the files of shard {j} would be taken for those of shard {i} too",
                     where=f"--merge {pattern}",
                     hint="put something other than a wildcard beside the placeholder, or use --suffix shard",
                 )
-
-
-def _to_regex(path: str) -> str:
-    """Return a pattern of paths as a regular expression; wildcards match no slash, but ** does."""
-    parts = []
-    for piece in re.split(r"(\*\*/?|\[[^]]*\]|[*?])", path):
-        if piece.startswith("**"):
-            parts.append(".*")
-        elif piece in ("*", "?"):
-            parts.append("[^/]*" if piece == "*" else "[^/]")
-        elif piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-            parts.append(re.escape(piece[1]) if len(piece) == 3 else ".")
-        else:
-            parts.append(re.escape(piece))
-    return "".join(parts)

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpusched.common.text import mask_secrets
 from gpusched.shards import split
+from gpusched.shards.merge_options import MergeOptions, from_plan_record, plan_record
 
 VERSION = 1
 TAG = "shards"  # of every job that runs a shard
@@ -44,17 +45,6 @@ class Shard:
     seed: int
     items_file: str | None = None
     outputs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MergeOptions:
-    """The options of the merge of the shards' outputs."""
-
-    output: str | None = None
-    sums: tuple[str, ...] = ()
-    key: str | None = None
-    on_duplicate: str = "error"
-    allow_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +104,9 @@ def to_document(plan: ShardPlan) -> dict[str, Any]:
         "num_shards": len(plan.shards),
         "items": plan.items,
         "command": mask_secrets(plan.command),
-        "merge": None if plan.merge is None else _merge_document(plan.merge),
+        "merge": None if plan.merge is None else {**plan_record(plan.merge), "by": "given"},
         "shards": [{**asdict(shard), "outputs": list(shard.outputs)} for shard in plan.shards],
         "asked": dict(plan.inputs or {}),
-    }
-
-
-def _merge_document(merge: MergeOptions) -> dict[str, Any]:
-    return {
-        "output": merge.output,
-        "sum": list(merge.sums),
-        "key": merge.key,
-        "on_duplicate": merge.on_duplicate,
-        "by": "given",
-        "allow_partial": merge.allow_partial,
     }
 
 
@@ -144,19 +123,9 @@ def from_document(document: Any) -> ShardPlan:
             shuffle_seed=document["shuffle_seed"],
             items=document["items"],
             command=str(document["command"]),
-            merge=None if merge is None else _read_merge(merge),
+            merge=None if merge is None else from_plan_record(merge),
             inputs=document.get("asked") or {},
             created_at=float(document["created_at"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no plan of shards ({error})") from None
-
-
-def _read_merge(merge: Mapping[str, Any]) -> MergeOptions:
-    return MergeOptions(
-        output=merge["output"],
-        sums=tuple(merge["sum"]),
-        key=merge["key"],
-        on_duplicate=merge["on_duplicate"],
-        allow_partial=bool(merge["allow_partial"]),
-    )

@@ -10,16 +10,11 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.shards.command import command_line
-from gpusched.shards.plan import MergeOptions, SplitOptions
+from gpusched.shards.merge_options import MergeOptions, shard_rows
+from gpusched.shards.plan import SplitOptions
 
-# Options that are not called like their fields.
-_FLAGS = {
-    "min_items": "min_items_per_shard",
-    "output": "merge_output",
-    "sums": "merge_sum",
-    "key": "merge_key",
-    "on_duplicate": "merge_on_duplicate",
-}
+# Options whose flags are not called like their fields.
+_FLAGS = {"min_items": "min_items_per_shard", **{row.name: row.shard.removeprefix("--") for row in shard_rows()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class ShardRequest:
         if self.weights and self.items is None:
             raise GpuschedError("--weights needs --items")
         if self.merge is not None and not self.patterns:
-            raise GpuschedError("nothing is merged without --merge PATTERN")
+            raise GpuschedError("the options of a merge need --merge PATTERN")
 
     @property
     def stem(self) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from gpusched.common.errors import GpuschedError
-from gpusched.lists.sweep import MAX_JOBS
+from gpusched.lists.parameters import MAX_JOBS
 from gpusched.shards import split
 from gpusched.shards.plan import Shard, ShardPlan, SplitOptions
 

@@ -158,7 +158,7 @@ class ShardStart:
         for pattern in self._request.patterns:
             path = pattern.replace("{output_dir}", self._request.output_dir or "")
             if not os.path.isabs(os.path.expanduser(path)):
-                problem = "with --snapshot this file is in the copy, and the merge does not find it"
+                problem = "with --snapshot a relative path lies in the copied work tree, where the merge does not look"
                 raise GpuschedError(problem, where=f"--merge {pattern}", hint="write to an absolute path")
 
     def _check_merge(self) -> None:

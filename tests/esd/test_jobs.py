@@ -16,11 +16,11 @@ from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
 from gpusched.esd import EsdBackend, EsdExperiment
-from gpusched.esd.budgets import Model
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem

@@ -18,8 +18,8 @@ from gpusched.lists.attributes import render
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import from_command
+from gpusched.lists.parameters import MAX_JOBS, parameter, span, table
 from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read
-from gpusched.lists.sweep import MAX_JOBS, parameter, span, table
 from gpusched.lists.template import Template
 from gpusched.lists.yaml_jobs import parse
 
@@ -309,7 +309,7 @@ def test_what_is_no_table(data: bytes, says: str) -> None:
         ("jobs: [a]\n---\njobs: [b]\n", 2, 1, "yaml", "another document"),
         ("jobs: [*a]\n", 1, 8, "yaml", "undefined alias"),
         ("jobs:\n- python 'a\n", 2, 10, "open-quote", "this single quote is not closed"),
-        ("jobs:\n- {command: cd a}\n", 2, 13, "setup-line", "only sets something up"),
+        ("jobs:\n- {command: cd a}\n", 2, 13, "setup-line", "what this line sets is lost"),
         ("jobs:\n- {command: 0001 x}\n", 2, 13, "no-program", "does not start with a program (0001)"),
         ("jobs:\n- {command: '[gpus=2] a'}\n", 2, 14, "attribute-end", "keys of their own"),
         ("jobs:\n- '[gpsu=2] a'\n", 2, 5, "attribute-key", "did you mean gpus?"),

@@ -21,10 +21,10 @@ from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
 from gpusched.core.plan.board import BoardDevice, Frame
 from gpusched.dispatcher import Observer
-from gpusched.views.area import PatientWriter
-from gpusched.views.layout import Picture, lay_out
-from gpusched.views.live import SHOWN_AT_ONCE, LiveView, LogTails
 from gpusched.views.report import group_line, running_line
+from gpusched.views.terminal.area import PatientWriter
+from gpusched.views.terminal.layout import Picture, lay_out
+from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView, LogTails
 from gpusched.views.words import Pace
 from tests.support.golden import golden
 from tests.support.sample import NAME, NOW, a_board, gpu, view

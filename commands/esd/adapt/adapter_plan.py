@@ -44,7 +44,7 @@ class Add:
 
 @dataclass(slots=True)
 class TensorChange:
-    """How one tensor is made: read `base`, or `stored` from the adapter's file, then apply `adds` in order.
+    """The recipe for one tensor: read `base`, or `stored` from the adapter's file, then apply `adds` in order.
 
     A `copy` is a module that was saved whole and shares its weight with no other.
     """

@@ -108,7 +108,7 @@ class Hub:
             )
             return files, snapshot.name
         if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
-            raise ModelError("download", f"{ref.name}: the hub names no commit of it")
+            raise ModelError("download", f"{ref.name}: the hub gave no commit id for it")
         return {each.rfilename: each.size for each in info.siblings or () if "/" not in each.rfilename}, info.sha
 
     def _cached(self, name: str, revision: str) -> Path | None:
@@ -164,7 +164,7 @@ class Hub:
         """Fetch the files that are not in the cache yet; return the paths of all."""
         for name in names:
             if name.endswith(".json") and (files[name] or 0) > LARGEST_JSON_BYTES:
-                raise ModelError("download", f"{name} of {ref.name} has {files[name]} bytes")
+                raise ModelError("download", f"{name} of {ref.name} is too large: {files[name]} bytes")
         find = self._library.try_to_load_from_cache
         missing = [n for n in names if not isinstance(find(ref.name, n, cache_dir=self._cache, revision=commit), str)]
         self._check_space(ref, sum(files[name] or 0 for name in missing))

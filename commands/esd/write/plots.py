@@ -89,7 +89,7 @@ def _remove_pages(path: str, kept: int) -> None:
 
 
 def read_table(path: str) -> list[PlottedLayer]:
-    """Return the rows of the table of a model."""
+    """Read a model's table of layers (CSV): one row a layer."""
     with open(path, encoding="utf-8", newline="") as file:
         return [_layer(row) for row in csv.DictReader(file)]
 

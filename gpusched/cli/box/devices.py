@@ -55,7 +55,7 @@ def _print(reports: list[DeviceReport], *, as_json: bool, indent: int | None = 2
 
 
 def _watch(box: BoxReader, interval_s: float, *, as_json: bool) -> None:
-    from gpusched.views.area import can_be_drawn_over
+    from gpusched.views.terminal.area import can_be_drawn_over
 
     if can_be_drawn_over(sys.stdout) and not as_json:
         _draw(box, interval_s)
@@ -68,8 +68,8 @@ def _watch(box: BoxReader, interval_s: float, *, as_json: bool) -> None:
 def _draw(box: BoxReader, interval_s: float) -> None:
     """Draw the page over the last one, as often as it is read, for ever."""
     from gpusched.views import tables
-    from gpusched.views.area import Area
     from gpusched.views.devices import devices_page
+    from gpusched.views.terminal.area import Area
 
     area = Area(sys.stdout)
     try:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpusched.cli.features.merge import click_values
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, session
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.run_settings import with_defaults
+from gpusched.shards.merge_options import MergeOptions, shard_rows
 
 if TYPE_CHECKING:
     from gpusched.shards.prepare import PlannedShards
@@ -50,8 +52,8 @@ OPTIONS = (
     click.option(
         "--items",
         metavar="FILE",
-        help="Split the items of this file: its lines, .jsonl, the records of .csv or .tsv, the rows of .parquet; or "
-        "the files that a pattern in quotes matches.",
+        help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
+        ".parquet. A pattern in quotes: the files that it matches.",
     ),
     click.option("--num-shards", metavar="N", type=AT_LEAST_ONE, help="Make N shards."),
     click.option("--shard-size", metavar="N", type=AT_LEAST_ONE, help="Make shards of at most N items."),
@@ -60,8 +62,8 @@ OPTIONS = (
         metavar="N",
         type=AT_LEAST_ONE,
         default=4,
-        help="Without these two options, make N shards for each GPU. More shards even out slow ones; use 1 for a "
-        "script that takes minutes to load.  [default: 4]",
+        help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
+        "for a script that takes minutes to load.  [default: 4]",
     ),
     click.option(
         "--min-items-per-shard",
@@ -71,11 +73,11 @@ OPTIONS = (
         default=4,
         help="Make fewer shards if they would have fewer than N items.  [default: 4]",
     ),
-    click.option("--strided", is_flag=True, help="Give each shard every n-th item instead of a range."),
+    click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
     click.option(
         "--weights",
         metavar="COLUMN",
-        help="Balance the shards by this column of --items; size: by the sizes of the files.",
+        help="Balance the shards by this column of --items; for a pattern of files, `size` means their sizes.",
     ),
     click.option(
         "--shuffle", metavar="SEED", type=click.IntRange(min=0), help="Shuffle the items before they are split."
@@ -103,21 +105,7 @@ OPTIONS = (
         help="Merge the files that the shards write, once all shards have succeeded: a pattern of the files of one "
         "shard, with wildcards and placeholders. May be repeated.",
     ),
-    click.option("--merge-output", "output", metavar="FILE", help="Merge into this file."),
-    click.option(
-        "--merge-sum", "sums", metavar="KEY", multiple=True, help="Add up the values of this key. May be repeated."
-    ),
-    click.option("--merge-key", "key", metavar="FIELD", help="Find repeated items by this field."),
-    click.option(
-        "--merge-on-duplicate",
-        "on_duplicate",
-        type=click.Choice(["error", "keep-first", "keep-last"]),
-        default="error",
-        help="Choose what to do with a repeated item.  [default: error]",
-    ),
-    click.option(
-        "--allow-partial", is_flag=True, help="Merge what there is once all shards have ended, even if some failed."
-    ),
+    *(click.option(row.shard, row.name, **click_values(row)) for row in shard_rows()),
 )
 
 
@@ -166,11 +154,11 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
 
 def _request(values: dict[str, Any]) -> ShardRequest:
     """Return the request of the values of the options."""
-    from gpusched.shards.plan import MergeOptions, SplitOptions
+    from gpusched.shards.plan import SplitOptions
     from gpusched.shards.request import ShardRequest
 
-    parts = [{field.name: values.pop(field.name) for field in fields(kind)} for kind in (SplitOptions, MergeOptions)]
-    split, merge = SplitOptions(**parts[0]), MergeOptions(**parts[1])
+    split = SplitOptions(**{field.name: values.pop(field.name) for field in fields(SplitOptions)})
+    merge = MergeOptions(**{row.name: values.pop(row.name) for row in shard_rows()})
     return ShardRequest(**values, split=split, merge=None if merge == MergeOptions() else merge)
 
 

@@ -21,7 +21,7 @@ from gpusched.config.layers import LoadedSettings
 )
 @source_arguments
 @settings_options("gpus_per_job", "time_limit", "retries", "strip_gpu_env")
-@click.option("--force", is_flag=True, help="Judge as run --force does: what can be forced is a warning.")
+@click.option("--force", is_flag=True, help="Show errors that run --force would allow as warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every finding; else the first few of each kind.")
 def check(

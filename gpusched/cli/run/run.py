@@ -16,7 +16,7 @@ from gpusched.cli.run.source import await_command, read_job_source, source_argum
 )
 @source_arguments
 @run_options
-@click.option("--force", is_flag=True, help="Go on although lines look wrong.")
+@click.option("--force", is_flag=True, help="Run the list despite errors that can be forced.")
 @click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(
     file: str | None,

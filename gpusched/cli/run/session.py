@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run import Queue, RunSession
     from gpusched.views.lines import EventLines
-    from gpusched.views.live import LiveView
+    from gpusched.views.terminal.live import LiveView
 
 
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
@@ -62,8 +62,8 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
 
     out = sys.stderr if options.as_json else sys.stdout
     if out.isatty() and not options.quiet:
-        from gpusched.views.area import can_be_drawn_over
-        from gpusched.views.live import LiveView
+        from gpusched.views.terminal.area import can_be_drawn_over
+        from gpusched.views.terminal.live import LiveView
 
         if can_be_drawn_over(out):
             return LiveView(out, queue.queue_dir.path)

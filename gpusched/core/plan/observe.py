@@ -166,7 +166,7 @@ def snapshot(
 
 
 def starts(plan: Plan) -> dict[int, tuple[str, ...]]:
-    """Return the devices on which each job of the plan starts, or which are claimed for it, by job id."""
+    """Return, by job id, the devices on which the plan starts each job or that it claims for it."""
     return {action.job_id: action.devices for action in plan.actions if isinstance(action, Claim | Start)}
 
 

@@ -74,7 +74,8 @@ def dry_run_jobs(
 def _listed(
     job_id: int, spec: JobSpec, change: str, state: JobState, needs: Mapping[JobSpec, Requirements]
 ) -> DryRunJob:
-    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs[spec], after=spec.attributes.after)
+    after = spec.attributes.after
+    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs[spec], after=after)
 
 
 # ---- the first jobs --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ _SHOWN_DEVICES = 8
 
 
 def want(job: Job) -> str:
-    """Return the devices that the job waits for: "2 A100 GPUs with 18432 MiB"."""
+    """Return in words the devices that the job waits for: "2 A100 GPUs with 18432 MiB"."""
     model = f"{job.gpu_model} " if job.gpu_model else ""
     mem = f" with {job.mem_bytes // MIB} MiB" if job.mem_bytes else ""
     return (f"a {model}GPU" if job.gpus == 1 else f"{job.gpus} {model}GPUs") + mem
@@ -29,7 +29,7 @@ def limit_reached(job: Job, busy: int, limits: Limits) -> str:
 
 
 def shortage(job: Job, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
-    """Return the devices that the job waits for, and why each device does not serve it; `fitting` devices would."""
+    """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
     devices = snapshot.devices
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
     notes = [f"{d.label}: {_hurdle(d, job, occupancy, snapshot.limits)}" for d in devices[:_SHOWN_DEVICES]]

@@ -56,7 +56,7 @@ class ShepherdNotice:
 
 
 @dataclass(slots=True)
-class _Shepherd:
+class _ShepherdProcess:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     directory: str = ""  # of its attempt; empty when idle
@@ -74,8 +74,8 @@ class Launcher:
         self._selector = selector
         self._on_notice = on_notice
         self._error_log = error_log
-        self._idle: list[_Shepherd] = []
-        self._busy: dict[str, _Shepherd] = {}
+        self._idle: list[_ShepherdProcess] = []
+        self._busy: dict[str, _ShepherdProcess] = {}
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
         """Hand the attempt over. The caller still has to close its own descriptors."""
@@ -108,7 +108,7 @@ class Launcher:
             self._busy[order.directory] = shepherd
             return
 
-    def _start(self) -> _Shepherd:
+    def _start(self) -> _ShepherdProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         ours.setblocking(False)
@@ -123,11 +123,11 @@ class Launcher:
                 start_new_session=True,
                 cwd="/",
             )
-        shepherd = _Shepherd(process, ours)
+        shepherd = _ShepherdProcess(process, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
         return shepherd
 
-    def _receive(self, shepherd: _Shepherd) -> None:
+    def _receive(self, shepherd: _ShepherdProcess) -> None:
         try:
             data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
         except BlockingIOError:
@@ -151,7 +151,7 @@ class Launcher:
             shepherd.channel.close()
         self._on_notice(ShepherdNotice(directory, error))
 
-    def _drop(self, shepherd: _Shepherd) -> None:
+    def _drop(self, shepherd: _ShepherdProcess) -> None:
         self._selector.unregister(shepherd.channel)
         shepherd.channel.close()
         if shepherd in self._idle:

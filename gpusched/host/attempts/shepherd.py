@@ -143,7 +143,7 @@ class Shepherd:
             "boot_id": self.boot,
             "started_at": f"{time.time():.6f}",
         }
-        attempt = _Attempt(self, order, life, mark)
+        attempt = _RunningCommand(self, order, life, mark)
         logs: list[int] = []
         try:
             logs += _open_logs(order)
@@ -183,7 +183,7 @@ class Shepherd:
             os.close(fd)
 
 
-class _Attempt:
+class _RunningCommand:
     """One command from exec to the end of its last process."""
 
     def __init__(self, shepherd: Shepherd, order: dict[str, Any], life: int, mark: dict[str, object]) -> None:

@@ -127,7 +127,7 @@ class Claims:
             raise GpuschedError(
                 f"cannot lock: {error.strerror}",
                 where=path,
-                hint="see `gpusched config` for claims_dir",
+                hint="claims are kept in claims_dir (see `gpusched config`), where every user must be able to write",
                 exit_code=EXIT_CANNOT_WORK,
             ) from None
         if fd is not None:

@@ -82,7 +82,7 @@ def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
             if reading.complete and not reading.error and not reading.devices:
                 raise GpuschedError(
                     "the driver lists no GPU",
-                    hint="`nvidia-smi -L` shows what it sees; without a GPU, try --simulate 4",
+                    hint="`nvidia-smi -L` lists the GPUs that the driver sees; without a GPU, try --simulate 4",
                     exit_code=EXIT_CANNOT_WORK,
                 )
             if reading.complete and not reading.error:

@@ -72,7 +72,10 @@ class Groups:
 
 
 def _label(names_by_uuid: dict[str, str], kind: str, boards: Iterable[str], joined: Iterable[set[str]]) -> None:
-    """Name the groups of two or more boards in the order of the boards; sets that share a member are one group."""
+    """Fill `names_by_uuid`: "NUMA 0", "NUMA 1", … in the order of the boards.
+
+    Sets of `joined` that share a board are one group. A group of one board gets no name.
+    """
     groups: list[set[str]] = []
     for members in joined:
         touching = [group for group in groups if group & members]

@@ -168,7 +168,7 @@ def _refuse_other_host(queue: QueueDir) -> None:
         return
     if host != here:
         raise GpuschedError(
-            f"this queue is dispatched by the host {host}, here is {here}",
+            f"this queue belongs to the host {host}; this host is {here}",
             where=queue.path,
             hint=f"run it there, or choose another --log-dir; if {host} is gone for good, remove {path}",
             exit_code=EXIT_DISPATCHED_ELSEWHERE,

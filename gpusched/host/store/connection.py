@@ -276,7 +276,7 @@ def _operational(error: sqlite3.OperationalError, path: str) -> StoreError:
         )
     if _lacks_rights(error, path):
         return StoreError(
-            f"cannot be used by you: {text}",
+            f"you may not write to this database: {text}",
             where=path,
             hint="its files and their directory are not writable for you; to look at what is there: "
             f"cp -r {shlex.quote(os.path.dirname(path))} COPY, then -q ./COPY",

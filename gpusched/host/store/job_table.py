@@ -114,7 +114,9 @@ def hold_tag(store: Store, tag: str, cause: str) -> int:
 
 
 def release(store: Store, job_id: int) -> JobState:
-    """Let a held job start again; return its state, since a job that it waits for can stop it at once.
+    """Let a held job start again; return its new state.
+
+    If a job that it waits for has failed, it is cancelled or held again at once.
 
     Raises InvalidTransition for a job in any other state.
     """

@@ -191,7 +191,11 @@ def test_hostile_and_broken_repositories_are_refused(
 @pytest.mark.parametrize(
     ("name", "revision", "reason"),
     [
-        ("../../etc/passwd", "", "resolve: '../../etc/passwd' is no path on this machine and cannot be a name on the"),
+        (
+            "../../no-such/passwd",
+            "",
+            "resolve: '../../no-such/passwd' is no path on this machine and cannot be a name on the",
+        ),
         ("/no/such/model", "", "cannot be a name on the hub"),
         ("a/b/c", "", "cannot be a name on the hub"),
         ("a\x1b[2J\nb", "", r"resolve: 'a\x1b[2J\nb' is no path"),

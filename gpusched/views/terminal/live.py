@@ -16,10 +16,10 @@ from gpusched.common.text import clean, last_line
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.board import Frame
-from gpusched.views.area import Area
-from gpusched.views.layout import Picture, lay_out
 from gpusched.views.lines import IMPORTANT, LOUD
 from gpusched.views.report import GroupLine, group_line, running_line
+from gpusched.views.terminal.area import Area
+from gpusched.views.terminal.layout import Picture, lay_out
 from gpusched.views.words import Pace
 
 REFRESH_S = 0.5

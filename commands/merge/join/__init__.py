@@ -1,0 +1,1 @@
+"""The rules by which records, dicts and arrays of several parts become one."""

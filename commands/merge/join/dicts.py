@@ -1,0 +1,190 @@
+"""The rules by which dicts of several parts become one. Knows arrays only by `Arrays`; reads no file.
+
+| the parts hold under a key | the output holds |
+|---|---|
+| lists, or tuples that differ | one, joined in the order of the parts |
+| arrays, tensors | one, concatenated on dimension 0 |
+| dicts | one, by the same rules, key by key |
+| plain values, or tuples, that are equal | that value |
+| numbers, and --sum names the key | their sum |
+| other plain values | a list with one for each part |
+| a value in only one part | that value |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..parts.model import MergePart, MergeTask
+from ..parts.report import MergeRefused, count_of, first_of, shown
+
+HeldValue = tuple[MergePart, Any]
+_KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))
+
+
+class Arrays:
+    """The array type of a format. This one is for formats that have none; a subclass has the operations."""
+
+    def holds(self, value: Any) -> bool:
+        """Return True if `value` is such an array."""
+        return False
+
+
+def sum_name(key: str, sums: Sequence[str]) -> str | None:
+    """Return the name for --sum that means this key: its whole path, or its last word."""
+    return next((name for name in (key, key.rpartition(".")[2]) if name in sums), None)
+
+
+class DictMerge:
+    """Merges the values of parts. Its refusals name the key, the parts and the difference."""
+
+    def __init__(self, task: MergeTask, arrays: Arrays, parts: Sequence[MergePart]) -> None:
+        self._task, self._note = task, task.report.note
+        self._arrays: Any = arrays  # dtype (in words), join (on dimension 0, rows then by places), stack, add, equal
+        self._summed: set[str] = set()
+        self._is_several = len(parts) > 1
+        self._places: dict[tuple[str, ...], Sequence[int]] = {}
+        self._alone: list[str] = []
+
+    def merge(self, values: Sequence[HeldValue]) -> Any:
+        """Return the one value of all parts; for dicts, an iterator of its items."""
+        self._check_alike("", values, self._kind)
+        return self._reported(values) if self._kind(values[0][1]) == "dict" else self._merge("", values)
+
+    def _reported(self, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
+        yield from self._items("", values)
+        if self._alone:
+            more = f" (and {count_of(len(self._alone) - 1, 'other key')})" if len(self._alone) > 1 else ""
+            self._note(f"{self._alone[0]}{more}: only one part has it; taken as it is")
+        for key in sorted({*self._task.options.sum} - self._summed):
+            self._note(f"--sum {shown(key)}: no part has a number under this key")
+
+    def _items(self, key: str, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
+        """Yield the keys of these dicts with their merged values. A value is read only when its key comes."""
+        filled = [(part, value) for part, value in values if value]
+        for part, value in values:
+            if not value and filled:
+                self._note(f"{shown(part.name)}: {_label(key)} is an empty dict; it is skipped")
+        for name in {name: None for _, value in filled for name in value}:
+            path = f"{key}.{name}" if key else str(name)
+            having = [(part, value[name]) for part, value in filled if name in value]
+            if len(having) < len(filled):
+                self._check_lacking(path, having, [part for part, _ in filled])
+            yield name, self._merge(path, having)
+
+    def _check_lacking(self, key: str, having: Sequence[HeldValue], parts: Sequence[MergePart]) -> None:
+        """Report a key that only some parts have. Refused where its rows would be joined, and several have it."""
+        own = {part.path for part, _ in having}
+        lacking = shown(", ".join(first_of([part.name for part in parts if part.path not in own])))
+        if len(having) == 1:
+            self._alone.append(f"{shown(having[0][0].name)}: {_label(key)}")
+        elif self._kind(having[0][1]) in ("plain value", "dict"):
+            self._note(f"{_label(key)} is not in {lacking}")
+        else:
+            why = f"{_label(key)} is in {len(having)} of {len(parts)} parts, and not in {lacking}"
+            raise MergeRefused(f"{why}: joined, its rows would not be those of the other keys")
+
+    def _merge(self, key: str, values: Sequence[HeldValue]) -> Any:
+        self._check_alike(key, values, self._kind)
+        kind, name = self._kind(values[0][1]), sum_name(key, self._task.options.sum)
+        if kind == "dict":
+            return dict(self._items(key, values))
+        self._summed |= {name} if name is not None else set()
+        if kind == "plain value":
+            return self._join_plain(key, values, is_summed=name is not None)
+        if len(values) == 1 and self._is_several:
+            return values[0][1]
+        if kind != "array":
+            return self._join_lists(key, values)
+        return self._join_arrays(key, values) if name is None else self._add_arrays(key, values)
+
+    def _kind(self, value: Any) -> str:
+        if self._arrays.holds(value):
+            return "array"
+        return next((name for name, kind in _KINDS if isinstance(value, kind)), "plain value")
+
+    def _add_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
+        dtype = self._arrays.dtype
+        self._check_alike(key, values, lambda value: f"{dtype(value)} {tuple(value.shape)}")
+        try:
+            return self._arrays.add([value for _, value in values])
+        except (OverflowError, TypeError):
+            why = f"--sum {shown(key)}: the sum is no {shown(dtype(values[0][1]))}"
+            raise MergeRefused(why, hint="store it in a wider dtype, or merge without --sum") from None
+
+    def _join_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
+        filled = [(part, value) for part, value in values if tuple(value.shape) != (0,)] or values
+        for part in [part for part, value in values if tuple(value.shape) == (0,) and len(filled) < len(values)]:
+            self._note(f"{shown(part.name)}: {_label(key)} is empty")
+        self._check_alike(key, filled, self._arrays.dtype)
+        self._check_alike(key, filled, _rows)
+        several = [value for _, value in filled]
+        if len(several[0].shape):
+            return self._arrays.join(several, self._places_of(key, filled, [value.shape[0] for value in several]))
+        if all(self._arrays.equal(several[0], value) for value in several):
+            return several[0]
+        self._note(f"{_label(key)} differs from part to part: one value for each part, in one dimension")
+        return self._arrays.stack(several)
+
+    def _join_lists(self, key: str, values: Sequence[HeldValue]) -> Any:
+        first = values[0][1]
+        if key and isinstance(first, tuple) and all(_same(first, value) for _, value in values):
+            if all(part.records == len(first) for part, _ in values) and self._is_several:
+                self._note(f"{_label(key)} is the same tuple in all parts: it is kept; lists are joined")
+            return first
+        joined = [item for _, value in values for item in value]
+        places = self._places_of(key, values, [len(value) for _, value in values])
+        joined = joined if places is None else [joined[place] for place in places]
+        return tuple(joined) if isinstance(first, tuple) else joined
+
+    def _join_plain(self, key: str, values: Sequence[HeldValue], *, is_summed: bool) -> Any:
+        several = [value for _, value in values]
+        if is_summed and all(isinstance(value, int | float) for value in several):
+            return sum(several)
+        if is_summed:
+            self._refuse(key, values, lambda value: type(value).__name__, "to be added up")
+        if all(_same(several[0], value) for value in several):
+            return several[0]
+        self._note(f"{_label(key)} differs from part to part: a list, one for each part (--sum adds numbers up)")
+        return several
+
+    def _places_of(self, key: str, values: Sequence[HeldValue], counts: Sequence[int]) -> Sequence[int] | None:
+        """Return the order in which joined rows are the items' own; None to leave them as they are."""
+        parts, order = [part for part, _ in values], self._task.order
+        if order is not None and order.fits(parts, counts):
+            paths = tuple(part.path for part in parts)
+            self._places[paths] = self._places.get(paths) or order.places(parts)
+            return self._places[paths]
+        if order is not None:
+            self._note(f"{_label(key)} does not have one row for each item: its parts stand by their shards")
+        return None
+
+    def _check_alike(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str]) -> None:
+        if len({trait(value) for _, value in values}) > 1:
+            self._refuse(key, values, trait, "to be joined")
+
+    def _refuse(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str], purpose: str) -> None:
+        first, own = values[0][0], trait(values[0][1])
+        part, value = next((held for held in values if trait(held[1]) != own), values[-1])
+        why = f"{_label(key)} is {shown(trait(value))}, and {shown(own)} in {shown(first.name)}: not {purpose}"
+        raise MergeRefused(why, where=part.name, hint="make them alike, or leave that part out")
+
+
+def _rows(value: Any) -> str:
+    return f"rows of shape {tuple(value.shape[1:])}" if len(value.shape) else "scalar"
+
+
+def _label(key: str) -> str:
+    return repr(shown(key)) if key else "its content"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    try:
+        return bool(one == other) or (one != one and other != other)
+    except Exception:  # of a class that was unpickled
+        return False

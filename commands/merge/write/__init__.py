@@ -1,0 +1,1 @@
+"""The output file, its metadata, and the files that it may replace."""
