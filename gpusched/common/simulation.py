@@ -4,7 +4,7 @@ A simulation is a directory that all its processes share. Of gpusched, simjob im
 
     box               key=value: spec; optional: fail=TEXT (nothing answers), release_ms
     lock              locked while a program reads the free memory and takes some
-    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit
+    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit of the tests
     gpuN/state        key=value: uuid name total bus, and what anybody may change at any time
     gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign leak_ms
 
