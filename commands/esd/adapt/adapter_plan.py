@@ -112,7 +112,7 @@ class AdapterPlan:
 
     def _sort(self, key: str, modules: dict[str, Lora], whole: dict[str, str]) -> None:
         """Add a name of the adapter's file to the LoRA of its module, or to the tensors that are stored whole."""
-        if len(key) > _LONGEST_NAME or not self.stored[key].dtype.startswith(("float", "bfloat")):
+        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in _FLOATS:
             raise self.refuse(f"{key[:200]} in its file ({self.stored[key].dtype}) is no plain LoRA weight")
         name = key.removeprefix(_PREFIX)
         module, _, part = name.rpartition(".lora_")

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..read.json_file import LARGEST_JSON_BYTES, read_json
 from ..read.tensors import ModelError
+from ..read.weight_files import model_weights
 from .hub_errors import as_model_error
-from .resolve import ADAPTER_CONFIG, ModelFiles, Ref, adapter_weights, holds_model, model_weights
+from .resolve import ADAPTER_CONFIG, ModelFiles, Ref, adapter_weights, holds_model
 
 CONFIG = "config.json"
 

@@ -13,16 +13,13 @@ from typing import Any, Protocol
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
 from ..read.tensors import ModelError
+from ..read.weight_files import WEIGHTS, model_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 _LONGEST_CHAIN = 8
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.(?:safetensors|bin)")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# Files that training leaves beside the weights, in the same formats.
-_BESIDE = re.compile(r"(?:adapter_model|training_args|optimizer|scheduler|scaler|rng_state|random_states).*")
 _PATH = re.compile(r"[./~\\]|[A-Za-z]:[\\/]|.*/.*/|.*\\", re.DOTALL)
 
 
@@ -195,19 +192,6 @@ def holds_model(files: Collection[str]) -> bool:
     if usual or any(_SHARD.fullmatch(name) for name in files):
         return True
     return ADAPTER_CONFIG not in files and bool(model_weights(files))
-
-
-def model_weights(files: Collection[str]) -> list[str]:
-    """Return the files to load; empty if there are none. An index alone stands for the shards that it names."""
-    for name in WEIGHTS:
-        for usual in (f"{name}.index.json", name):
-            if usual in files:
-                return [usual]
-    for suffixes in ((".safetensors",), _PICKLES):
-        others = sorted(name for name in files if name.endswith(suffixes) and not _BESIDE.fullmatch(name))
-        if others:
-            return others
-    return []
 
 
 def adapter_weights(files: Collection[str]) -> str:

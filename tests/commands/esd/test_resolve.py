@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.find.resolve import ModelFiles, Ref, Resolution, model_weights, resolve
+from gpusched.commands.esd.find.resolve import ModelFiles, Ref, Resolution, resolve
 from gpusched.commands.esd.read.tensors import ModelError
+from gpusched.commands.esd.read.weight_files import model_weights
 
 from tests.support.paths import TESTS
 

@@ -86,7 +86,7 @@ def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
     assert (left["name"], left["layers"], left["fitted"], left["error"]) == ("tiny", 3, 3, None)
     assert left["alpha_mean"] == pytest.approx(sum(float(row["alpha"]) for row in rows) / 3, rel=1e-15)
     assert {skip["tensor"]: skip["reason"] for skip in left["skipped"]} == {
-        "mask": "integers (bool), not weights",
+        "mask": "bool, not weights",
         "wte.weight": "an embedding (analysed with --embeddings)",
     }
     assert left["dtypes"]["float32"] == {"tensors": 4, "elements": 24 * 51 + 800}
