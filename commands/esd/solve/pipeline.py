@@ -28,9 +28,7 @@ from .spectrum import NotConverged, NotFinite, Spectrum, spectrum
 _LARGE = 64 << 20  # bytes of a layer from which its routines use many threads well
 _LANES = 4  # layers solved at a time, at most
 _GPU_LANES = 2
-_GPU_THREADS = 4  # of the CPU; the card does the work
 _POLL_S = 0.05  # interval between two looks at a layer that another process computes
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def need_of(layer: Layer, options: AnalysisOptions) -> LayerNeed:
     rows, columns = layer.matrix
     return layer_need(
         layer.matrix,
-        _ELEMENT_BYTES.get(layer.tensor.dtype, 1),
+        getattr(torch, layer.tensor.dtype).itemsize,
         solver=options.solver,
         matrices=layer.elements // max(1, rows * columns),
         copies=2 if options.randomize else 1,
@@ -110,8 +108,6 @@ class Pipeline:
         self._largest = max((need.host for need in self._needs), default=0)
         self._budget = Budget(host_limit(self._largest))
         self._threads = torch.get_num_threads()
-        if device.type == "cuda":
-            self._threads = min(self._threads, _GPU_THREADS)
         self._lanes = self._count_lanes()
         self._solving = threading.Semaphore(self._lanes)
         self._keys: dict[int, str] = {}  # in the cache, of the layers that have been read
@@ -130,7 +126,6 @@ class Pipeline:
 
     def run(self) -> list[Result]:
         """Return a result for each layer. Raises ModelError for a damaged file, Poisoned for a lost card."""
-        before = torch.get_num_threads()
         indexes = range(len(self._layers))
         results: dict[int, Result] = {}
         try:
@@ -143,7 +138,7 @@ class Pipeline:
                     if len(results) < len(indexes):
                         time.sleep(_POLL_S)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(self._threads)
         return [results[index] for index in indexes]
 
     def _prepare_thread(self) -> None:
