@@ -32,7 +32,7 @@ _HARMLESS = frozenset(
         "task_type",
     }
 )
-_UNSET = (None, False, "", [], {})
+_UNSET: tuple[Any, ...] = (None, False, "", [], {})
 _LONGEST_PATTERN = 300
 _NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]")  # may take exponential time to match
 

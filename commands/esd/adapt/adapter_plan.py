@@ -130,22 +130,22 @@ class AdapterPlan:
         if whole.setdefault(name, key) != key:
             raise self.refuse(f"{key} is in its file twice")
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for none."""
+    def _find(self, name: str, shape: tuple[int, ...], *, may_be_new: bool = False) -> str:
+        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for a new one."""
         matches = suffix_matches(name, self.base)
         if not matches and is_declared_tied(self.base_config) is not False:
             matches = partners(name, self.base, shape)
         if len(matches) > 1:
             few = ", ".join(matches[:3])
             raise self.refuse(f"{name} matches {len(matches)} tensors of the base ({few}); which one is not clear")
+        if not matches and not may_be_new:
+            raise self.refuse(f"{name} matches no tensor of the base")
         return matches[0] if matches else ""
 
     def _replace(self, name: str, key: str) -> None:
         shape = self.stored[key].shape
         copy = self.config.saves(name.rpartition(".")[0])
-        theirs = self._find(name, shape)
-        if not theirs and not (copy and leaf(name) in _TASK_HEADS):
-            raise self.refuse(f"{name} matches no tensor of the base")
+        theirs = self._find(name, shape, may_be_new=copy and leaf(name) in _TASK_HEADS)
         if theirs and not _may_replace(shape, self.base[theirs].shape, name):
             raise self.refuse(f"{name} has the shape {shape}, but {theirs} of the base has {self.base[theirs].shape}")
         # A copy whose tensor is that of a tied partner was tied to it until now.
@@ -162,8 +162,6 @@ class AdapterPlan:
             )
         a, b = self.stored[lora.a].shape, self.stored[lora.b].shape
         theirs = self._find(name, a[1:] + b[:1] if lora.kind == EMBEDDING else b[:1] + a[1:])
-        if not theirs:
-            raise self.refuse(f"{module} matches no tensor of the base")
         info = self.base[theirs]
         if info.dtype not in _FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
@@ -211,11 +209,8 @@ def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, .
         unmergeable = len(shape) == 5 and shape[2:4] == (1, 1)  # peft takes it for a 1x1 kernel
         pointwise = b == (shape[0], a[0], *(1,) * (len(a) - 2))
         return 3 <= len(a) <= 5 and shape == b[:1] + a[1:] and pointwise and not unmergeable
-    if len(a) != 2 or len(b) != 2 or len(shape) != 2 or a[0] != b[1]:
-        return False
-    if kind == EMBEDDING:
-        return shape == (a[1], b[0])
-    return shape == ((b[0], a[1]) if kind == LINEAR else (a[1], b[0]))
+    is_product = len(a) == len(b) == 2 and a[0] == b[1]
+    return is_product and shape == (b[:1] + a[1:] if kind == LINEAR else a[1:] + b[:1])
 
 
 def _may_replace(ours: tuple[int, ...], theirs: tuple[int, ...], name: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,6 @@ from .tensors import ModelError, TensorInfo, TensorSource
 from .weight_files import PICKLES, model_weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights
-_DONTNEED = 4  # of madvise
 
 
 def open_local(path: str | os.PathLike[str]) -> TensorSource:
@@ -64,7 +61,7 @@ def _open_files(
     if kinds == {".safetensors"}:
         return SafetensorsSource(files, config, index)
     if kinds <= set(PICKLES):
-        return PickleSource(files, config)
+        return open_pickles(files, config)
     raise ModelError(
         "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .bin, .pt or .pth"
     )
@@ -118,32 +115,20 @@ class ModuleSource(StateSource):
         )
 
 
-class PickleSource(StateSource):
-    """Files of torch.save, read with weights_only and mapped, so that only the tensor in use takes memory."""
-
-    def __init__(self, files: Sequence[Path], config: Mapping[str, Any]) -> None:
-        state: dict[str, torch.Tensor] = {}
-        self._mapped: set[str] = set()
-        old = []
-        for path in files:
-            tensors, is_mapped = _load(path)
-            if twice := next((name for name in tensors if name in state), ""):
-                raise ModelError("load", f"{twice} is in two files, {path.name} the second")
-            state |= tensors
-            if is_mapped:
-                self._mapped |= set(tensors)
-            else:
-                old.append(path.name)
-        super().__init__(state, config)
-        self.notes += [f"{name} is in the old format of torch.save: all of it is in memory at once" for name in old]
-
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
-        tensor = super().read(name, part)
-        if name not in self._mapped:
-            return tensor
-        copy = tensor.clone()
-        _drop_pages(tensor)
-        return copy
+def open_pickles(files: Sequence[Path], config: Mapping[str, Any]) -> StateSource:
+    """Open files of torch.save. They are mapped, so that the kernel can take back the memory of what was read."""
+    state: dict[str, torch.Tensor] = {}
+    notes = []
+    for path in files:
+        tensors, is_mapped = _load(path)
+        if twice := next((name for name in tensors if name in state), ""):
+            raise ModelError("load", f"{twice} is in two files, {path.name} the second")
+        state |= tensors
+        if not is_mapped:
+            notes.append(f"{path.name} is in the old format of torch.save: all of it is in memory at once")
+    source = StateSource(state, config)
+    source.notes += notes
+    return source
 
 
 def _load(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
@@ -168,15 +153,3 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         if tensors:
             return tensors, is_zip
     raise ModelError("load", f"{path.name} holds no tensors by name")
-
-
-def _drop_pages(tensor: torch.Tensor) -> None:
-    """Let the kernel take back the pages of a mapped file: once read, they count as ours until the file is closed.
-
-    Only for a mapped tensor that nobody has written to: its pages are read from the file again when they are needed,
-    while the pages of any other memory would become zeros.
-    """
-    storage = tensor.untyped_storage()
-    begin = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    size = storage.data_ptr() + storage.nbytes() - begin
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(_DONTNEED))

@@ -120,8 +120,8 @@ class Pipeline:
         if not self._options.parallel_gpu or len(self._layers) < 2:
             return 1
         if self._device.type == "cuda":
-            largest = max(need.gpu for need in self._needs)
-            return _GPU_LANES if _GPU_LANES * largest <= torch.cuda.mem_get_info(self._device)[0] else 1
+            free: int = torch.cuda.mem_get_info(self._device)[0]
+            return _GPU_LANES if _GPU_LANES * max(need.gpu for need in self._needs) <= free else 1
         return min(self._threads, 2 if self._largest > _LARGE else _LANES)
 
     def run(self) -> list[Result]:

@@ -121,10 +121,20 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
     ("stored", "base", "extra", "reason"),
     [
         ({}, {f"{Q}.weight": (8, 6)}, {}, "its file holds no weights"),
-        (lora("model.layers.7.q"), {f"{Q}.weight": (8, 6)}, {}, "model.layers.7.q matches no tensor of the base"),
+        (
+            lora("model.layers.7.q"),
+            {f"{Q}.weight": (8, 6)},
+            {},
+            "model.layers.7.q.weight matches no tensor of the base",
+        ),
         (lora("q"), {"a.q.weight": (8, 6), "b.q.weight": (8, 6)}, {}, "q.weight matches 2 tensors of the base (a.q"),
-        (lora("q"), {f"{Q[:-5]}.weight": (8, 6)}, {}, "q matches no tensor"),
-        (lora("q_proj"), {f"{Q}.weight": (8, 6)}, {}, "q_proj matches no tensor"),  # a layer's number never lacks
+        (lora("q"), {f"{Q[:-5]}.weight": (8, 6)}, {}, "q.weight matches no tensor"),
+        (
+            lora("q_proj"),
+            {f"{Q}.weight": (8, 6)},
+            {},
+            "q_proj.weight matches no tensor",
+        ),  # a layer's number never lacks
         (lora(Q), {f"{Q}.weight": (6, 8)}, {}, "(2, 6) and (8, 2) do not fit the shape (6, 8) of the base"),
         (lora(Q, b=(8, 3)), {f"{Q}.weight": (8, 6)}, {}, "do not fit"),
         (lora(Q), {f"{Q}.weight": (4, 8, 6)}, {}, "do not fit the shape (4, 8, 6) of the base"),
@@ -163,7 +173,7 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
             lora("lm_head"),
             {"a.wte.weight": (8, 6)},
             {"base_config": {"tie_word_embeddings": False}},
-            "lm_head matches no tensor of the base",
+            "lm_head.weight matches no tensor of the base",
         ),
         (
             {**lora("a.decoder"), **lora("b.decoder")},

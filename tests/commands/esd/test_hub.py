@@ -420,7 +420,9 @@ def test_what_cannot_be_merged_is_refused_early_and_leaves_no_open_file(hub: Hub
         }
     )
     hub.repositories["acme/base"] = Repository(BASE.files, commit="f" * 40)
-    assert refusal(hub, tmp_path, "lab/misfit")[0] == "merge: adapter lab/misfit: b.q matches no tensor of the base"
+    assert (
+        refusal(hub, tmp_path, "lab/misfit")[0] == "merge: adapter lab/misfit: b.q.weight matches no tensor of the base"
+    )
     links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert not [link for link in links if link.startswith(str(tmp_path))]
 
