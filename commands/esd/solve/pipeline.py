@@ -107,7 +107,7 @@ class Pipeline:
         self._needs = [need_of(layer, options) for layer in layers]
         self._largest = max((need.host for need in self._needs), default=0)
         self._budget = Budget(host_limit(self._largest))
-        self._threads = torch.get_num_threads()
+        self._threads: int = torch.get_num_threads()
         self._lanes = self._count_lanes()
         self._solving = threading.Semaphore(self._lanes)
         self._keys: dict[int, str] = {}  # in the cache, of the layers that have been read
