@@ -12,11 +12,10 @@ from gpusched.lists.shell_lexer import Scan, Token, literal
 
 # ---- the commands of a line ------------------------------------------------------------------------
 
-OPENERS = {b"if": b"fi", b"for": b"done", b"while": b"done", b"until": b"done", b"select": b"done"}
-OPENERS |= {b"case": b"esac", b"{": b"}"}
+OPENERS = {b"if": b"fi", b"case": b"esac", b"{": b"}"}
+OPENERS |= dict.fromkeys((b"for", b"while", b"until", b"select"), b"done")
 CLOSERS = frozenset(OPENERS.values())
-CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
-RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
+RESERVED = frozenset(b"then elif else do ! time function".split()) | frozenset(OPENERS) | CLOSERS
 
 _HEADED = frozenset({b"for", b"select", b"case", b"function"})  # the words after them are no commands
 _PATTERN = b"pattern"
@@ -26,10 +25,9 @@ _DIGITS = re.compile(rb"\d+")
 
 
 class Command(NamedTuple):
-    """A simple command: its words without redirections, the number of its (sub)shell, and the operator that ends it."""
+    """A simple command: its words without redirections, and the operator that ends it."""
 
     words: tuple[Token, ...]
-    shell: int
     ender: Token | None
 
 
@@ -65,13 +63,11 @@ class _Grouping:
         self._words: list[Token] = []
         self._has_redirection = False  # the command begins with one, so that no reserved word can follow
         self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
-        self._shells = [0]
-        self._newest = 0
 
     def flush(self, ender: Token | None) -> None:
         """End the simple command, if there is one."""
         if self._words or (ender is not None and ender.text == b"&"):
-            self.commands.append(Command(tuple(self._words), self._shells[-1], ender))
+            self.commands.append(Command(tuple(self._words), ender))
         self._words.clear()
         self._has_redirection = False
 
@@ -106,10 +102,13 @@ class _Grouping:
         if text in OPENERS:
             self.compounds.append((OPENERS[text], token))
         elif text in CLOSERS:
-            if not self.compounds:
-                self.stray = self.stray or token
-            elif self.compounds[-1][0] == text:
-                self.compounds.pop()
+            self._close(token)
+
+    def _close(self, token: Token) -> None:
+        if self.compounds and self.compounds[-1][0] == token.text:
+            self.compounds.pop()
+        elif not self.compounds or token.text == b")":
+            self.stray = self.stray or token
 
     # ---- operators ----
 
@@ -119,9 +118,12 @@ class _Grouping:
             self._header = _PATTERN if text != b")" else b""
         elif text[:1] in b"<>" or text[:2] == b"&>":
             self._redirect(token)
-        elif text in (b"(", b")"):
+        elif text == b"(":
             self.flush(None)
-            (self._open_shell if text == b"(" else self._close_shell)(token)
+            self.compounds.append((b")", token))
+        elif text == b")":
+            self.flush(None)
+            self._close(token)
         else:
             self.flush(token)
             in_case = self.compounds and self.compounds[-1][0] == b"esac"
@@ -134,18 +136,6 @@ class _Grouping:
             self._words.pop()  # the number of a descriptor
         self.redirected = True
         self._has_redirection |= not self._words
-
-    def _open_shell(self, token: Token) -> None:
-        self.compounds.append((b")", token))
-        self._newest += 1
-        self._shells.append(self._newest)
-
-    def _close_shell(self, token: Token) -> None:
-        if self.compounds and self.compounds[-1][0] == b")":
-            self.compounds.pop()
-            self._shells.pop()
-        else:
-            self.stray = self.stray or token
 
 
 def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
@@ -165,30 +155,19 @@ MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
 
 _ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 
-# Programs that run another program, with those of their options that take a word.
-_WRAPPERS: dict[bytes, tuple[bytes, ...]] = {
-    b"env": (b"-u", b"--unset", b"-C", b"--chdir"),
-    b"sudo": (b"-u", b"-g", b"-p", b"-C", b"-h"),
-    b"timeout": (b"-s", b"--signal", b"-k", b"--kill-after"),
-    b"time": (b"-o", b"-f"),
-    b"exec": (b"-a",),
-    b"nice": (b"-n",),
-    b"ionice": (b"-c", b"-n"),
-    b"taskset": (b"-c",),
-    b"nohup": (),
-    b"setsid": (),
-    b"command": (),
-    b"builtin": (),
-    b"stdbuf": (b"-i", b"-o", b"-e"),
-    b"chrt": (),
-    b"numactl": (b"-C", b"-N", b"-m"),
-    b"unbuffer": (),
-}
+# Programs that run another program, and those of their options that take a word.
+_WRAPPERS = frozenset(
+    b"env sudo timeout time exec nice ionice taskset nohup setsid command builtin stdbuf chrt numactl unbuffer".split()
+)
+_WITH_WORD = frozenset(
+    b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split(),
+)
 _WRAPPER_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
-_SETUP = _DECLARERS | {b"cd", b"pushd", b"popd", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias"}
-_SETUP |= {b"unalias", b"shopt", b"module", b"ml", b"workon", b"deactivate"}
+_SETUP = _DECLARERS | frozenset(
+    b"cd pushd popd source . set unset ulimit umask alias unalias shopt module ml workon deactivate".split()
+)
 _ACTIVATORS = frozenset({b"conda", b"mamba", b"micromamba", b"pyenv", b"nvm", b"spack"})
 _ACTIVATE = frozenset({b"activate", b"deactivate", b"shell", b"use", b"load", b"unload"})
 _SHELL_HOOK = re.compile(rb"(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b", re.DOTALL)
@@ -200,8 +179,7 @@ _DETACH_OPTION = {
 }
 
 # A line that begins with one of these goes to the scanner.
-NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | frozenset(_WRAPPERS) | frozenset(_DETACH_OPTION)
-NOTABLE |= {b"disown", b"eval"}
+NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | _WRAPPERS | frozenset(_DETACH_OPTION) | {b"disown", b"eval"}
 
 
 class CommandParts:
@@ -270,7 +248,7 @@ class CommandParts:
                 self.cleared = words[at]
             elif wrapper == b"env" and text.startswith((b"-u", b"--unset=")) and text.endswith(MASKS):
                 self.unset.append(words[at])
-            elif text in _WRAPPERS[wrapper] and at + 1 < len(words):
+            elif text in _WITH_WORD and at + 1 < len(words):
                 if text in (b"-u", b"--unset") and literal(words[at + 1].text) in MASKS:
                     self.unset += words[at : at + 2]
                 at += 1

@@ -7,6 +7,7 @@ expansions and operators; a substitution is one opaque part of its word. The tex
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _OPERATOR = re.compile(rb"&&|&>>?|&|\|\||\|&|\||;;&|;;|;&|;|<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)")
@@ -177,6 +178,23 @@ class Scan:
         if self._word >= 0 and not self.open:
             self.tokens.append(Token(self.text[self._word : end], self._word, True))
             self._word = -1
+
+
+def scan_commands(text: bytes) -> Iterator[tuple[int, Scan]]:
+    """Yield the commands of a script with their offsets: its lines, joined where a quote or a backslash joins them."""
+    at = 0
+    part = b""
+    for line in text.split(b"\n"):
+        part += line
+        scan = Scan(part)
+        if scan.open or scan.dangling:
+            part += b"\n"
+        else:
+            yield at, scan
+            at += len(part) + 1
+            part = b""
+    if part:
+        yield at, Scan(part[:-1])
 
 
 def _match_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:

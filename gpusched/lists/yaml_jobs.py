@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpusched.lists.attributes import ENV, KEYS, key_fault, parse_value, value_fault
+from gpusched.config.yaml_text import is_scalar, kind
+from gpusched.lists.attributes import ENV, KEYS, key_fault
 from gpusched.lists.finding_table import Fault, fault, suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.parameters import MAX_JOBS, Axis, repeated, span, table
-from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
+from gpusched.lists.yaml_nodes import Document, Pair, is_bare
 
 if TYPE_CHECKING:
     import yaml
@@ -90,12 +91,6 @@ class _YamlReader:
             else:
                 pairs.append(pair)
         self._defaults = self._attributes(pairs, {})
-        for key, value, spot in self._defaults.values():
-            if "{" not in value:
-                try:
-                    parse_value(key, value.encode())
-                except ValueError as error:
-                    self._maker.report(value_fault(key, value.encode(), error), spot)
 
     def _job(self, node: yaml.Node) -> None:
         before = self._faults
@@ -129,7 +124,8 @@ class _YamlReader:
         self, pairs: Iterable[Pair], defaults: Mapping[str, StatedAttributes]
     ) -> dict[str, StatedAttributes]:
         """Return the attributes of a map, over the defaults; a key without a value removes a default."""
-        attributes, own = dict(defaults), set()
+        attributes = dict(defaults)
+        lines: dict[str, int] = {}
         for pair in pairs:
             if pair.key == "env":
                 inner = self._document.pairs(pair.node, "env") if not is_bare(pair.node) else ()
@@ -138,9 +134,9 @@ class _YamlReader:
                 key = pair.key if pair.key.startswith(ENV) else pair.key.replace("_", "-")
                 pairs_of_key = [pair._replace(key="tag" if key == "tags" else key)]
             for each in pairs_of_key:
-                if each.key in own:
-                    self._refuse(fault("key-twice", key=each.key), each.spot)
-                own.add(each.key)
+                if each.key in lines:  # tag and tags
+                    self._refuse(fault("key-twice", key=each.key, line=lines[each.key]), each.spot)
+                lines[each.key] = each.spot.line
                 self._state(attributes, each)
         return attributes
 
@@ -172,10 +168,9 @@ class _YamlReader:
             path = self._document.text(node, "csv")
             try:
                 yield table(self._read(path))
-            except OSError as error:
-                self._refuse(fault("sweep.csv", path=path, error=error.strerror or error), self._document.spot(node))
-            except ValueError as error:
-                self._refuse(fault("sweep.table", error=error), self._document.spot(node))
+            except (OSError, ValueError) as error:
+                problem = getattr(error, "strerror", None) or error
+                self._refuse(fault("sweep.csv", path=path, error=problem), self._document.spot(node))
         elif key == "repeat":
             text = self._document.text(node, "repeat")
             if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_JOBS:
@@ -199,7 +194,7 @@ class _YamlReader:
             try:
                 return span(node.value) or [node.value]
             except ValueError as error:
-                self._refuse(fault("sweep.span", error=error), spot)
+                self._refuse(fault("sweep.range", error=error), spot)
                 return [""]
         values = document.texts(node, f"each value of {name}") if kind(node) == "list" else []
         if not values:

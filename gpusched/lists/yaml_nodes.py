@@ -6,8 +6,9 @@ A node of the wrong shape is reported, and counts as empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.maker import Spot
 
@@ -35,20 +36,12 @@ class Document:
 
     def root(self) -> yaml.Node | None:
         """Parse the file. Return None for an empty file, and for text that is not YAML."""
-        import yaml
-
-        loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
         try:
-            return yaml.compose(self._data, Loader=loader)
-        except UnicodeDecodeError:
-            self._report(fault("yaml.encoding"), Spot(1))
-        except RecursionError:
-            self._report(fault("yaml.depth"), Spot(1))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-            spot = self._spot(mark.line, mark.column) if mark is not None else Spot(1)
-            self._report(fault("yaml", problem=problem), spot)
+            return compose(self._data)
+        except InvalidYaml as error:
+            has_position = error.line >= 0
+            spot = self._spot(error.line, error.column) if has_position else Spot(1)
+            self._report(fault("yaml" if has_position else "yaml.unreadable", problem=error), spot)
         return None
 
     def spot(self, node: yaml.Node) -> Spot:
@@ -99,24 +92,12 @@ class Document:
             return
         lines: dict[str, int] = {}
         for key_node, value in node.value:
-            spot = self.spot(key_node)
-            if not is_scalar(key_node):
-                self._report(fault("shape.key", subject=subject), spot)
-                continue
-            key = str(key_node.value)
+            spot, key = self.spot(key_node), self.text(key_node, f"a key of {subject}")
             if key in lines:
-                self._report(fault("key-twice.map", key=key, line=lines[key]), spot)
-                continue
-            lines[key] = spot.line
-            yield Pair(key, spot, value)
-
-
-def kind(node: yaml.Node) -> str:
-    return {"scalar": "text", "sequence": "list", "mapping": "map"}[getattr(node, "id", "scalar")]
-
-
-def is_scalar(node: yaml.Node) -> bool:
-    return kind(node) == "text"
+                self._report(fault("key-twice", key=key, line=lines[key]), spot)
+            else:
+                lines[key] = spot.line
+                yield Pair(key, spot, value)
 
 
 def is_bare(node: yaml.Node) -> bool:
