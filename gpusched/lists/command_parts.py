@@ -168,18 +168,22 @@ _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
 _SETUP = _DECLARERS | frozenset(
     b"cd pushd popd source . set unset ulimit umask alias unalias shopt module ml workon deactivate".split()
 )
-_ACTIVATORS = frozenset({b"conda", b"mamba", b"micromamba", b"pyenv", b"nvm", b"spack"})
-_ACTIVATE = frozenset({b"activate", b"deactivate", b"shell", b"use", b"load", b"unload"})
-_SHELL_HOOK = re.compile(rb"(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b", re.DOTALL)
-_DETACH_OPTION = {
-    b"tmux": re.compile(rb"-[A-Za-z]*d"),
-    b"screen": re.compile(rb"-[A-Za-z]*d[A-Za-z]*m\w*"),
-    b"docker": re.compile(rb"-[it]*d[it]*|--detach"),
-    b"podman": re.compile(rb"-[it]*d[it]*|--detach"),
-}
+# A program and its arguments, without quotes, that activate an environment; and those that leave a process behind.
+_ACTIVATES = re.compile(
+    rb"(?:conda|mamba|micromamba|pyenv|nvm|spack) (?:activate|deactivate|shell|use|load|unload)\b"
+    rb"|eval .*(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b",
+    re.DOTALL,
+)
+_DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
 
 # A line that begins with one of these goes to the scanner.
-NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | _WRAPPERS | frozenset(_DETACH_OPTION) | {b"disown", b"eval"}
+NOTABLE = (
+    RESERVED
+    | _SETUP
+    | _SHELLS
+    | _WRAPPERS
+    | frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
+)
 
 
 class CommandParts:
@@ -210,12 +214,12 @@ class CommandParts:
         self.name = name = _basename(words[at]) if at < len(words) else b""
         texts = [literal(word.text) for word in words[at + 1 :]]
         self._read_arguments(words[at:], texts)
+        line = b" ".join([name, *texts])
         if at < len(words):
-            self.setup = _is_setup(name, texts)
+            self.setup = name in _SETUP or bool(_ACTIVATES.match(line))
         else:  # assignments alone, or `exec` for its redirections
             self.setup = bool(words) and wrappers in ([], [b"exec"])
-        option = _DETACH_OPTION.get(name)
-        self.detaches = name == b"disown" or (option is not None and any(map(option.fullmatch, texts)))
+        self.detaches = bool(_DETACHES.match(line))
         if b"setsid" in wrappers:  # it forks if it leads a process group, as it does in a job
             self.detaches |= not any(word.text in (b"-w", b"--wait") for word in words)
 
@@ -268,9 +272,3 @@ class CommandParts:
 def _basename(word: Token) -> bytes:
     text = literal(word.text)
     return text if text in (b".", b"/") else text.rpartition(b"/")[2]
-
-
-def _is_setup(name: bytes, arguments: list[bytes]) -> bool:
-    if name in _ACTIVATORS:
-        return bool(arguments) and arguments[0] in _ACTIVATE
-    return name in _SETUP or (name == b"eval" and bool(_SHELL_HOOK.search(b" ".join(arguments))))

@@ -144,11 +144,9 @@ error shape.no-command: this job has no command:
 error shape.two-commands: a job has command: or run:, not both
 error key: unknown key {key!r}{suggestion}
     the keys: {keys}
-error key.job: unknown key {key!r}{suggestion}
-    it belongs to a job: a list item below jobs:
 error key.one-job: {key} is for one job, and defaults are for all
 error key.parameter: {key} is no parameter of this sweep{suggestion}
-    the parameters: {names}
+    the parameters: {keys}
 error key-twice: {key} is in line {line} of this map already
 error unknown-job: no job has the name or the tag {ref}{suggestion}
     after= takes the names, tags and ids of jobs of the same queue

@@ -38,14 +38,9 @@ _BOM = b"\xef\xbb\xbf"
 _NOT_A_SHELL = re.compile(rb"#!.*\b(python|perl|ruby|node|Rscript|julia|awk|make|php|lua)")
 
 
-def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> JobFile:
-    """Read a whole file.
-
-    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
-    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
-    of GPUs for a job that states none. A line with an error makes no job.
-    """
-    feed = LineFeed(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
+def parse(data: bytes, **options: Any) -> JobFile:
+    """Read a whole file. The options are those of LineFeed."""
+    feed = LineFeed(**options)
     body, rest = feed.feed(data), feed.finish()
     return JobFile(body.specs + rest.specs, body.findings + rest.findings, body.complete)
 
@@ -56,7 +51,12 @@ def needs_script(command: bytes) -> bool:
 
 
 class LineFeed:
-    """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete."""
+    """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete.
+
+    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
+    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
+    of GPUs for a job that states none. A line with an error makes no job.
+    """
 
     def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
         self._force = force

@@ -194,11 +194,9 @@ def _bare(text: bytes) -> bytes:
     return stripped(text.strip(b"\n"))
 
 
-def from_command(
-    command: str, axes: Sequence[Axis], *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1
-) -> JobFile:
-    """Make the jobs of one command with parameters; it may begin with attributes."""
-    maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
+def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
+    """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker."""
+    maker = Maker(**options)
     source = command.encode("utf-8", "surrogateescape")
     spot = Spot(1) if axes else Spot(1, source, verbatim=True)
     for at, word in () if axes else undeclared(command):

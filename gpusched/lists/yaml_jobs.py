@@ -6,7 +6,7 @@ Opens no file: a function that reads a sweep's table is an argument. Every value
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpusched.config.yaml_text import is_scalar, kind
 from gpusched.lists.attributes import ENV, KEYS, key_fault
@@ -29,16 +29,9 @@ _ATTRIBUTES = (*KEYS, "env", "tags")
 _LISTS = ("tag", "after", "after-any", "after-failed", "after-ended")
 
 
-def parse(
-    data: bytes,
-    read: Callable[[str], bytes],
-    *,
-    force: bool = False,
-    strip_gpu_env: bool = False,
-    gpus: int = 1,
-) -> JobFile:
-    """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError."""
-    maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
+def parse(data: bytes, read: Callable[[str], bytes], **options: Any) -> JobFile:
+    """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError; `options` as for Maker."""
+    maker = Maker(**options)
     _YamlReader(data, read, maker).read_file()
     return maker.finish(complete=data.endswith(b"\n"))
 
@@ -58,8 +51,8 @@ class _YamlReader:
         self._maker.report(fault, spot)
 
     def _unknown(self, pair: Pair, keys: Collection[str], name: str = "key") -> None:
-        suggestion = suggest(pair.key, keys)
-        self._refuse(fault(name, key=pair.key, suggestion=suggestion, keys=", ".join(keys)), pair.spot)
+        fields = {"key": pair.key, "suggestion": suggest(pair.key, keys), "keys": ", ".join(keys)}
+        self._refuse(fault(name, **fields), pair.spot)
 
     # ---- the file ----
 
@@ -71,8 +64,7 @@ class _YamlReader:
         for pair in self._document.pairs(root, "a job file"):
             parts[pair.key] = pair
             if pair.key not in _TOP:
-                is_of_job = pair.key in (*_COMMANDS, *_SWEEP, *_ATTRIBUTES)
-                self._unknown(pair, _TOP, "key.job" if is_of_job else "key")
+                self._unknown(pair, _TOP)
         if "defaults" in parts:
             self._set_defaults(parts["defaults"].node)
         if "jobs" in parts:
@@ -209,6 +201,5 @@ class _YamlReader:
                 if pair.key in names:
                     pattern[pair.key] = document.texts(pair.node, pair.key)
                 else:
-                    suggestion, known = suggest(pair.key, names), ", ".join(names)
-                    self._refuse(fault("key.parameter", key=pair.key, suggestion=suggestion, names=known), pair.spot)
+                    self._unknown(pair, names, "key.parameter")
             yield pattern, document.spot(item)
