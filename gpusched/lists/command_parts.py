@@ -151,17 +151,15 @@ def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redir
 
 # ---- the parts of a command ------------------------------------------------------------------------
 
-MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
-
+_NAME = re.compile(rb"[A-Za-z_]\w*")
+_RUN_TEXT = re.compile(rb"-\w*c")
 _ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 
 # Programs that run another program, and those of their options that take a word.
 _WRAPPERS = frozenset(
     b"env sudo timeout time exec nice ionice taskset nohup setsid command builtin stdbuf chrt numactl unbuffer".split()
 )
-_WITH_WORD = frozenset(
-    b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split(),
-)
+_WITH_WORD = frozenset(b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split())
 _WRAPPER_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
@@ -177,29 +175,23 @@ _ACTIVATES = re.compile(
 _DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
 
 # A line that begins with one of these goes to the scanner.
-NOTABLE = (
-    RESERVED
-    | _SETUP
-    | _SHELLS
-    | _WRAPPERS
-    | frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
-)
+NOTABLE = RESERVED | _SETUP | _SHELLS | _WRAPPERS
+NOTABLE |= frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
 
 
 class CommandParts:
     """The parts of one simple command.
 
-    `setters` are the words that put a variable into its environment or the shell's, `unset` those that remove one of
-    `MASKS`, `cleared` the one that empties the environment. `declarer` is the word of an `export`, `unset` or the
-    like. `inner` are texts that it runs in a shell, with their offsets.
+    `setters` are the words that put a variable into its environment or the shell's, or unset one of the shell's;
+    `cleared` is the one that empties the environment, `declarer` the word of an `export`, `unset` or the like.
+    `inner` are texts that it runs in a shell, with their offsets.
     """
 
-    __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup", "unset")
+    __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup")
 
     def __init__(self, command: Command) -> None:
         words = self._words = command.words
         self.setters: list[Token] = []
-        self.unset: list[Token] = []
         self.cleared: Token | None = None
         self.declarer: Token | None = None
         self.inner: list[tuple[Scan, int]] = []
@@ -225,22 +217,17 @@ class CommandParts:
 
     def _read_arguments(self, words: tuple[Token, ...], texts: list[bytes]) -> None:
         """Read the arguments, `texts` without quotes, of a program that sets variables or runs a text in a shell."""
-        arguments = words[1:]
-        if self.name in _DECLARERS:
+        if self.name in _DECLARERS or self.name == b"unset":
             self.declarer = words[0]
-            self.setters += (w for w, text in zip(arguments, texts, strict=True) if _ASSIGNMENT.match(text))
-        elif self.name == b"unset":
-            self.declarer = words[0]
-            self.unset += (w for w, text in zip(arguments, texts, strict=True) if text in MASKS)
-        elif self.name == b"eval":
-            self._read_inner(arguments[:1])
+            is_setter = _ASSIGNMENT.match if self.name in _DECLARERS else _NAME.fullmatch
+            self.setters += (word for word, text in zip(words[1:], texts, strict=True) if is_setter(text))
         elif self.name in _SHELLS:
-            for k, text in enumerate(texts):
-                if re.fullmatch(rb"-\w*c", text):
-                    self._read_inner(arguments[k + 1 : k + 2])
+            for text, word in zip(texts, words[2:], strict=False):
+                if _RUN_TEXT.fullmatch(text):
+                    self._read_inner(word)
 
     def _skip_options(self, wrapper: bytes, at: int) -> int:
-        """Skip a wrapper's own words; collect the variables that `env` sets and unsets."""
+        """Skip a wrapper's own words; collect the variables that `env` sets."""
         words = self._words
         while at < len(words):
             text = literal(words[at].text)
@@ -250,23 +237,18 @@ class CommandParts:
                 break
             elif wrapper == b"env" and text in (b"-", b"-i", b"--ignore-environment"):
                 self.cleared = words[at]
-            elif wrapper == b"env" and text.startswith((b"-u", b"--unset=")) and text.endswith(MASKS):
-                self.unset.append(words[at])
-            elif text in _WITH_WORD and at + 1 < len(words):
-                if text in (b"-u", b"--unset") and literal(words[at + 1].text) in MASKS:
-                    self.unset += words[at : at + 2]
+            elif text in _WITH_WORD:
                 at += 1
             at += 1
         return at
 
-    def _read_inner(self, argument: tuple[Token, ...]) -> None:
+    def _read_inner(self, word: Token) -> None:
         """Scan a text that a shell will run, if the line has its bytes unchanged."""
-        for word in argument:
-            raw = word.text
-            if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:
-                scan = Scan(raw[1:-1])
-                if not (scan.open or scan.dangling):
-                    self.inner.append((scan, word.start + 1))
+        raw = word.text
+        if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:
+            scan = Scan(raw[1:-1])
+            if not (scan.open or scan.dangling):
+                self.inner.append((scan, word.start + 1))
 
 
 def _basename(word: Token) -> bytes:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.model import NO_ATTRIBUTES, Attributes
 from gpusched.lists.attributes import make, state
 from gpusched.lists.blocks import (
     DIRECTIVE,
@@ -24,8 +23,7 @@ from gpusched.lists.blocks import (
     read_directive,
 )
 from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.findings import Finding
-from gpusched.lists.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
+from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_plain, judge, stripped
 from gpusched.lists.shell_lexer import Scan
 
 __all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
@@ -50,27 +48,17 @@ def needs_script(command: bytes) -> bool:
     return len(command) >= SCRIPT_BYTES
 
 
-class LineFeed:
-    """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete.
+class LineFeed(JobCollector):
+    """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete."""
 
-    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
-    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
-    of GPUs for a job that states none. A line with an error makes no job.
-    """
-
-    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
-        self._force = force
-        self._strip = strip_gpu_env
-        self._gpus = gpus
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
         self._scan: Scan | None = None  # of a command that continues in the next line
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
-        self._jobs = Register()
-        self._specs: list[JobSpec] = []
-        self._findings: list[Finding] = []
 
     def feed(self, data: bytes) -> JobFile:
         """Parse the next bytes, up to the last newline."""
@@ -80,7 +68,7 @@ class LineFeed:
                 self._line(line)
             self._tail.clear()
         self._tail += rest
-        return self._flush()
+        return self.take(complete=not self._tail)
 
     def finish(self) -> JobFile:
         """Parse the last line, which may have no newline."""
@@ -90,12 +78,7 @@ class LineFeed:
             self._tail.clear()
         if self._scan is not None:
             self._dangling(self._scan, complete)
-        return replace(self._flush(), complete=complete)
-
-    def _flush(self) -> JobFile:
-        jobs = JobFile(tuple(self._specs), tuple(self._findings), not self._tail)
-        self._specs, self._findings = [], []
-        return jobs
+        return self.take(complete=complete)
 
     # ---- lines ----
 
@@ -171,8 +154,7 @@ class LineFeed:
         if b"\0" in text:
             self._report(fault("nul-byte", scan.text.index(0)))
             return
-        gpus = self._gpus if attributes is None or attributes.gpus is None else attributes.gpus
-        checked = judge(scan, gpus=gpus, strip=self._strip)
+        checked = judge(scan, **self._options(attributes))
         refused = self._report_all(checked.faults)
         if not (refused or checked.setup or attributes is None):
             self._add(text, checked.command, self._joined[0][1], attributes)
@@ -182,14 +164,13 @@ class LineFeed:
         values = self._directives.copy()
         faults = state(block, values)
         attributes = make(values)
-        if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
+        if (taken := self._take_name(attributes.name, self._joined[0][1])) is not None:
             at = next(word.at for word in block.words if word.key == "name")
-            faults.append(fault("name-taken", at, owner=owner, name=attributes.name))
+            faults.append(taken._replace(at=at))
         return None if self._report_all(faults) else attributes
 
     def _add(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> None:
-        spec, first = self._jobs.admit(text, command, line, attributes)
-        self._specs.append(spec)
+        first = self._admit(text, command, line, attributes)
         if first:
             self._findings.append(place_fault(fault("duplicate", line=line, first=first), line))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.model import Attributes, JobSpec
 from gpusched.lists.command_parts import NOTABLE
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.findings import Finding
@@ -122,27 +122,48 @@ def stripped(text: bytes) -> bytes:
 # ---- all of them -----------------------------------------------------------------------------------
 
 
-class Register:
-    """The jobs of a source so far: counts repeated jobs and checks that names are unique."""
+class JobCollector:
+    """The jobs and findings of a source so far: counts repeated jobs and checks that names are unique.
 
-    def __init__(self) -> None:
+    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
+    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
+    of GPUs for a job that states none. A line with an error makes no job.
+    """
+
+    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
+        self._force = force
+        self._strip = strip_gpu_env
+        self._gpus = gpus
+        self._specs: list[JobSpec] = []
+        self._findings: list[Finding] = []
         self._occurrences: dict[object, tuple[int, int]] = {}  # identity -> count, first line
         self._names: dict[str, int] = {}  # name -> line
 
-    def admit(
-        self, text: bytes, command: bytes, line: int, attributes: Attributes = NO_ATTRIBUTES
-    ) -> tuple[JobSpec, int]:
-        """Return the next job, and the line of the first job with the same identity, or 0."""
+    def take(self, *, complete: bool) -> JobFile:
+        """Return the jobs and findings since the last call."""
+        jobs = JobFile(tuple(self._specs), tuple(self._findings), complete)
+        self._specs, self._findings = [], []
+        return jobs
+
+    def _options(self, attributes: Attributes | None) -> dict[str, Any]:
+        """Return the options for judging the command of a job with these attributes."""
+        gpus = None if attributes is None else attributes.gpus
+        return {"gpus": self._gpus if gpus is None else gpus, "strip": self._strip}
+
+    def _admit(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> int:
+        """Add a job. Return the line of the first job with the same identity, or 0."""
         key: object = text
         if attributes.env or attributes.cwd is not None:
             key = text, attributes.cwd, frozenset(attributes.env)
         before, first = self._occurrences.get(key, (0, line))
         self._occurrences[key] = before + 1, first
-        return JobSpec(command, text, line, before + 1, attributes), first if before else 0
+        self._specs.append(JobSpec(command, text, line, before + 1, attributes))
+        return first if before else 0
 
-    def take_name(self, name: str, line: int) -> int:
-        """Give the name to this line. Return the line that has it already, or 0."""
-        owner = self._names.get(name, 0)
-        if not owner:
+    def _take_name(self, name: str, line: int) -> Fault | None:
+        """Give the name to this line. Return a fault if another line has it already."""
+        if name in self._names:
+            return fault("name-taken", owner=self._names[name], name=name)
+        if name:
             self._names[name] = line
-        return owner
+        return None

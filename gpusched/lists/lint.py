@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpusched.common.text import clean
-from gpusched.lists.command_parts import MASKS, Command, CommandParts, structure
+from gpusched.lists.command_parts import Command, CommandParts, structure
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.shell_lexer import Scan, Token, literal
 
@@ -52,7 +52,8 @@ _OPENED |= {b"(": "parenthesis", b"${": "brace", b'"${': "brace"}
 _ESCAPED_BLANK = re.compile(rb"(?<!\\)(?:\\\\)*\\[ \t]$")
 _NUMBER = re.compile(rb"[+-]?(?:\d[\d_.,:;/%-]*(?:[eE][+-]?\d+)?|\.\d+)")
 
-_GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)\+?=(.*)", re.DOTALL)
+_GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)(?:\+?=(.*))?", re.DOTALL)
+_DERIVED = re.compile(rb".*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_).*|PCI_BUS_ID", re.DOTALL)  # from what the job gets
 _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
 # Every choice of GPUs contains one of these; a line without them needs no search for one.
 MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_|\benv\b", re.IGNORECASE)
@@ -124,24 +125,22 @@ def _check_devices(
     command: Command, parts: CommandParts, text: bytes, base: int, gpus: int, result: LintResult
 ) -> None:
     """Report words that choose other GPUs than the one claimed for the job, and add the edits that remove them."""
-    removed: list[Token] = list(parts.unset)
-    if removed:
-        result.add("own-devices", base + removed[0].start, variable=MASKS[0].decode())
+    removed: list[Token] = []
     sets_mask = False
     for word in parts.setters:
-        setting = _GPU_SETTING.match(literal(word.text))
+        setting = _GPU_SETTING.fullmatch(literal(word.text))
         if setting is None:
             continue
-        name, value = setting[1], setting[2]
-        sets_mask |= name == MASKS[0]
-        if any(mark in value for mark in (b"CUDA_VISIBLE_DEVICES", b"GPUSCHED_")) or value == b"PCI_BUS_ID":
-            continue  # derived from the variables that the job gets
-        if name == MASKS[0] and _NO_GPU.fullmatch(value):
-            if gpus:
-                result.add("cpu-job", base + word.start, variable=name.decode())
-        else:
-            result.add("own-devices", base + word.start, variable=name.decode())
+        variable, value = setting[1].decode(), setting[2]  # no value: it is unset
+        is_mask = variable == "CUDA_VISIBLE_DEVICES"
+        sets_mask |= is_mask
+        if value is not None and _DERIVED.fullmatch(value):
+            continue
         removed.append(word)
+        if not (is_mask and value is not None and _NO_GPU.fullmatch(value)):
+            result.add("own-devices", base + word.start, variable=variable)
+        elif gpus:
+            result.add("cpu-job", base + word.start, variable=variable)
     if parts.cleared is not None and not sets_mask:
         result.add("cleared-environment", base + parts.cleared.start)
     result.edits += (Edit(base + e.start, base + e.end, e.text) for e in _removal(command, parts, removed, text))

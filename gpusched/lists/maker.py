@@ -9,12 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpusched.core.model import JobSpec
 from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
 from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.findings import Finding
-from gpusched.lists.joblist import BLANK, JobFile, Register, judge_text, stripped
+from gpusched.lists.joblist import BLANK, JobCollector, JobFile, judge_text, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
 from gpusched.lists.template import Template, misspelt, undeclared
 
@@ -69,20 +67,12 @@ class ListEntry:
         return [name for axis in self.axes for name in axis.names]
 
 
-class Maker:
+class Maker(JobCollector):
     """The jobs of one source, in its order."""
 
-    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
-        self._force = force
-        self._strip = strip_gpu_env
-        self._gpus = gpus
-        self._jobs = Register()
-        self._specs: list[JobSpec] = []
-        self._findings: list[Finding] = []
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._reported: set[tuple[str, Spot]] = set()
-
-    def finish(self, *, complete: bool = True) -> JobFile:
-        return JobFile(tuple(self._specs), tuple(self._findings), complete)
 
     def report(self, fault: Fault, spot: Spot, text: bytes = b"") -> bool:
         """Add a finding, once for each code and position. Return True if it refuses the job."""
@@ -173,16 +163,13 @@ class Maker:
                 return
             text = b" " * block.end + text[block.end :]
         attributes = make(stated)
-        if attributes.name and (owner := self._jobs.take_name(attributes.name, spot.line)):
-            name_spot = next((each.spot for each in entry.attributes if each.key == "name"), entry.spot)
-            self.report(fault("name-taken", owner=owner, name=attributes.name), name_spot)
+        if (taken := self._take_name(attributes.name, spot.line)) is not None:
+            self.report(taken, next((each.spot for each in entry.attributes if each.key == "name"), entry.spot))
             return
-        gpus = self._gpus if attributes.gpus is None else attributes.gpus
-        checked = judge_text(text, gpus=gpus, strip=self._strip)
+        checked = judge_text(text, **self._options(attributes))
         if self._report_all(checked.faults, spot, text) or checked.setup:
             return
-        spec, first = self._jobs.admit(_bare(text), _bare(checked.command), spot.line, attributes)
-        self._specs.append(spec)
+        first = self._admit(_bare(text), _bare(checked.command), spot.line, attributes)
         if first not in (0, spot.line):  # the jobs of a sweep have one line
             self.report(fault("duplicate", line=spot.line, first=first), Spot(spot.line))
 
@@ -202,4 +189,4 @@ def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
     for at, word in () if axes else undeclared(command):
         maker.report(fault("no-parameter", at, word=word), spot, source)
     maker.add(ListEntry(command, spot, axes=axes, block=True))
-    return maker.finish()
+    return maker.take(complete=True)

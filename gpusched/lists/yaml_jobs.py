@@ -33,7 +33,7 @@ def parse(data: bytes, read: Callable[[str], bytes], **options: Any) -> JobFile:
     """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError; `options` as for Maker."""
     maker = Maker(**options)
     _YamlReader(data, read, maker).read_file()
-    return maker.finish(complete=data.endswith(b"\n"))
+    return maker.take(complete=data.endswith(b"\n"))
 
 
 class _YamlReader:
