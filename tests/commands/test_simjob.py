@@ -16,6 +16,7 @@ from gpusched.commands.simjob.__main__ import main, visible_devices
 from gpusched.commands.simjob.audit import audit
 
 from gpusched.common import simulation
+from gpusched.common.processes import process_start
 from gpusched.host.gpus.simulated import SimulatedSource
 
 SIMJOB = [sys.executable, "-m", "gpusched.commands.simjob"]
@@ -60,7 +61,7 @@ def stranger() -> Iterator[int]:
 
 
 def occupy(directory: str, n: int, pid: int, mib: int) -> None:
-    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{simulation.start_time(pid)}", {"mib": mib})
+    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{process_start(pid)}", {"mib": mib})
 
 
 def test_it_takes_memory_prints_like_a_training_and_gives_back(
