@@ -116,16 +116,12 @@ def _word(text: bytes, start: int, closes: bool) -> tuple[Word, int] | Fault:
 
 def _piece_fault(kind: str, part: bytes, at: int, *, is_first: bool) -> Fault | None:
     """Return the fault of a piece of a value, if it has one."""
-    if kind == "double":
-        expansion = _EXPANDS.match(part)
-        return fault("attribute-expansion", at + expansion.end()) if expansion else None
-    if kind != "mark":
+    expansion = _EXPANDS.match(part) if kind == "double" else None
+    if expansion is not None:
+        return fault("attribute-expansion", at + expansion.end())
+    if kind != "mark" or part == b"]" or (part == b"~" and not is_first):
         return None
-    if part in b"'\"":
-        return fault("attribute-syntax.quote", at)
-    if part == b"\\":
-        return fault("attribute-syntax.backslash", at)
-    return fault("attribute-expansion", at) if part in b"$`" or (part == b"~" and is_first) else None
+    return fault("attribute-expansion" if part in b"$`~" else "attribute-syntax.quote", at)
 
 
 def _key(key: bytes) -> str:

@@ -85,8 +85,7 @@ error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.word: {word!r} is not of the form key=value
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.quote: this quote is not closed
-error attribute-syntax.backslash: nothing follows this backslash
+error attribute-syntax.quote: this quote is not closed, or nothing follows this backslash
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
 warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
@@ -140,8 +139,7 @@ error shape.list: {subject} must be a list, each item behind a dash
 error shape.map: {subject} must be a map, with lines such as 'key: value'
 error shape.no-jobs: this file has no jobs:
     add jobs: with a list of commands
-error shape.no-command: this job has no command:
-error shape.two-commands: a job has command: or run:, not both
+error shape.command: a job has either command: or run:
 error key: unknown key {key!r}{suggestion}
     the keys: {keys}
 error key.one-job: {key} is for one job, and defaults are for all

@@ -5,17 +5,15 @@ A node of the wrong shape is reported, and counts as empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
-from gpusched.lists.finding_table import Fault, fault
-from gpusched.lists.maker import Spot
+from gpusched.lists.finding_table import fault
+from gpusched.lists.maker import Maker, Spot
 
 if TYPE_CHECKING:
     import yaml
-
-Report = Callable[[Fault, Spot], None]
 
 
 class Pair(NamedTuple):
@@ -27,22 +25,29 @@ class Pair(NamedTuple):
 
 
 class Document:
-    """The text of a YAML file, and readers for its nodes."""
+    """The text of a YAML file, and readers for its nodes. `faults` counts what was refused."""
 
-    def __init__(self, data: bytes, report: Report) -> None:
+    def __init__(self, data: bytes, maker: Maker) -> None:
         self._data = data
         self._lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-        self._report = report
+        self.maker = maker
+        self.faults = 0
+
+    def refuse(self, row: str, spot: Spot, /, **values: Any) -> None:
+        """Report the fault of a row of the table."""
+        self.faults += 1
+        self.maker.report(fault(row, **values), spot)
 
     def root(self) -> yaml.Node | None:
         """Parse the file. Return None for an empty file, and for text that is not YAML."""
         try:
             return compose(self._data)
         except InvalidYaml as error:
-            has_position = error.line >= 0
-            spot = self._spot(error.line, error.column) if has_position else Spot(1)
-            self._report(fault("yaml" if has_position else "yaml.unreadable", problem=error), spot)
-        return None
+            if error.line < 0:
+                self.refuse("yaml.unreadable", Spot(1), problem=error)
+            else:
+                self.refuse("yaml", self._spot(error.line, error.column), problem=error)
+            return None
 
     def spot(self, node: yaml.Node) -> Spot:
         """Return the position where a node begins; verbatim for a text that the file has unchanged."""
@@ -70,7 +75,7 @@ class Document:
     def text(self, node: yaml.Node, subject: str) -> str:
         if is_scalar(node):
             return str(node.value)
-        self._report(fault("shape.text", subject=subject, kind=kind(node)), self.spot(node))
+        self.refuse("shape.text", self.spot(node), subject=subject, kind=kind(node))
         return ""
 
     def texts(self, node: yaml.Node, subject: str) -> list[str]:
@@ -82,19 +87,19 @@ class Document:
     def items(self, node: yaml.Node, subject: str) -> list[yaml.Node]:
         if kind(node) == "list":
             return list(node.value)
-        self._report(fault("shape.list", subject=subject), self.spot(node))
+        self.refuse("shape.list", self.spot(node), subject=subject)
         return []
 
     def pairs(self, node: yaml.Node, subject: str) -> Iterator[Pair]:
         """Yield the keys of a map, each once."""
         if kind(node) != "map":
-            self._report(fault("shape.map", subject=subject), self.spot(node))
+            self.refuse("shape.map", self.spot(node), subject=subject)
             return
         lines: dict[str, int] = {}
         for key_node, value in node.value:
             spot, key = self.spot(key_node), self.text(key_node, f"a key of {subject}")
             if key in lines:
-                self._report(fault("key-twice", key=key, line=lines[key]), spot)
+                self.refuse("key-twice", spot, key=key, line=lines[key])
             else:
                 lines[key] = spot.line
                 yield Pair(key, spot, value)
