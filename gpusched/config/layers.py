@@ -100,10 +100,7 @@ def user_config_file() -> str:
     """Return the path of the user's own file; empty where there is no home directory."""
     import platformdirs
 
-    try:
-        path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
-    except RuntimeError:  # a user who is in no passwd file, as in a container
-        return ""
+    path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
     return path if os.path.isabs(path) else ""
 
 
@@ -122,9 +119,8 @@ def _value(item: LayerValue) -> object:
     try:
         value = setting.parse(item.text if setting.is_path else item.text.strip())
     except ValueError as e:
-        raise GpuschedError(
-            f"{item.name} is {item.text!r}, but must be {e}", where=item.where, hint=setting.hint
-        ) from None
+        what = f"{item.name} is {item.text!r}, but must be {e}"
+        raise GpuschedError(what, where=item.where, hint=setting.hint) from None
     if setting.is_path:
         path = os.path.join(item.base, os.path.expanduser(str(value)))
         return path if ".." in path.split("/") else os.path.normpath(path)  # `..` after a symbolic link

@@ -55,11 +55,10 @@ def tag_limits(text: str) -> str:
 
 
 def switch(text: str) -> bool:
-    if text.lower() in {"true", "yes", "on", "1"}:
-        return True
-    if text.lower() in {"false", "no", "off", "0"}:
-        return False
-    raise ValueError("true or false")
+    is_on = text.lower() in ("true", "yes", "on", "1")
+    if not is_on and text.lower() not in ("false", "no", "off", "0"):
+        raise ValueError("true or false")
+    return is_on
 
 
 def some_text(text: str) -> str:

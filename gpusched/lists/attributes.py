@@ -71,6 +71,11 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "items": whole(1),
 }
 KEYS = (*_TEXTS, "cwd")
+_FIELDS = {  # key -> field of Attributes, in the order in which they are shown
+    **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
+    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cwd": "cwd"},
+}
+_FORMATS: Mapping[str, Callable[[Any], str]] = {"mem": format_size, "time": format_duration, "tag": ",".join}
 _KEY_SET = frozenset(KEYS)
 
 
@@ -146,21 +151,11 @@ def make(values: Mapping[str, Any]) -> Attributes:
     """Make the attributes of one job. A job without GPUs has neither a memory budget nor a GPU model."""
     if not values:
         return NO_ATTRIBUTES
-    get = values.get
-    on_gpu = get("gpus") != 0
+    unused = ("mem", "gpu-model") if values.get("gpus") == 0 else ()
     return Attributes(
-        gpus=get("gpus"),
-        mem_bytes=get("mem") if on_gpu else None,
-        time_limit_s=get("time"),
-        retries=get("retries"),
-        name=get("name", ""),
-        tags=get("tag", ()),
-        prio=get("prio", 0),
-        cwd=get("cwd"),
+        **{field: values[key] for key, field in _FIELDS.items() if key in values and key not in unused},
         env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),
-        gpu_model=get("gpu-model", "") if on_gpu else "",
         after=tuple([Dependency(kind, values[key]) for key, kind in _KINDS.items() if key in values]),
-        items=get("items", 0),
     )
 
 
@@ -171,23 +166,15 @@ _SAFE = re.compile(rb"[\w@%+=:,./-]+")
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
     """Return keys and values as a user writes them, without quotes."""
-    a = attributes
-    texts = [
-        ("name", a.name or None),
-        ("gpus", a.gpus),
-        ("mem", None if a.mem_bytes is None else format_size(a.mem_bytes)),
-        ("gpu-model", a.gpu_model or None),
-        ("time", None if a.time_limit_s is None else format_duration(a.time_limit_s)),
-        ("retries", a.retries),
-        ("prio", a.prio or None),
-        ("tag", ",".join(a.tags) or None),
-        *((each.kind.value, ",".join(each.refs)) for each in a.after),
-        ("items", a.items or None),
-    ]
-    words = [(key, str(text).encode()) for key, text in texts if text is not None]
-    if a.cwd is not None:
-        words.append(("cwd", a.cwd))
-    return words + [(ENV + name.decode(), value) for name, value in a.env]
+    words = []
+    for key, field in _FIELDS.items():
+        value = getattr(attributes, field)
+        if value != getattr(NO_ATTRIBUTES, field) and key != "cwd":
+            words.append((key, _FORMATS.get(key, str)(value).encode()))
+    words += [(each.kind.value, ",".join(each.refs).encode()) for each in attributes.after]
+    if attributes.cwd is not None:
+        words.append(("cwd", attributes.cwd))
+    return words + [(ENV + name.decode(), value) for name, value in attributes.env]
 
 
 def render(attributes: Attributes) -> bytes:
