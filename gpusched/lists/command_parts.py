@@ -17,7 +17,7 @@ OPENERS |= dict.fromkeys((b"for", b"while", b"until", b"select"), b"done")
 CLOSERS = frozenset(OPENERS.values())
 RESERVED = frozenset(b"then elif else do ! time function".split()) | frozenset(OPENERS) | CLOSERS
 
-_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # the words after them are no commands
+_NAMED = (b"for", b"select", b"function")  # a name follows them
 _PATTERN = b"pattern"
 _ENDS_CLAUSE = frozenset({b";;", b";&", b";;&"})
 _JOINING = frozenset({b"&&", b"||", b"|", b"|&"})
@@ -62,7 +62,7 @@ class _Grouping:
         self.previous = b""
         self._words: list[Token] = []
         self._has_redirection = False  # the command begins with one, so that no reserved word can follow
-        self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
+        self._header = b""  # b"case" before the `in` of a case, _PATTERN before a `)` of it
 
     def flush(self, ender: Token | None) -> None:
         """End the simple command, if there is one."""
@@ -78,8 +78,9 @@ class _Grouping:
         if self.redirected:
             self.redirected = False
         elif self._header and not (self._header == _PATTERN and text == b"esac"):
-            self._read_header(text)
-        elif is_first and not self._has_redirection and text in RESERVED:
+            if text == b"in" and self._header == b"case":
+                self._header = _PATTERN
+        elif is_first and not self._has_redirection and text in RESERVED and self.previous not in _NAMED:
             self._read_reserved(token)
         elif not (is_first and self._is_no_program(text)):
             self._words.append(token)
@@ -87,18 +88,13 @@ class _Grouping:
                 self.flush(None)
 
     def _is_no_program(self, text: bytes) -> bool:
-        """Return True for arithmetic, a function's name before its body, and an option of the keyword `time`."""
-        return text[:2] == b"((" or text.endswith(b"()") or (self.previous == b"time" and text == b"-p")
-
-    def _read_header(self, text: bytes) -> None:
-        if text == b"in" and self._header == b"case":
-            self._header = _PATTERN
-        elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
-            self._header = b""
+        """Return True for arithmetic, the name of a loop or a function, and an option of the keyword `time`."""
+        is_option = self.previous == b"time" and text == b"-p"
+        return text[:2] == b"((" or text.endswith(b"()") or self.previous in _NAMED or is_option
 
     def _read_reserved(self, token: Token) -> None:
         text = token.text
-        self._header = text if text in _HEADED else b""
+        self._header = b"case" if text == b"case" else b""
         if text in OPENERS:
             self.compounds.append((OPENERS[text], token))
         elif text in CLOSERS:

@@ -88,8 +88,6 @@ error attribute-syntax.word: {word!r} is not of the form key=value
 error attribute-syntax.quote: this quote is not closed, or nothing follows this backslash
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
-warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
-    use $X in the command, where the shell expands it
 error attribute-end.blank: a space must follow the ] of the attributes
 error attribute-end.second: a second block of attributes: put all into the first
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
@@ -126,8 +124,6 @@ error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
 warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
-warning no-parameter: {{{word}}} stays as it is: there is no such parameter
-    if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values
     values are compared as text
 error yaml.unreadable: {problem}

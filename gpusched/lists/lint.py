@@ -58,7 +58,7 @@ _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
 # Every choice of GPUs contains one of these; a line without them needs no search for one.
 MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_|\benv\b", re.IGNORECASE)
 
-_NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true"})
+_NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true", b"in"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
 
 

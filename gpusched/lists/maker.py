@@ -14,7 +14,7 @@ from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.joblist import BLANK, JobCollector, JobFile, judge_text, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
-from gpusched.lists.template import Template, misspelt, undeclared
+from gpusched.lists.template import Template, misspelt
 
 
 class Spot(NamedTuple):
@@ -184,9 +184,6 @@ def _bare(text: bytes) -> bytes:
 def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
     """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker."""
     maker = Maker(**options)
-    source = command.encode("utf-8", "surrogateescape")
-    spot = Spot(1) if axes else Spot(1, source, verbatim=True)
-    for at, word in () if axes else undeclared(command):
-        maker.report(fault("no-parameter", at, word=word), spot, source)
+    spot = Spot(1) if axes else Spot(1, command.encode("utf-8", "surrogateescape"), verbatim=True)
     maker.add(ListEntry(command, spot, axes=axes, block=True))
     return maker.take(complete=True)

@@ -61,14 +61,6 @@ def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]
             yield match.start(), match[1], similar
 
 
-def undeclared(text: str) -> Iterator[tuple[int, str]]:
-    """Yield words in braces that the shell leaves as they are: offset and word."""
-    matches = list(_BRACED.finditer(text))
-    for match, context in zip(matches, _contexts(text, [match.start() for match in matches]), strict=True):
-        if context in (_BARE, _DOUBLE):
-            yield match.start(), match[1]
-
-
 def _quoted(name: str, value: str, context: str) -> str:
     if "\0" in value:
         raise ValueError(f"the value of {{{name}}} has a NUL byte, and no command can contain one")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.config.yaml_text import is_scalar, kind
 from gpusched.lists.attributes import ENV, KEYS, key_fault
-from gpusched.lists.finding_table import fault, suggest
+from gpusched.lists.finding_table import suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.parameters import Axis, span, table
@@ -138,10 +138,7 @@ class _YamlReader(Document):
             attributes.pop(key, None)
         else:
             texts = self.texts(node, key) if key in _LISTS else [self.text(node, key)]
-            text, value_spot = ",".join(texts), self.spot(node)
-            attributes[key] = StatedAttributes(key, text, value_spot)
-            if (key == "cwd" and text.startswith("~")) or ("$" in text and key not in _LISTS):
-                self.maker.report(fault("attribute-expansion.yaml", key=key), value_spot)
+            attributes[key] = StatedAttributes(key, ",".join(texts), self.spot(node))
 
     # ---- parameters ----
 

@@ -199,19 +199,6 @@ def test_placeholders_stand_in_attributes_too_and_are_not_quoted_there() -> None
     ]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ('train.py --lr {lr} "{seed}"', ["{lr}", "{seed}"]),
-        ("python -c 'print(f\"{x}\")' ${HOME} HEAD@{upstream} {} {a,b} {fd}>log", []),
-    ],
-)
-def test_a_placeholder_without_any_parameter_is_told(command: str, words: list[str]) -> None:
-    found = from_command(command, ())
-    assert [f.message.split()[0] for f in found.findings if f.code == "no-parameter"] == words
-    assert [spec.command for spec in found.specs] == [command.encode()]
-
-
 def test_only_declared_names_are_replaced() -> None:
     command = "'x {a} {} ${a} ${X} {a,b} {1..3} {c} {{a}} | awk ''{print}'' #{a}'"
     assert sweep("grid: {a: [5]}", command) == ["x 5 {} ${a} ${X} {a,b} {1..3} {c} {5} | awk '{print}' #5"]
@@ -374,8 +361,6 @@ def test_a_fault_of_a_sweep_is_told_once() -> None:
     ("text", "code", "says"),
     [
         ("jobs:\n- {command: a, mem: 18}\n", "attribute-mem", "18 MiB"),
-        ("jobs:\n- {command: a, cwd: ~/x}\n", "attribute-expansion", "nothing is expanded in cwd"),
-        ("jobs:\n- {command: a, env: {X: $HOME/x}}\n", "attribute-expansion", "nothing is expanded in env.X"),
         ("jobs:\n- {command: 'a {sed}', grid: {seed: 5}}\n", "near-parameter", "did you mean {seed}?"),
         ("jobs:\n- a &\n", "background", "background"),
     ],
