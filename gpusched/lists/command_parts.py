@@ -179,8 +179,8 @@ class CommandParts:
     """The parts of one simple command.
 
     `setters` are the words that put a variable into its environment or the shell's, or unset one of the shell's;
-    `cleared` is the one that empties the environment, `declarer` the word of an `export`, `unset` or the like.
-    `inner` are texts that it runs in a shell, with their offsets.
+    `cleared` is the one that takes the GPU out of the environment, `declarer` the word of an `export`, `unset` or the
+    like. `inner` are texts that it runs in a shell, with their offsets.
     """
 
     __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup")
@@ -235,6 +235,8 @@ class CommandParts:
                 self.cleared = words[at]
             elif text in _WITH_WORD:
                 at += 1
+                if text in (b"-u", b"--unset") and at < len(words) and words[at].text == b"CUDA_VISIBLE_DEVICES":
+                    self.cleared = words[at]
             at += 1
         return at
 

@@ -58,7 +58,7 @@ forceable unfinished: the command is not complete: its {word} is not closed on t
 forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
 hint stripped: its own choice of GPUs is removed by --strip-gpu-env
-forceable cleared-environment: it empties the environment, so the job would not use the GPU claimed for it
+forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job would not use the GPU claimed for it
     keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines

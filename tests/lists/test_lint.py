@@ -121,7 +121,7 @@ def test_a_mention_or_the_given_value_is_no_choice(line: str) -> None:
 
 
 def test_an_emptied_environment_loses_the_gpu() -> None:
-    for line in ("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x"):
+    for line in ("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x", "env -u CUDA_VISIBLE_DEVICES x"):
         assert codes(line) == {"cleared-environment"}
 
 
