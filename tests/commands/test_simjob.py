@@ -14,6 +14,7 @@ import pytest
 from gpusched.commands.simjob.__main__ import main, visible_devices
 
 from gpusched.common import simulation
+from gpusched.common.processes import process_start
 from gpusched.host.gpus.simulated import SimulatedSource
 from tests.support.audit import audit
 
@@ -59,7 +60,7 @@ def stranger() -> Iterator[int]:
 
 
 def occupy(directory: str, n: int, pid: int, mib: int) -> None:
-    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{simulation.start_time(pid)}", {"mib": mib})
+    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{process_start(pid)}", {"mib": mib})
 
 
 def test_it_takes_memory_prints_like_a_training_and_gives_back(
