@@ -19,11 +19,11 @@ _HEAD = ("MODEL", "ALPHA", "MEDIAN", "LAYERS", "SKIPPED", "SECONDS", "DEVICE")
 
 @dataclass(frozen=True, slots=True)
 class EsdResults:
-    """The results of the models of a list. `files` are labels with paths; `undrawn` are models without pictures."""
+    """The results of the models of a list. `files` are labels with paths; `undrawn`: models without pictures."""
 
     models: tuple[ModelLine, ...]
     files: tuple[tuple[str, str], ...]
-    undrawn: tuple[str, ...] = ()
+    undrawn: int = 0
     can_retry: bool = False  # another try may help some failed model
 
 
@@ -64,9 +64,7 @@ def _rest(models: Sequence[ModelLine], limit: int) -> list[Line]:
 def _files(results: EsdResults, cwd: str) -> list[Row]:
     rows: list[Row] = [[label, short_path(path, cwd)] for label, path in results.files]
     if results.undrawn:
-        names = clean(results.undrawn[0]) + (", …" if len(results.undrawn) > 1 else "")
-        many = count(len(results.undrawn), "model")
-        rows.append(["pictures", f"of {many} could not be drawn ({names}); the logs say why"])
+        rows.append(["pictures", f"missing for {count(results.undrawn, 'model')}; the logs say why"])
     return rows
 
 
