@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -63,7 +63,7 @@ class EsdExperiment:
 
     def run(self, todo: EsdTodo | None = None) -> int:
         """Analyse what is not done yet and return the exit code. The summary is written even if this fails."""
-        with self.backend:
+        with closing(self.backend):
             todo = todo or self.find_todo()
             records.make_directory(self.config.output)
             self.announce(todo)

@@ -171,7 +171,9 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
     )
     ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=str(box.work / "hide"))
-    assert ended.code == 3 and "not installed here: torch" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
+    assert (
+        ended.code == 3 and "not installed here: torch" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
+    )
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
         (["--model-list", "a", "--single-model", "b"], "no models are named"),

@@ -36,7 +36,7 @@ def open_model(
     Raises ModelError at one of the stages resolve, download, load (is it complete?) and merge (can it be exact?).
     """
     with ExitStack() as opened:
-        plan = resolve(model, hub, source=source_model, relation=relation, revision=revision)
+        plan = resolve(model, hub.look, source=source_model, relation=relation, revision=revision)
         configs = [parse_adapter_config(hub.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
         if plan.adapters:
             path = hub.look(plan.base).path

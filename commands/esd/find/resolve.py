@@ -1,16 +1,16 @@
 """Decide what to load for a row of a list: a base, and the adapters to merge into it.
 
-It loads nothing: a `Repository` answers what lies under a name.
+It loads nothing: a function `look` lists the files that lie under a name.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
@@ -55,12 +55,7 @@ class ModelFiles:
         return self.adapter_config is not None and not holds_model(self.files)
 
 
-class Repository(Protocol):
-    """The places where models lie."""
-
-    def look(self, ref: Ref) -> ModelFiles:
-        """List the files of a model. Raises ModelError if it does not exist or may not be read."""
-        ...
+Look = Callable[[Ref], ModelFiles]  # raises ModelError for a model that does not exist, or may not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +67,7 @@ class Resolution:
     notes: tuple[str, ...] = ()
 
 
-def resolve(
-    model: str, repository: Repository, *, source: str = "", relation: str = "", revision: str = ""
-) -> Resolution:
+def resolve(model: str, look: Look, *, source: str = "", relation: str = "", revision: str = "") -> Resolution:
     """Return what to load for one row of a list.
 
     `source` and `relation` are the row's base and its relation to it: only an adapter (also: lora, peft) is merged,
@@ -82,12 +75,12 @@ def resolve(
     of an adapter is unknown or disputed.
     """
     ref = Ref(model, revision)
-    listing = repository.look(ref)
+    listing = look(ref)
     labelled = relation.strip().lower() in ADAPTER_RELATIONS
     is_whole = holds_model(listing.files)
     if listing.adapter_config is not None and (not is_whole or (labelled and adapter_weights(listing.files))):
         listed = source.strip() if source.strip() != model else ""
-        return _follow(ref, listing, repository, listed=listed, trusted=labelled)
+        return _follow(ref, listing, look, listed=listed, trusted=labelled)
     if not is_whole:
         raise ModelError("resolve", _no_weights(model, listing.files))
     notes = []
@@ -98,7 +91,7 @@ def resolve(
     return Resolution(ref, notes=tuple(notes))
 
 
-def _follow(ref: Ref, adapter: ModelFiles, repository: Repository, *, listed: str, trusted: bool) -> Resolution:
+def _follow(ref: Ref, adapter: ModelFiles, look: Look, *, listed: str, trusted: bool) -> Resolution:
     """Return the chain from an adapter to its base. `listed` is its base in the list.
 
     With `trusted` the list has precedence over the adapter's own config, without it the config.
@@ -110,25 +103,25 @@ def _follow(ref: Ref, adapter: ModelFiles, repository: Repository, *, listed: st
     while there.holds_only_an_adapter or not adapters:
         adapters.insert(0, base)
         seen.append(there.identity)
-        own = _own_base(base, there, repository, needed=not listed)
+        own = _own_base(base, there, look, needed=not listed)
         if listed and (trusted or own is None):
-            base = _choose(ref, Ref(listed), own, repository, notes)
+            base = _choose(ref, Ref(listed), own, look, notes)
         elif own is not None:
             base = own
         listed = ""
-        there = repository.look(base)
+        there = look(base)
         if there.identity in seen:
             loop = " on ".join([*seen[seen.index(there.identity) :], there.identity])
             raise ModelError("resolve", f"the bases of {ref.name} form a loop: {loop}")
     if not holds_model(there.files):
         raise ModelError("resolve", f"base of {ref.name}: {_no_weights(base.name, there.files)}")
     for each in adapters:
-        if not adapter_weights(repository.look(each).files):
+        if not adapter_weights(look(each).files):
             raise ModelError("resolve", f"{each.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
     return Resolution(base, tuple(adapters), tuple(notes))
 
 
-def _own_base(ref: Ref, adapter: ModelFiles, repository: Repository, *, needed: bool) -> Ref | None:
+def _own_base(ref: Ref, adapter: ModelFiles, look: Look, *, needed: bool) -> Ref | None:
     """Return the base that an adapter's own config names. Raises ModelError if it is `needed` and cannot be used."""
     config = adapter.adapter_config or {}
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
@@ -145,14 +138,14 @@ def _own_base(ref: Ref, adapter: ModelFiles, repository: Repository, *, needed: 
     return None
 
 
-def _choose(ref: Ref, listed: Ref, own: Ref | None, repository: Repository, notes: list[str]) -> Ref:
+def _choose(ref: Ref, listed: Ref, own: Ref | None, look: Look, notes: list[str]) -> Ref:
     """Return the list's base. Raises ModelError if the config names an adapter instead."""
     if own is None:
         return listed
     if own.name == listed.name:
         return Ref(listed.name, own.revision)
     try:
-        is_chain = own.name != ref.name and repository.look(own).holds_only_an_adapter
+        is_chain = own.name != ref.name and look(own).holds_only_an_adapter
     except ModelError as error:
         if error.transient:
             raise

@@ -45,7 +45,7 @@ def outcome(row: Mapping[str, str], hub: Hub) -> Resolution | str:
     try:
         found: Resolution = resolve(
             row.get("full_name") or row["model_id"],
-            hub,
+            hub.look,
             source=row["source_model"],
             relation=row["base_model_relation"],
         )
@@ -108,7 +108,7 @@ def test_case_49_whose_base_it_is() -> None:
 def test_a_path_that_is_not_here_is_asked_for_once() -> None:
     hub = Hub(json.loads((CASES / "esd-49" / "49-hub.json").read_text()))
     with pytest.raises(ModelError, match="base unresolved"):
-        resolve("lab/ad-localpath", hub, relation="adapter")
+        resolve("lab/ad-localpath", hub.look, relation="adapter")
     assert hub.asked == ["lab/ad-localpath"]
 
 
@@ -116,7 +116,7 @@ def test_a_hub_that_is_down_leaves_open_whether_the_config_disagrees() -> None:
     hub = Hub({"a": adapter_on("b"), "c": WHOLE})
     hub.down = "b"
     with pytest.raises(ModelError) as error:
-        resolve("a", hub, source="c", relation="adapter")
+        resolve("a", hub.look, source="c", relation="adapter")
     assert error.value.transient
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_model_or_has_no_known_base_is_refused(
     hub: Mapping[str, Any], row: Mapping[str, str], reason: str
 ) -> None:
     with pytest.raises(ModelError) as refusal:
-        resolve("a", Hub(hub), source=row.get("source", ""), relation="LoRA")
+        resolve("a", Hub(hub).look, source=row.get("source", ""), relation="LoRA")
     assert refusal.value.stage == "resolve"
     assert reason in refusal.value.reason
 
@@ -210,7 +210,7 @@ def test_what_is_no_model_or_has_no_known_base_is_refused(
     ],
 )
 def test_what_is_loaded(hub: Mapping[str, Any], row: Mapping[str, str], wanted: Resolution) -> None:
-    found = resolve("a", Hub(hub), source=row.get("source", ""), relation=row.get("relation", "peft"))
+    found = resolve("a", Hub(hub).look, source=row.get("source", ""), relation=row.get("relation", "peft"))
     assert found == wanted
 
 
