@@ -100,7 +100,10 @@ def user_config_file() -> str:
     """Return the path of the user's own file; empty where there is no home directory."""
     import platformdirs
 
-    path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
+    try:
+        path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
+    except RuntimeError:  # a user who is in no passwd file, as in a container
+        return ""
     return path if os.path.isabs(path) else ""
 
 
@@ -167,20 +170,22 @@ def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> 
 
 
 def _from_file(layer: str, path: str, files: list[SettingsFile], warnings: list[str]) -> list[LayerValue]:
-    state = "read"
+    doubt, data = "", b""
     try:
         with open(path, "rb") as f:
-            if layer == "project" and (doubt := _why_not_trusted(os.fstat(f.fileno()))):
-                warnings.append(f"the settings in {path} are ignored: the file {doubt}")
-                state = f"skipped: {doubt}"
-            return list(_parse_file(path, f.read())) if state == "read" else []
+            doubt = _why_not_trusted(os.fstat(f.fileno())) if layer == "project" else ""
+            data = b"" if doubt else f.read()
     except (FileNotFoundError, NotADirectoryError):
-        state = "absent"
+        files.append(SettingsFile(layer, path, "absent"))
         return []
     except OSError as e:
-        raise GpuschedError(f"cannot read this file: {e.strerror}", where=path) from e
-    finally:
-        files.append(SettingsFile(layer, path, state))
+        if layer != "system":  # that one is for root to mend: it must not stop every user of the box
+            raise GpuschedError(f"cannot read this file: {e.strerror}", where=path) from e
+        doubt = f"cannot be read: {e.strerror}"
+    if doubt:
+        warnings.append(f"the settings in {path} are ignored: the file {doubt}")
+    files.append(SettingsFile(layer, path, f"skipped: {doubt}" if doubt else "read"))
+    return list(_parse_file(path, data))
 
 
 def _why_not_trusted(status: os.stat_result) -> str:

@@ -264,10 +264,14 @@ def test_a_project_file_counts_if_it_is_mine_or_roots(uid: int, mode: int, trust
     assert bool(config._why_not_trusted(status)) != trusted
 
 
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_but_for_the_systems(tmp_path: Path) -> None:
     (tmp_path / "gpusched.yaml").mkdir()
     with pytest.raises(GpuschedError, match="cannot read this file"):
         config.load(environ={}, cwd=str(tmp_path), system_file="", user_file="")
+    (tmp_path / "gpusched.yaml").rmdir()
+    loaded = config.load(environ={}, cwd=str(tmp_path), system_file=str(tmp_path), user_file="")
+    assert "cannot be read" in loaded.files[0].state
+    assert len(loaded.warnings) == 1
 
 
 def test_without_a_home_there_is_no_user_file(monkeypatch: pytest.MonkeyPatch) -> None:
