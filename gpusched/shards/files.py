@@ -6,28 +6,23 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import sync_directory, write_atomically
 from gpusched.common.text import clean
 from gpusched.shards.plan import ShardPlan, from_document, to_document
 
+if TYPE_CHECKING:
+    from gpusched.shards.items import Items
+
 PLAN = "shard_plan.json"
 DIRECTORY = "items"
-PLAN_LIMIT_BYTES = 1 << 30
 _TEMPORARY = re.compile(r"\.tmp[0-9]+$")
 
 
-class ItemsWriter(Protocol):
-    """Items that can be written to a file of their format."""
-
-    def write(self, path: str, items: Sequence[int]) -> None: ...
-    def release(self) -> None: ...
-
-
 def write_items(
-    items: ItemsWriter, directory: str, files: Iterable[tuple[str, Sequence[int]]], *, only_missing: bool
+    items: Items, directory: str, files: Iterable[tuple[str, Sequence[int]]], *, only_missing: bool
 ) -> None:
     """Write the items file of each shard. `files` are paths and items; if `only_missing`, existing files are kept.
 
@@ -50,13 +45,10 @@ def read_plan(queue: str) -> ShardPlan | None:
     path = f"{queue}/{PLAN}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            return from_document(json.load(file))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise GpuschedError(f"cannot be read: {error.strerror}", where=path) from None
-    try:
-        with os.fdopen(fd, "rb") as file:
-            return from_document(json.loads(file.read(PLAN_LIMIT_BYTES)))
     except (ValueError, RecursionError, OSError) as error:
         hint = "nothing was changed; move the file away to make the plan again, or use another --log-dir"
         raise GpuschedError(f"cannot be read: {clean(str(error))}", where=path, hint=hint) from None
@@ -70,8 +62,6 @@ def write_plan(queue: str, plan: ShardPlan) -> None:
 
 def remove_plan(queue: str) -> None:
     """Delete the plan durably, before the items files that it names are replaced."""
-    try:
+    if os.path.lexists(f"{queue}/{PLAN}"):
         os.unlink(f"{queue}/{PLAN}")
-    except FileNotFoundError:
-        return
-    sync_directory(queue)
+        sync_directory(queue)

@@ -10,10 +10,11 @@ import math
 import mmap
 import os
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import write_atomically
@@ -26,26 +27,23 @@ _KNOWN = "use lines, .jsonl, .csv, .tsv, .parquet, or a pattern of files"
 _UNKNOWN = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
 
 
-class Items(Protocol):
+class Items(ABC):
     """Items in their order. `path` is that of their file, absolute; `digest` changes with the items."""
 
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def suffix(self) -> str:
-        """The suffix of an items file."""
+    path: str | None = None
+    suffix = ".txt"  # of an items file
+    count: int
+    digest = ""
 
-    @property
-    def count(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
+    @abstractmethod
     def weights(self, column: str) -> list[float]:
         """Return the weight of each item, from this column."""
 
+    @abstractmethod
     def write(self, path: str, items: Sequence[int]) -> None:
         """Write an items file with these items, in this order, readable for this user only."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Free the memory that writing items files has taken: the jobs run for days."""
 
 
@@ -56,12 +54,8 @@ def open_items(name: str) -> Items:
     if not os.path.exists(path) and _WILDCARD.search(name):
         return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)))
     suffix = os.path.splitext(path)[1].lower()
-    if os.path.isdir(path):
-        raise _error(path, "is a directory", f"use its files: --items '{name.rstrip('/')}/*'")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise _error(
-            path, "is a pipe or a device, and each start reads the items again", "write them into a file first"
-        )
+    if not os.path.isfile(path):
+        raise _error(path, "no regular file", "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
     if suffix in _UNKNOWN:
         raise _error(path, f"items cannot be read from {suffix}", _KNOWN)
     try:
@@ -69,26 +63,26 @@ def open_items(name: str) -> Items:
             return ParquetItems(path)
         return TextItems(path, suffix)
     except OSError as error:
-        raise _error(
-            path, f"cannot be read: {error.strerror or error}", "use a file, or a pattern of files in quotes"
-        ) from None
+        raise _error(path, f"cannot be read: {error.strerror or error}") from None
 
 
 def _error(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
-class _Light:
-    def release(self) -> None:
-        """Do nothing: names and positions are small, and the kernel frees the pages of a mapped file."""
+def _no_column(path: str | None, column: str, names: Sequence[str]) -> GpuschedError:
+    return _error(str(path), f"there is no column {column!r}", f"its columns: {', '.join(names)[:300]}")
 
 
-class NumberItems(_Light):
+def _mapped(path: str) -> mmap.mmap | bytes:
+    """Return the bytes of a file, mapped into memory."""
+    with open(path, "rb") as file:
+        is_empty = os.fstat(file.fileno()).st_size == 0
+        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class NumberItems(Items):
     """Items that are only counted. An items file has their numbers."""
-
-    path: str | None = None
-    suffix = ".txt"
-    digest = ""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -100,13 +94,11 @@ class NumberItems(_Light):
         write_atomically(path, b"".join(b"%d\n" % item for item in items), sync=True)
 
 
-class FileItems(_Light):
+class FileItems(Items):
     """The files that a pattern matches, gpu_2 before gpu_10. An items file has their absolute paths."""
 
-    suffix = ".txt"
-
     def __init__(self, pattern: str) -> None:
-        self.path: str | None = pattern
+        self.path = pattern
         files = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
         if not files:
             raise _error(pattern, "no file matches this", "put the pattern in quotes; ** matches folders")
@@ -127,19 +119,16 @@ class FileItems(_Light):
         write_atomically(path, os.fsencode(text), sync=True)
 
 
-class TextItems(_Light):
+class TextItems(Items):
     """A file of lines, of JSON objects, or of CSV records below a header that every items file repeats.
 
     Empty lines are no items. The file is mapped, and only the positions of its records are in memory.
     """
 
     def __init__(self, path: str, suffix: str) -> None:
-        self.path: str | None = path
+        self.path = path
         self.suffix = suffix if suffix in (".jsonl", ".csv", ".tsv") else ".txt"
-        with open(path, "rb") as file:
-            self._data: mmap.mmap | bytes = b""
-            if os.fstat(file.fileno()).st_size:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._data = _mapped(path)
         if self._data[:65536].find(b"\0") >= 0:
             raise _error(path, "not a text file: it has NUL bytes", _KNOWN)
         self.digest = hashlib.sha256(self._data).hexdigest()
@@ -154,9 +143,8 @@ class TextItems(_Light):
             self._ends.append(end)
         self.count = len(self._starts)
 
-    def _lines(self, at: int | None = None) -> Iterator[tuple[int, int]]:
-        at = self._begin if at is None else at
-        data, size = self._data, len(self._data)
+    def _lines(self) -> Iterator[tuple[int, int]]:
+        at, data, size = self._begin, self._data, len(self._data)
         while at < size:
             end = data.find(b"\n", at) + 1 or size
             if data[at:end].strip():
@@ -205,7 +193,7 @@ class TextItems(_Light):
             raise _error(str(self.path), "lines have no columns of weights", "use .csv, .jsonl, .parquet or files")
         names = [name.strip() for name in self._cells(self._header.decode("utf-8", "replace"))]
         if column not in names:
-            raise _error(str(self.path), f"there is no column {column!r}", f"its columns: {', '.join(names)[:300]}")
+            raise _no_column(self.path, column, names)
         at = names.index(column)
         weights = []
         for n, (start, end) in enumerate(positions):
@@ -231,7 +219,7 @@ class TextItems(_Light):
         write_atomically(path, b"".join(parts), sync=True)
 
 
-class ParquetItems:
+class ParquetItems(Items):
     """The rows of a parquet file. Its data is only read for weights and for items files."""
 
     suffix = ".parquet"
@@ -242,12 +230,8 @@ class ParquetItems:
         except ImportError:
             hint = "pip install 'gpusched-lab[merge]', or use .csv or .jsonl"
             raise _error(path, "pyarrow, which reads parquet, is not installed", hint) from None
-        self.path: str | None = path
-        with open(path, "rb") as file:
-            digest = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-        self.digest = digest.hexdigest()
+        self.path = path
+        self.digest = hashlib.sha256(_mapped(path)).hexdigest()
         self._table: Any = None
         with self._reading():
             file = parquet.ParquetFile(path)
@@ -265,9 +249,7 @@ class ParquetItems:
         import pyarrow.parquet as parquet
 
         if column not in self._names:
-            raise _error(
-                str(self.path), f"there is no column {column!r}", f"its columns: {', '.join(self._names)[:300]}"
-            )
+            raise _no_column(self.path, column, self._names)
         with self._reading():
             values = parquet.ParquetFile(self.path).read(columns=[column]).column(column).to_pylist()
         return [weight(value, f"{column} of row {n}", str(self.path)) for n, value in enumerate(values)]
@@ -279,10 +261,7 @@ class ParquetItems:
         if self._table is None:
             with self._reading():
                 self._table = parquet.read_table(self.path, memory_map=True)
-        if isinstance(items, range) and items.step == 1:
-            rows = self._table.slice(items.start, len(items))
-        else:
-            rows = self._table.take(pyarrow.array(items, pyarrow.int64()))
+        rows = self._table.take(pyarrow.array(items, pyarrow.int64()))
         sink = pyarrow.BufferOutputStream()
         parquet.write_table(rows, sink)
         write_atomically(path, sink.getvalue().to_pybytes(), sync=True)
@@ -299,7 +278,5 @@ def weight(value: object, name: str, where: str) -> float:
         number = math.nan
     if not 0 <= number < math.inf:
         text = "missing" if value is None else repr(value)[:60]
-        raise _error(
-            where, f"{name} is {text}, and a weight must be a number, at least 0", "--weights names the column"
-        )
+        raise _error(where, f"{name} is {text}, and a weight must be a number, at least 0")
     return number

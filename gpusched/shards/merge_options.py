@@ -35,21 +35,9 @@ MERGE_FORMATS: dict[str, FormatRow] = {
 }
 
 
-def _option(
-    help: str,
-    default: Any = None,
-    *,
-    metavar: str = "",
-    short: str = "",
-    choices: tuple[str, ...] = (),
-    shard: str = "",
-) -> Any:
-    """Describe one option. `shard`: its flag in `gpusched shard`; the plan of the shards records it then."""
-    more = {"help": help, "metavar": metavar, "short": short, "choices": choices, "shard": shard}
-    return field(default=default, metadata=more)
-
-
-_DUPLICATES = ("error", "keep-first", "keep-last")
+def _option(help: str, default: Any = None, **more: Any) -> Any:
+    """Describe one option. `more`: fields of its row, see OptionRow."""
+    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,7 @@ class MergeOptions:
     on_duplicate: str = _option(
         "Refuse repeated records, or keep the first or the last of them.",
         "error",
-        choices=_DUPLICATES,
+        choices=("error", "keep-first", "keep-last"),
         shard="--merge-on-duplicate",
     )
     allow_partial: bool = _option(
@@ -88,16 +76,19 @@ class MergeOptions:
 
 
 class OptionRow(NamedTuple):
-    """One option as a command line needs it. `kind`: str, int, tuple (it may be repeated) or bool (a switch)."""
+    """One option as a command line needs it. `kind`: str, int, tuple (it may be repeated) or bool (a switch).
+
+    `shard` is its flag in `gpusched shard`; the plan of the shards records it then.
+    """
 
     name: str
     kind: type
     default: Any
     help: str
-    metavar: str
-    short: str
-    choices: tuple[str, ...]
-    shard: str
+    metavar: str = ""
+    short: str = ""
+    choices: tuple[str, ...] = ()
+    shard: str = ""
 
     @property
     def flag(self) -> str:
@@ -125,14 +116,14 @@ def shard_rows() -> list[OptionRow]:
 def plan_record(options: MergeOptions) -> dict[str, Any]:
     """Return the options that a plan of shards records, as JSON values."""
     values = {row.name: getattr(options, row.name) for row in shard_rows()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return values | {"sum": list(options.sum)}
 
 
 def from_plan_record(record: Mapping[str, Any]) -> MergeOptions:
     """Return the options that a plan of shards records. Keys that are unknown here are left out."""
-    rows = [row for row in shard_rows() if record.get(row.name) is not None]
-    values: dict[str, Any] = {row.name: row.kind(record[row.name]) for row in rows}
-    return MergeOptions(**values)
+    names = [row.name for row in shard_rows() if record.get(row.name) is not None]
+    values: dict[str, Any] = {name: record[name] for name in names}
+    return MergeOptions(**{**values, "sum": tuple(record.get("sum") or ())})
 
 
 def with_recorded(options: MergeOptions, recorded: MergeOptions) -> MergeOptions:

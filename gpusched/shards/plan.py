@@ -15,6 +15,7 @@ from gpusched.shards import split
 from gpusched.shards.merge_options import MergeOptions, from_plan_record, plan_record
 
 VERSION = 1
+_PLAIN_FIELDS = ("created_at", "total", "shuffle_seed", "strategy", "items", "command")  # the same in the document
 TAG = "shards"  # of every job that runs a shard
 MERGE = "merge"  # the name of the job that merges
 
@@ -96,13 +97,9 @@ def to_document(plan: ShardPlan) -> dict[str, Any]:
     """Return the plan as it is kept; secrets in the command are masked."""
     return {
         "version": VERSION,
-        "created_at": plan.created_at,
-        "total": plan.total,
+        **{name: getattr(plan, name) for name in _PLAIN_FIELDS},
         "order": "given" if plan.shuffle_seed is None else "shuffled",
-        "shuffle_seed": plan.shuffle_seed,
-        "strategy": plan.strategy,
         "num_shards": len(plan.shards),
-        "items": plan.items,
         "command": mask_secrets(plan.command),
         "merge": None if plan.merge is None else {**plan_record(plan.merge), "by": "given"},
         "shards": [{**asdict(shard), "outputs": list(shard.outputs)} for shard in plan.shards],
@@ -117,15 +114,10 @@ def from_document(document: Any) -> ShardPlan:
             raise ValueError(f"its version is {document['version']}, and this gpusched knows version {VERSION}")
         merge = document["merge"]
         return ShardPlan(
-            total=int(document["total"]),
-            strategy=str(document["strategy"]),
+            **{name: document[name] for name in _PLAIN_FIELDS},
             shards=tuple(Shard(**{**shard, "outputs": tuple(shard["outputs"])}) for shard in document["shards"]),
-            shuffle_seed=document["shuffle_seed"],
-            items=document["items"],
-            command=str(document["command"]),
             merge=None if merge is None else from_plan_record(merge),
             inputs=document.get("asked") or {},
-            created_at=float(document["created_at"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no plan of shards ({error})") from None

@@ -375,7 +375,7 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
             WORDS,
             "--merge: {output_dir} needs --output-dir",
         ),
-        (("--items", "/dev/null"), WORDS, "--items /dev/null: is a pipe or a device"),
+        (("--items", "/dev/null"), WORDS, "--items /dev/null: no regular file"),
         (("--items", "empty.txt"), WORDS, "--items empty.txt: it has no items"),
         (("--total", "9", "--suffix", "\U0001f600" * 70 + "{shard}"), WORDS, "makes no suffixes"),
         (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot a relative path"),
