@@ -79,14 +79,6 @@ def refuse_misspelt(text: str, where: str) -> None:
 
 def placeholder_values(plan: ShardPlan, shard: Shard, output_dir: str) -> dict[str, str]:
     """Return the value of each placeholder for a shard."""
-    return {
-        "start": str(shard.start),
-        "end": str(shard.end),
-        "count": str(shard.count),
-        "shard": str(shard.shard),
-        "num_shards": str(len(plan.shards)),
-        "suffix": shard.suffix,
-        "seed": str(shard.seed),
-        "items_file": shard.items_file or "",
-        "output_dir": output_dir,
-    }
+    values = {name: str(getattr(shard, name)) for name in ("start", "end", "count", "shard", "suffix", "seed")}
+    others = {"num_shards": str(len(plan.shards)), "items_file": shard.items_file or "", "output_dir": output_dir}
+    return values | others

@@ -13,7 +13,7 @@ from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
 from gpusched.shards.jobs import job_name
-from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
+from gpusched.shards.plan import MERGE, TAG, ShardPlan
 from gpusched.views.words import count
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpusched.host.store import Store
 
 SPLIT = "split"  # the key of the split in the queue's database, which outlives the plan's file
-_SHOWN_SHARDS = 8
-_SHOWN_SPANS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,55 +35,34 @@ class EarlierRun:
     merge_started_at: Mapping[int, float] = field(default_factory=dict)  # last start of each merge, by the job's id
     stored_jobs: Sequence[StoredJob] = ()
 
+    def has_split_of(self, plan: ShardPlan) -> bool:
+        """Return True if the earlier plan has the split of this one; if its file is gone, by the database."""
+        return self.split_id == plan.split_id if self.plan is None else self.plan.split == plan.split
+
     def refuse_other_split(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
         """Raise GpuschedError if shards of another split are done or running: items would be processed twice."""
+        active = [state for state in self.states.values() if state in ("succeeded", "running")]
         before = self.plan
+        cwd = os.getcwd() if before is None else before.input("cwd") or os.getcwd()
+        if not active or (self.has_split_of(plan) and cwd == os.getcwd()):
+            return
         if before is None:
-            self._refuse_unknown(plan, queue_dir)
-            return
-        done, running = self._shards(before, "succeeded"), self._shards(before, "running")
-        has_moved = before.input("cwd") not in (None, os.getcwd())
-        if not (done or running) or (before.split == plan.split and not has_moved):
-            return
-        missing = [shard for shard in before.shards if shard not in done and shard not in running]
-        if before.split == plan.split:
-            problem = f"the shards of this queue run in {before.input('cwd')}"
-            hint = "start the command there to continue"
+            problem = "its plan is gone, and this start has another split"
+        elif self.has_split_of(plan):
+            problem = f"the shards of this queue run in {cwd}; start the command there to continue"
         else:
             problem = _difference(before, plan)
-            options = f"the previous options, which `gpusched status -q {queues.queue_name(queue_dir)}` shows,"
-            if before.total == plan.total and before.shuffle_seed == plan.shuffle_seed:
-                options = f"--num-shards {len(before.shards)} and the other previous options"
-            hint = f"use {options} to run what is missing"
-        lines = [
-            f"{count(len(shards), 'shard')} of {len(before.shards)} {word}: {_names(shards)}"
-            for word, shards in (("done", done), ("running", running))
-            if shards
-        ]
-        lines.append(f"missing: items {_spans(before, missing)}" if missing else "no items are missing")
-        new = "use --log-dir NEW to start over in another queue"
         raise GpuschedError(
-            "\n  ".join([problem, *lines]), where=queue_dir.path, hint=f"{hint}; {new}" if missing else new
+            f"{problem}\n  {active.count('succeeded')} of its shards are done, {active.count('running')} running",
+            where=queue_dir.path,
+            hint="use exactly the previous options to continue; use --log-dir NEW to start over in another queue",
         )
-
-    def _refuse_unknown(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
-        """Raise the same error if the plan's file is gone, by the split that the database names."""
-        names = [name for name, state in self.states.items() if state in ("succeeded", "running")]
-        if names and self.split_id != plan.split_id:
-            problem = (
-                f"its plan is gone, {len(names)} of its shards are done or running, and this start has another split"
-            )
-            hint = "use exactly the previous options to continue; use --log-dir NEW to start over in another queue"
-            raise GpuschedError(problem, where=queue_dir.path, hint=hint)
-
-    def _shards(self, plan: ShardPlan, state: str) -> list[Shard]:
-        return [shard for shard in plan.shards if self.states.get(job_name(shard)) == state]
 
     def created_at(self, plan: ShardPlan, now: float) -> float:
         """Return when this split was made: `now` for a new one, the first start of a shard if the plan is gone."""
-        if self.plan is not None:
-            return self.plan.created_at if self.plan.split == plan.split else now
-        return min(self.started_at, default=now) if self.split_id == plan.split_id else now
+        if not self.has_split_of(plan):
+            return now
+        return min(self.started_at, default=now) if self.plan is None else self.plan.created_at
 
     def merge_occurrence(self, plan: ShardPlan, identity: bytes, *, retry_failed: bool) -> int:
         """Return the run number of this merge; increased when its inputs or its output changed since the last run."""
@@ -131,34 +108,15 @@ def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
     )
 
 
-# ---- words -----------------------------------------------------------------------------------------
-
-
-def _names(shards: Sequence[Shard]) -> str:
-    names = [shard.suffix for shard in shards[:_SHOWN_SHARDS]]
-    more = f" and {len(shards) - _SHOWN_SHARDS} more" if len(shards) > _SHOWN_SHARDS else ""
-    return ", ".join(names) + more
-
-
-def _spans(plan: ShardPlan, shards: Sequence[Shard]) -> str:
-    spans = ", ".join(plan.span(shard) for shard in shards[:_SHOWN_SPANS])
-    return f"{spans} …" if len(shards) > _SHOWN_SPANS else spans
-
-
 def _difference(before: ShardPlan, plan: ShardPlan) -> str:
     """Say in which way the splits of two plans differ."""
     if _describe(before) != _describe(plan):
         return f"{_describe(before)}, and this start asks for {_describe(plan)}"
     if before.input("digest") != plan.input("digest"):
         return f"the items in {plan.items or 'the range'} have changed since the shards were made"
-    for name in ("suffix", "seed"):
-        old, new = getattr(before.shards[0], name), getattr(plan.shards[0], name)
-        if old != new:
-            return f"its first shard has the {name} {old}, and this start gives it {new}"
-    return f"{_describe(before)}, and this start asks for as many with other limits"
+    return f"{_describe(before)}, and this start asks for as many with other limits, suffixes or seeds"
 
 
 def _describe(plan: ShardPlan) -> str:
-    strategy = {"strided": ", strided", "weighted": ", by weight"}.get(plan.strategy, "")
     order = "" if plan.shuffle_seed is None else f", shuffled by {plan.shuffle_seed}"
-    return f"{count(len(plan.shards), 'shard')} of {count(plan.total, 'item')}{strategy}{order}"
+    return f"{count(len(plan.shards), f'{plan.strategy} shard')} of {count(plan.total, 'item')}{order}"

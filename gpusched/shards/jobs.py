@@ -69,13 +69,8 @@ def _merge_job(plan: ShardPlan, merge: MergeOptions, command: str) -> JobSpec:
 
 def _merge_id(plan: ShardPlan, merge: MergeOptions) -> bytes:
     """Return a hash of the options and the inputs of the merge. The text is that of version 0.1, whose queues stay."""
-    first = (
-        "output",
-        "sum",
-        "key",
-        "on_duplicate",
-        "allow_partial",
-    )  # the options of version 0.1, where sum was "sums"
+    # The options of version 0.1, where sum was "sums".
+    first = ("output", "sum", "key", "on_duplicate", "allow_partial")
     rows = [row for row in shard_rows() if row.name in first or getattr(merge, row.name) != row.default]
     values = {"sums" if row.name == "sum" else row.name: getattr(merge, row.name) for row in rows}
     options = ", ".join(f"{name}={value!r}" for name, value in values.items())

@@ -17,8 +17,6 @@ from gpusched.shards.plan import ShardPlan
 
 COMPARED_SHARDS = 500  # shards whose patterns are compared with each other
 
-_WILDCARD = re.compile(r"\[[^]]*\]|[*?]")
-
 
 def merge_libraries(patterns: Sequence[str], output: str | None) -> set[str]:
     """Return the libraries that the merge needs, as far as the suffixes of its files show.
@@ -45,20 +43,6 @@ def merge_libraries(patterns: Sequence[str], output: str | None) -> set[str]:
 
 def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower().removeprefix(".")
-
-
-def refuse_equal_names(patterns: Sequence[str], directory: str) -> None:
-    """Raise GpuschedError for patterns whose merged files would have one name in the directory of all outputs."""
-    names: dict[str, str] = {}
-    for pattern in patterns:
-        name = os.path.basename(pattern)
-        if not _WILDCARD.search(name) and name in names:
-            raise GpuschedError(
-                f"its output would have the same name as that of {names[name]}",
-                where=f"--merge {pattern}",
-                hint=f"without --merge-output {directory} each lies beside its parts; or give the files other names",
-            )
-        names[name] = pattern
 
 
 def with_outputs(plan: ShardPlan, patterns: Sequence[str], output_dir: str, cwd: str) -> ShardPlan:

@@ -46,8 +46,7 @@ def prepare_queue(
     No other start of this queue makes its plan between the last look at the queue and the submission of the jobs.
     """
     queue_dir, plan = queue.queue_dir, planned.plan
-    is_same = queue_dir.path == planned.queue_dir.path
-    lock = locks.take_file(f"{queue_dir.state}/{LOCK}", 0o600) if is_same else None
+    lock = locks.take_file(f"{queue_dir.state}/{LOCK}", 0o600)
     if lock is None:
         problem = "another start is making its plan for this queue"
         raise GpuschedError(problem, where=queue_dir.path, hint="try again in a moment")
@@ -78,7 +77,7 @@ def _settle(queue: Queue, plan: ShardPlan, owner: bytes, options: SubmitOptions)
 
 def _write_items(queue_dir: QueueDir, plan: ShardPlan, earlier: EarlierRun, items: Items) -> None:
     """Write the items files; those of an earlier plan of the same split are kept."""
-    is_same = earlier.plan is not None and earlier.plan.split == plan.split
+    is_same = earlier.plan is not None and earlier.has_split_of(plan)
     if not is_same:
         files.remove_plan(queue_dir.path)
     if plan.shards[0].items_file is None:

@@ -26,15 +26,12 @@ _ERROR = _PREFIX + b"error: "
 def read_details(queue: Queue) -> GroupDetails:
     """Read the results of a sharded run from its queue."""
     outputs, errors = _read_merge(queue)
-    return GroupDetails(_read_spans(queue), outputs, errors)
-
-
-def _read_spans(queue: Queue) -> dict[str, str]:
     try:
         plan = read_plan(queue.queue_dir.path)
     except GpuschedError:
         plan = None
-    return {} if plan is None else {job_name(shard): plan.span(shard) for shard in plan.shards}
+    spans = {} if plan is None else {job_name(shard): plan.span(shard) for shard in plan.shards}
+    return GroupDetails(spans, outputs, errors)
 
 
 def _read_merge(queue: Queue) -> tuple[list[str], list[str]]:

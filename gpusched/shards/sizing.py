@@ -10,6 +10,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.lists.parameters import MAX_JOBS
 from gpusched.shards import split
 from gpusched.shards.plan import Shard, ShardPlan, SplitOptions
+from gpusched.views.words import count
 
 SUFFIXES = {"gpu": "gpu_{shard}", "shard": "shard_{shard:05}"}
 
@@ -32,19 +33,12 @@ def count_shards(total: int, options: SplitOptions, slots: int) -> tuple[int, st
         return n, ""
     if options.num_shards is None and most >= slots:
         return most - most % max(1, slots), ""  # each GPU still has as many as the others
-    items = "1 item is" if total == 1 else f"{total} items are"
-    requested = f"{n} shards" if options.num_shards else f"{slots} GPUs" if slots > 1 else "1 GPU"
-    shards = "1 shard" if most == 1 else f"{most} shards"
-    return most, f"{items} too few for {requested} with {least} each (--min-items-per-shard): using {shards}"
+    items, shards = count(total, "item"), count(most, "shard")
+    return most, f"too few items for more: {items} in {shards} (--min-items-per-shard {least})"
 
 
 def make_plan(
-    total: int,
-    options: SplitOptions,
-    n: int,
-    slots: int,
-    *,
-    weights: Sequence[float] | None = None,
+    total: int, options: SplitOptions, n: int, slots: int, *, weights: Sequence[float] | None = None
 ) -> ShardPlan:
     """Divide `total` items among `n` shards. `weights` are those of the items, in the shuffled order if there is one.
 

@@ -23,7 +23,7 @@ from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
-from gpusched.shards.outputs import merge_libraries, refuse_equal_names, with_outputs
+from gpusched.shards.outputs import merge_libraries, with_outputs
 from gpusched.shards.plan import ShardPlan
 from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
@@ -136,13 +136,9 @@ class ShardStart:
         """Return the plan with the files that its shards read and write."""
         request = self._request
         names = check_command(request.line, plan, from_items=request.items is not None)
-        uses = {
-            "the command": "output_dir" in names,
-            "--merge": any("{output_dir}" in pattern for pattern in request.patterns),
-        }
-        for where, is_used in uses.items():
-            if is_used and request.output_dir is None:
-                raise GpuschedError("{output_dir} needs --output-dir", where=where)
+        is_used = "output_dir" in names or any("{output_dir}" in pattern for pattern in request.patterns)
+        if is_used and request.output_dir is None:
+            raise GpuschedError("{output_dir} needs --output-dir")
         if "items_file" in names:
             paths = (f"{self._queue_dir.path}/items/{s.suffix}{self._items.suffix}" for s in plan.shards)
             shards = (replace(shard, items_file=path) for shard, path in zip(plan.shards, paths, strict=True))
@@ -166,7 +162,6 @@ class ShardStart:
         merge = self._request.merge_in_full
         output = None if merge is None else merge.output
         if output is not None and os.path.isdir(output):
-            refuse_equal_names(self._request.patterns, output)
             output = None
         for library in sorted(merge_libraries(self._request.patterns, output)):
             if find_spec(library) is None:

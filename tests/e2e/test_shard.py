@@ -86,7 +86,7 @@ def test_from_the_split_to_the_merged_file_and_nothing_twice(box: Box) -> None:
         refused = shard(box, *options, *other)
         assert refused.code == 2, refused.text
         if "--strided" not in other:
-            assert "8 shards of 8 done: shard_00000, shard_00001" in refused.err
+            assert "8 of its shards are done, 0 running" in refused.err
             assert "use --log-dir NEW to start over" in refused.err
     assert attempts(box)["shard_00000"] == 1
 
@@ -125,12 +125,12 @@ def test_other_items_are_other_work(box: Box) -> None:
     (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(1, 9)))
     refused = shard(box, *options, words=words)
     assert refused.code == 2
-    assert "2 shards of 2 done: gpu_0, gpu_1" in refused.err
+    assert "2 of its shards are done, 0 running" in refused.err
     assert f"the items in {box.work}/in.txt have changed since the shards were made" in refused.err
-    for other, said in (("--suffix=shard", "the suffix gpu_0, and"), ("--seed-base=3", "the seed ")):
+    for other in ("--suffix=shard", "--seed-base=3"):
         (box.work / "in.txt").write_text("".join(f"{n}\n" for n in range(8)))
         refused = shard(box, *options, other, words=words)
-        assert refused.code == 2 and f"its first shard has {said}" in refused.err
+        assert refused.code == 2 and "as many with other limits, suffixes or seeds" in refused.err
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -148,7 +148,7 @@ def test_a_shard_that_fails_holds_the_merge_until_it_is_done(box: Box, by_hand: 
     assert [each["name"] for each in told["times"]] == ["gpu_0", "gpu_2"]
     refused = shard(box, *options, "--num-shards", "4")
     assert refused.code == 2
-    assert "2 shards of 3 done: gpu_0, gpu_2\n  missing: items 7-13\n  use --num-shards 3 and the other" in refused.err
+    assert "2 of its shards are done, 0 running\n  use exactly the previous options to continue" in refused.err
     (box.work / "bad_gpu_1").unlink()
     if by_hand:
         assert box.gpusched("requeue", "gpu_1", "-q", "q").code == 0
@@ -308,7 +308,7 @@ def test_without_its_plan_only_the_same_split_goes_on(box: Box) -> None:
     (box.queue("q") / "shard_plan.json").unlink()
     refused = shard(box, "--total", "20", "--num-shards", "4")
     assert refused.code == 2
-    assert "its plan is gone, 2 of its shards are done or running, and this start has another split" in refused.err
+    assert "its plan is gone, and this start has another split" in refused.err
     assert not (box.queue("q") / "shard_plan.json").exists()
     assert shard(box, *options, *MERGE).code == 0
     assert merged(box) == list(range(20))
@@ -373,17 +373,12 @@ def test_a_dry_run_says_who_does_what_and_changes_nothing(box: Box) -> None:
         (
             ("--total", "9", "--merge", "{output_dir}/{suffix}.txt"),
             WORDS,
-            "--merge: {output_dir} needs --output-dir",
+            "{output_dir} needs --output-dir",
         ),
         (("--items", "/dev/null"), WORDS, "--items /dev/null: no regular file"),
         (("--items", "empty.txt"), WORDS, "--items empty.txt: it has no items"),
         (("--total", "9", "--suffix", "\U0001f600" * 70 + "{shard}"), WORDS, "makes no suffixes"),
         (("--total", "9", "--snapshot", "--merge", "x/{suffix}"), WORDS, "with --snapshot a relative path"),
-        (
-            ("--total", "9", "--merge", "a/{suffix}.txt", "--merge", "b/{suffix}.txt", "--merge-output", "."),
-            WORDS,
-            "the same name as that of a/{suffix}.txt",
-        ),
         (("--total", "9", "--merge", "\x1b{suffix}.xyz"), WORDS, r"--merge \x1b{suffix}.xyz: .xyz cannot be merged"),
     ],
 )
@@ -415,7 +410,7 @@ def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
     group = json.loads(box.gpusched("status", "-q", "q", "--json").out)["queues"][0]["groups"][0]
     assert (group["jobs"], group["items"]) == (4, 20)
     refused = shard(box, "--total", "20", "--num-shards", "2", *MERGE)
-    assert refused.code == 2 and "running: " in refused.err
+    assert refused.code == 2 and "2 running" in refused.err
     (box.work / "wait").unlink()
     assert running.wait().code == 0
     assert merged(box) == list(range(20))

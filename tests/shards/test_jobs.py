@@ -102,10 +102,10 @@ def test_fewer_items_than_it_is_worth_make_fewer_shards_and_it_says_so() -> None
     assert count_shards(3, SplitOptions(shard_size=1), 2) == (3, "")
     assert count_shards(20, SplitOptions(), 2) == (4, "")
     n, note = count_shards(8, SplitOptions(num_shards=4), 4)
-    assert (n, note) == (2, "8 items are too few for 4 shards with 4 each (--min-items-per-shard): using 2 shards")
+    assert (n, note) == (2, "too few items for more: 8 items in 2 shards (--min-items-per-shard 4)")
     assert count_shards(3, SplitOptions(), 2) == (
         1,
-        "3 items are too few for 2 GPUs with 4 each (--min-items-per-shard): using 1 shard",
+        "too few items for more: 3 items in 1 shard (--min-items-per-shard 4)",
     )
     with pytest.raises(GpuschedError, match="no items"):
         count_shards(0, SplitOptions(), 2)
