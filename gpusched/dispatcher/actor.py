@@ -91,7 +91,7 @@ class Actor:
         has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
         starts, claims = ([], []) if has_failures else (_of(Start, plan), _of(Claim, plan))
         for stop in _of(Stop, plan):  # what needs no room on any disk comes first
-            self._attempts.stop(self._attempts.find(stop.attempt.job_id, stop.attempt.number))
+            self._attempts.stop(self._attempts.find(stop.attempt.job.id, stop.attempt.number))
         for look in _of(Look, plan):
             self._devices.look(look.devices, self._clock.moment())
         for release in _of(Release, plan):
@@ -185,7 +185,7 @@ class Actor:
         return number is not None
 
     def _store_close(self, close: Close, now: Moment) -> _Closed:
-        attempt = self._attempts.find(close.attempt.job_id, close.attempt.number)
+        attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         outcome = close.attempt.outcome
         assert outcome is not None, "an attempt is closed only with an outcome"
         if attempt.use.unassigned_device and not outcome.note:

@@ -95,23 +95,16 @@ class OpenAttempt:
 
     def planned(self) -> Attempt:
         """Return the attempt as the plan sees it."""
-        job = self.job
         return Attempt(
-            job_id=job.id,
+            job=self.job,
             number=self.row.number,
             devices=self.devices,
             fact=self.life.fact,
             outcome=self.outcome if self.outcome_due_s is None else None,
             cancel_requested=self.is_cancelled,
             stop_sent=self.stop_sent,
-            tries=job.tries,
-            retries=job.retries,
-            losses=job.losses,
-            mem_bytes=job.mem_bytes,
-            tags=job.tags,
             peak_device_bytes=self.use.usage.peak_device_bytes,
             lasted_s=self.ended_at(0.0) - self.row.started_at if self.has_ended else 0.0,
-            gpu_model=job.gpu_model,
         )
 
     def view(self) -> RunningView:

@@ -64,7 +64,7 @@ class Watchdog:
             event = close.verdict.event
             self.failed += event is JobEvent.FAILED
             quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
-            for tag in close.attempt.tags:
+            for tag in close.attempt.job.tags:
                 if quick:
                     held |= self._count_quick_failure(tag)
                 elif event in (JobEvent.SUCCEEDED, JobEvent.FAILED):

@@ -20,7 +20,7 @@ from gpusched.core.model import (
     Attributes,
     Dependency,
     DependencyKind,
-    Job,
+    JobRow,
     JobSpec,
     JobState,
     Outcome,
@@ -202,7 +202,7 @@ def test_no_device_gets_more_than_it_has(snapshot: Snapshot) -> None:
     found = make_plan(snapshot)
     jobs = {job.id: job for job in snapshot.waiting}
     views = {device.uuid: device for device in snapshot.devices}
-    given_to: dict[str, list[Job]] = defaultdict(list)
+    given_to: dict[str, list[JobRow]] = defaultdict(list)
     for action in found.actions:
         if isinstance(action, Start | Claim):
             for uuid in action.devices:
@@ -241,7 +241,7 @@ def test_no_limit_is_passed(snapshot: Snapshot) -> None:
     assert len(before | new) <= max(limits.max_gpus, len(before))
     tags = {job.id: job.tags for job in snapshot.waiting}
     for tag, limit in limits.tag_gpus.items():
-        had = {u for attempt in snapshot.attempts if tag in attempt.tags for u in attempt.devices}
+        had = {u for attempt in snapshot.attempts if tag in attempt.job.tags for u in attempt.devices}
         more = {u for action in placed if tag in tags[action.job_id] for u in action.devices}
         assert len(had | more) <= max(limit, len(had))
     held = {device.uuid for device in snapshot.devices if device.held}

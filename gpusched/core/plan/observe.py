@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.common.text import clean
-from gpusched.core.model import MIB, Attempt, AttemptRow, Device, Job, JobRow, Reading, Sample
+from gpusched.core.model import MIB, Attempt, AttemptRow, Device, JobRow, Reading, Sample
 from gpusched.core.plan.availability import Availability, Criteria, OwnUse, fold
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
@@ -137,15 +137,14 @@ def claimed_by(user: str | None) -> str:
 
 def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:
     """Return an open attempt of the queue's database as the plan sees it, as far as the database knows it."""
-    devices = tuple(device.uuid for device in row.devices)
-    return Attempt(job.id, row.number, devices, mem_bytes=job.mem_bytes, tags=job.tags, gpu_model=job.gpu_model)
+    return Attempt(job, row.number, tuple(device.uuid for device in row.devices))
 
 
 def snapshot(
     board: Board,
     now: float,
     *,
-    waiting: Iterable[Job] = (),
+    waiting: Iterable[JobRow] = (),
     attempts: Iterable[Attempt] = (),
     stop_all: bool = False,
 ) -> Snapshot:

@@ -66,14 +66,14 @@ def make_plan(snapshot: Snapshot) -> Plan:
 def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
     verdict = judge(
         outcome,
-        retries=attempt.retries,
-        tries=attempt.tries,
-        losses=attempt.losses,
+        retries=attempt.job.retries,
+        tries=attempt.job.tries,
+        losses=attempt.job.losses,
         cancel_asked=attempt.cancel_requested,
     )
-    if outcome.cause != "gpu_oom" or not attempt.mem_bytes:
+    if outcome.cause != "gpu_oom" or not attempt.job.mem_bytes:
         return Close(attempt, verdict)
-    budget = grown_budget(attempt.mem_bytes, attempt.peak_device_bytes)
+    budget = grown_budget(attempt.job.mem_bytes, attempt.peak_device_bytes)
     if _could_fit(budget, attempt, snapshot.devices):
         return Close(attempt, verdict, budget)
     if verdict.event is JobEvent.RETRIED:
@@ -86,7 +86,7 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
 def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
     """Return True if as many devices as the attempt had could ever offer this budget."""
     fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
-    return sum(device.is_model(attempt.gpu_model) for device in fitting) >= len(attempt.devices)
+    return sum(device.is_model(attempt.job.gpu_model) for device in fitting) >= len(attempt.devices)
 
 
 def round_budget(stated_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.core.model import MIB, Job
+from gpusched.core.model import MIB, JobRow
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapshot
@@ -10,7 +10,7 @@ from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapsh
 _SHOWN_DEVICES = 8
 
 
-def want(job: Job) -> str:
+def want(job: JobRow) -> str:
     """Return in words the devices that the job waits for: "2 A100 GPUs with 18432 MiB"."""
     model = f"{job.gpu_model} " if job.gpu_model else ""
     mem = f" with {job.mem_bytes // MIB} MiB" if job.mem_bytes else ""
@@ -21,14 +21,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def limit_reached(job: Job, busy: int, limits: Limits) -> str:
+def limit_reached(job: JobRow, busy: int, limits: Limits) -> str:
     """Return why --max-gpus keeps the job waiting, while the queue has `busy` devices."""
     if job.gpus > limits.max_gpus:
         return f"needs {job.gpus} GPUs, --max-gpus is {limits.max_gpus}"
     return f"{busy} of {limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
 
 
-def shortage(job: Job, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
+def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
     """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
     devices = snapshot.devices
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
@@ -39,7 +39,7 @@ def shortage(job: Job, snapshot: Snapshot, occupancy: Occupancy, fitting: int, n
     return f"waits for {want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
 
 
-def _hurdle(device: DeviceView, job: Job, occupancy: Occupancy, limits: Limits) -> str:
+def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
     if not device.is_model(job.gpu_model):
         return f"is no {job.gpu_model}"
     room = occupancy.rooms.get(device.uuid)
