@@ -11,6 +11,7 @@ from gpusched.common.text import mask_secrets
 from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
+_MEASURED = ("peak_memory_bytes", "peak_device_bytes", "mean_memory_bytes", "mean_utilisation", "energy_j")
 _NO_ATTEMPT = AttemptRow(0, 0, 0.0, None, None, log="", error_log="")
 
 
@@ -82,12 +83,8 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "attempts": job.attempts,
         "log": f"{queue_path}/{last.log}" if last.log else None,
         "error_log": f"{queue_path}/{last.error_log}" if last.error_log else None,
-        "peak_memory_bytes": usage.peak_memory_bytes,
-        "peak_device_bytes": usage.peak_device_bytes,
         "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
-        "mean_memory_bytes": usage.mean_memory_bytes,
-        "mean_utilisation": usage.mean_utilisation,
-        "energy_j": usage.energy_j,
+        **{name: getattr(usage, name) for name in _MEASURED},
         "max_rss_bytes": last.max_rss_bytes,
         "cpu_s": last.cpu_s,
         "progress": parse_progress(last.progress),

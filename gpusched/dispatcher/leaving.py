@@ -163,7 +163,7 @@ class RequestReader:
                 self._stop("TERM", EXIT_TERMINATED, now)
 
     def _stop(self, why: str, code: int, now: Moment) -> None:
-        self._leaving.stop_everything(why, code, now, self._options.style.grace_s)
+        self._leaving.stop_everything(why, code, now, self._options.settings.grace)
 
     def take_requests(self, now: Moment) -> bool:
         """Take what other commands have written to the database. Return True if they have changed it."""

@@ -95,7 +95,7 @@ class Dispatcher:
 
     def _begin(self, now: Moment) -> None:
         self._sleeper.wake_for(self._devices.source.fileno())
-        self._lists.attach(self._sleeper.selector)
+        self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
         self._requests.discard_old(now.at)
         for text in self._options.warnings:
@@ -136,7 +136,6 @@ class Dispatcher:
         self._devices.ask(now, poll=polled)
         for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
             if reading.complete:
-                self._actor.variables.forget()
                 self._watchdog.check_reading(reading, self._options.settings, now)
                 with self._trouble.noted(now):
                     self._reporter.publish(self._board(now))
@@ -147,7 +146,7 @@ class Dispatcher:
         return self._devices.board(
             now.at,
             self._watchdog.meter.residents(),
-            self._options.limits,
+            self._options.submit.limits,
             closed="; ".join(why for why in (self._leaving.reason, self._trouble.reason) if why),
             waited_since=self._head.waited_since(now),
         )
@@ -197,7 +196,7 @@ class Dispatcher:
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
-            None if self._trouble.reason else self._lists.deadline_s(),
+            None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
         )
@@ -211,5 +210,5 @@ class Dispatcher:
         self._actor.step("leaving")
         self._devices.release_all()
         self._attempts.close()
-        self._lists.detach()
+        self._lists.feed.detach()
         self._reporter.leave(now.at)

@@ -21,10 +21,8 @@ from gpusched.core.model import (
     Usage,
 )
 from gpusched.core.plan.snapshot import ENDED_FACTS
-from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.reaper import LifeReading
-from gpusched.host.queue.queue_dirs import QueueDir
 
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)  # by the command itself
@@ -113,23 +111,6 @@ class OpenAttempt:
         return RunningView(self.job, row, self.life.fields.get("leftovers", ""), self.stop_sent)
 
 
-def opened(queue: QueueDir, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
-    """Return the attempt that this row describes, opened now."""
-    return OpenAttempt(
-        job=job,
-        row=row,
-        devices=tuple([device.uuid for device in row.devices]),
-        directory=attempt_dir.directory(queue.state, job.id, row.number),
-        marker=(
-            b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
-            b"GPUSCHED_JOB_ID=%d" % job.id,
-            b"GPUSCHED_ATTEMPT=%d" % row.number,
-        ),
-        opened_s=now.monotonic_s,
-        use=AttemptUse(seen_s=now.monotonic_s),
-    )
-
-
 def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: float | None) -> Outcome:
     """Return how an attempt ended that has ended.
 
@@ -174,13 +155,11 @@ def recorded_outcome(fields: Mapping[str, str], cancel_requested: bool) -> Outco
     note = fields.get("note", "")
     cause = "unkillable" if note == "unkillable" else ""
     stopped = fields.get("stopped")
-    if stopped == "timed_out":
-        return Outcome(OutcomeKind.TIMED_OUT, code, number, cause, note)
-    if stopped and cancel_requested:
-        return Outcome(OutcomeKind.CANCELLED, code, number, cause, note)
     if stopped:
-        return Outcome(OutcomeKind.INTERRUPTED, code, number, cause, note)
-    if "error" in fields:
+        interrupted = OutcomeKind.CANCELLED if cancel_requested else OutcomeKind.INTERRUPTED
+        kind = OutcomeKind.TIMED_OUT if stopped == "timed_out" else interrupted
+    elif "error" in fields:
         return Outcome(OutcomeKind.NOT_STARTED, cause="bad_command", note=fields["error"])
-    kind = OutcomeKind.SIGNALLED if number is not None else OutcomeKind.EXITED
+    else:
+        kind = OutcomeKind.EXITED if number is None else OutcomeKind.SIGNALLED
     return Outcome(kind, code, number, cause, note)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -84,9 +83,7 @@ class Sleeper:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._wakeup_before is not None:
@@ -95,7 +92,7 @@ class Sleeper:
         for fd in (self._ring, self._wake_read, self._wake_write):
             os.close(fd)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         self._received.append(number)
 
     def wake_for(self, fd: int | None) -> None:

@@ -29,18 +29,23 @@ class Watchdog:
     def check_reading(self, reading: Reading, settings: Settings, now: Moment) -> None:
         """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
         samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
-        for attempt in self.meter.measure(samples, now):
+        self.meter.measure(samples, now)
+        for attempt in self._attempts:
             device = attempt.use.unassigned_device
-            self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
-        for attempt, uuid, used in self.meter.over_budget():
-            index = next(device.index for device in attempt.row.devices if device.uuid == uuid)
-            use = f"uses {used // MIB} MiB on GPU {index} of a budget of {attempt.job.mem_bytes // MIB}"
-            self._warn(attempt, f"{use}: counted at its real use")
-        if settings.idle_timeout is not None:
-            self._check_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
+            if device and attempt.is_first("unassigned"):
+                self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+            for use in attempt.row.devices:
+                used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.mem_bytes
+                if 0 < budget < used and attempt.is_first("over budget"):
+                    text = f"uses {used // MIB} MiB on GPU {use.index} of a budget of {budget // MIB}"
+                    self._warn(attempt, f"{text}: counted at its real use")
+            if settings.idle_timeout is not None:
+                self._check_idle(attempt, now, settings.idle_timeout, stop=settings.idle_action == "stop")
 
-    def _check_idle(self, now: Moment, timeout_s: float, *, stop: bool) -> None:
-        for attempt in self.meter.idle(now, timeout_s):
+    def _check_idle(self, attempt: OpenAttempt, now: Moment, timeout_s: float, *, stop: bool) -> None:
+        """Warn of an attempt whose devices have shown no process of it for so long, or stop it."""
+        is_idle = attempt.devices and not attempt.has_ended and now.monotonic_s - attempt.use.seen_s >= timeout_s
+        if is_idle and attempt.is_first("idle"):
             idle = f"has shown no process on its GPUs for {timeout_s:g} s (--idle-timeout)"
             self._warn(attempt, f"{idle}: {'stopping it' if stop else 'see its log'}")
             if stop:

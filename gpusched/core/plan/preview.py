@@ -71,7 +71,7 @@ def dry_run_jobs(
 
 
 def _listed(job_id: int, spec: JobSpec, change: str, state: JobState, needs: Requirements) -> DryRunJob:
-    return DryRunJob(job_id, spec.line, change, state, spec.command, needs, spec.attributes.after)
+    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs, after=spec.attributes.after)
 
 
 # ---- the first jobs --------------------------------------------------------------------------------
