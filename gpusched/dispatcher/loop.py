@@ -22,7 +22,7 @@ from gpusched.dispatcher.list_reader import ListReader
 from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.dispatcher.timers import Moment, Sleeper, Timer, pause_s
+from gpusched.dispatcher.timers import Moment, Sleeper, Timer
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
@@ -200,7 +200,7 @@ class Dispatcher:
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
         )
-        return pause_s(now.monotonic_s, deadlines_s)
+        return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
     def _leave(self, now: Moment) -> None:
         if self._queue.exists():

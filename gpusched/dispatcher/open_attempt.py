@@ -9,17 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from gpusched.core.jobs.lifecycle import TERMINATED
 from gpusched.core.jobs.outcome import classify
-from gpusched.core.model import (
-    NOTHING_USED,
-    Attempt,
-    AttemptFact,
-    AttemptRow,
-    JobRow,
-    Outcome,
-    OutcomeKind,
-    RunningView,
-    Usage,
-)
+from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.reaper import LifeReading
@@ -35,7 +25,7 @@ class AttemptUse:
     """The use of its devices that was seen of an attempt, and the progress that it has written."""
 
     seen_s: float  # when a process of its own was last seen on its devices, in monotonic seconds
-    usage: Usage = NOTHING_USED
+    usage: Usage = Usage()  # noqa: RUF009 (frozen)
     used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that says
     unassigned_device: str = ""  # a device that it uses without having been given it
     progress: bytes = b""

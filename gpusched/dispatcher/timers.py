@@ -7,7 +7,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,6 @@ class Timer:
         """Come due this long after the last time, so that the interval does not drift; skip those that were missed."""
         following_s = self.due_s + interval_s
         self.due_s = following_s if following_s > now.monotonic_s else now.monotonic_s + interval_s
-
-
-def pause_s(now_s: float, deadlines_s: Iterable[float | None]) -> float:
-    """Return how long nothing is due by these deadlines, of which one at least is known."""
-    return max(0.0, min(deadline for deadline in deadlines_s if deadline is not None) - now_s)
 
 
 class Sleeper:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, JobEvent
@@ -65,7 +64,7 @@ class Watchdog:
     def count_failures(self, plan: Plan) -> bool:
         """Count failures; hold what is left of a tag whose jobs fail at once. Return True if any job was held."""
         held = False
-        for close in _closes(plan):
+        for close in (action for action in plan.actions if isinstance(action, Close)):
             event = close.verdict.event
             self.failed += event is JobEvent.FAILED
             quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
@@ -90,7 +89,3 @@ class Watchdog:
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:
         self._reporter.report("warning", f"job {attempt.job.id} {text}", attempt.job.id)
-
-
-def _closes(plan: Plan) -> Iterable[Close]:
-    return (action for action in plan.actions if isinstance(action, Close))

@@ -226,7 +226,6 @@ def test_cpu_jobs_ask_for_no_gpu() -> None:
     assert select((), gpus_per_job=0) == Selection(())
     assert select(BOX, outer_mask="", gpus_per_job=0) == Selection(())
     assert refusal(()).exit_code == EXIT_CANNOT_WORK
-    assert refusal(BOX, gpus_per_job=-1).exit_code == EXIT_USAGE
 
 
 # ---- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------

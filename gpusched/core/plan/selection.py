@@ -73,8 +73,6 @@ def select(
     `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
-    if gpus_per_job < 0:
-        raise GpuschedError(f"a job cannot get {gpus_per_job} GPUs", where="--gpus-per-job")
     if max_gpus is not None and gpus_per_job > max_gpus:
         what = f"{_gpus(max_gpus)} at once can never give {gpus_per_job} to one job"
         raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")

@@ -50,17 +50,13 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
     if job.mem_bytes and device.residents:
-        return _not_open(device)
+        if device.alone:
+            return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
+        if not device.held:
+            return "takes no other job until the jobs of an earlier dispatcher on it have ended"
+        has_it_alone = any(not resident.budget_bytes for resident in device.residents)
+        why = "runs a job that has it alone (it states no mem)" if has_it_alone else device.availability.why
+        return f"takes no other job now: {why}"
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
         return f"free, but only {max(0, device.free_bytes - MARGIN_BYTES) // MIB} MiB to give"
     return device.refused or device.availability.why
-
-
-def _not_open(device: DeviceView) -> str:
-    if device.alone:
-        return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
-    if any(not resident.budget_bytes for resident in device.residents):
-        return "runs a job that has it alone (it states no mem)"
-    if not device.held:
-        return "takes no other job until the jobs of an earlier dispatcher on it have ended"
-    return f"takes no other job now: {device.availability.why}"
