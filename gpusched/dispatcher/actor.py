@@ -36,7 +36,6 @@ class Effects:
     """Changes of the queue by one plan."""
 
     gone: frozenset[int] = frozenset()  # jobs that no longer wait
-    has_failures: bool = False  # nothing was started then
     has_new_jobs: bool = False  # a job waits again
     has_freed_jobs: bool = False  # a job may have become free to start by those that it depends on
 
@@ -125,7 +124,6 @@ class Actor:
         self._hand_over_all(booked, now)
         return Effects(
             gone=frozenset(start.job_id for start in starts),
-            has_failures=any(close.verdict.event is JobEvent.FAILED for close in closes),
             has_new_jobs=any(state is JobState.QUEUED for _, state in closed),
             has_freed_jobs=transitions.take_freed(self._store),
         )

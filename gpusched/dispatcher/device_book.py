@@ -6,14 +6,13 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
-from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
+from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
@@ -231,29 +230,6 @@ class DeviceBook:
         return [claim for uuid in uuids if (claim := self.entries[uuid].claim) is not None]
 
     # ---- values for others ----
-
-    def board(
-        self,
-        at: float,
-        residents: Mapping[str, tuple[Resident, ...]],
-        limits: Limits,
-        *,
-        closed: str,
-        waited_since: Mapping[int, float],
-    ) -> Board:
-        """Return the allowed devices as the plan sees them, in order of preference; `residents`: our jobs on them."""
-        return Board(
-            at=at,
-            pid=os.getpid(),
-            source=self.source.describe(),
-            limits=limits,
-            max_checks=self.criteria.max_checks,
-            threshold_bytes=self.criteria.threshold_bytes,
-            devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in self.entries.items()),
-            closed=closed,
-            gpus_closed=self.error,
-            waited_since=dict(waited_since),
-        )
 
     @property
     def has_devices(self) -> bool:

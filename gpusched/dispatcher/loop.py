@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan
 from gpusched.dispatcher.actor import Actor
@@ -143,11 +144,18 @@ class Dispatcher:
         self._attempts.check_for_lost_devices(now, self._devices)
 
     def _board(self, now: Moment) -> Board:
-        return self._devices.board(
-            now.at,
-            self._watchdog.meter.residents(),
-            self._options.submit.limits,
+        """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
+        devices, residents = self._devices, self._watchdog.meter.residents()
+        return Board(
+            at=now.at,
+            pid=os.getpid(),
+            source=devices.source.describe(),
+            limits=self._options.submit.limits,
+            max_checks=devices.criteria.max_checks,
+            threshold_bytes=devices.criteria.threshold_bytes,
+            devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
             closed="; ".join(why for why in (self._leaving.reason, self._trouble.reason) if why),
+            gpus_closed=devices.error,
             waited_since=self._head.waited_since(now),
         )
 
@@ -174,11 +182,12 @@ class Dispatcher:
             return False
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
+        failed_before = self._watchdog.failed
         held = self._watchdog.count_failures(plan)
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
-        return effects.has_freed_jobs or effects.has_failures
+        return effects.has_freed_jobs or self._watchdog.failed > failed_before  # nothing was started then
 
     # ---- show, pause, leave ----
 

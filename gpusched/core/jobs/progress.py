@@ -105,10 +105,6 @@ class Times:
         return median(self.durations)
 
     @property
-    def slowest(self) -> Span:
-        return max(self.jobs, key=lambda span: span.ended_at - span.started_at)
-
-    @property
     def slowest_s(self) -> float:
         return max(self.durations)
 
