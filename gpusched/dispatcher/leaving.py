@@ -69,13 +69,12 @@ class Leaving:
         with self._trouble.noted(now):
             again = attempt_table.blame_shutdown(self._store, now.at - SHUTDOWN_WINDOW_S)
         running = self._attempts.unfinished()
-        parts = ["leaving; nothing runs"]
+        text = "leaving; nothing runs"
         if running:
-            parts = [f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s"]
-            parts.append("what is stopped is queued again")
+            text = f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s; what is stopped is queued again"
         if again:
-            parts.append(f"what failed just now is queued again: {', '.join(map(str, again))}")
-        self._reporter.report("queue", f"{why}: {'; '.join(parts)}")
+            text += f"; what failed just now is queued again: {', '.join(map(str, again))}"
+        self._reporter.report("queue", f"{why}: {text}")
 
     def is_time(self, *, more_to_come: bool) -> bool:
         """Return True if nothing is left to do. `more_to_come`: jobs wait, or can be on their way."""

@@ -90,7 +90,7 @@ class ListReader:
         except StoreError:
             raise
         except GpuschedError as error:
-            if len(specs) > 1:
+            if len(specs) != 1:
                 return [change for spec in specs for change in self._append([spec], options, at, report)]
             self._leave_out(specs[0], f" {error}", report)
             return []

@@ -10,17 +10,7 @@ from dataclasses import dataclass
 
 from gpusched.core.model import JobRow
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.snapshot import (
-    ENDED_FACTS,
-    MARGIN_BYTES,
-    Claim,
-    DeviceView,
-    Look,
-    Reason,
-    Release,
-    Snapshot,
-    Start,
-)
+from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Look, Reason, Snapshot, Start
 
 LOOK_FRESH_S = 0.5  # a reading this young is a last look at a device that jobs of ours share
 
@@ -85,10 +75,10 @@ class Occupancy:
         """Return the reading that shared devices need before another job joins, if any does."""
         return [Look(tuple(sorted(self._looks)))] if self._looks else []
 
-    def releases(self) -> list[Release]:
-        """Return the releases of the claimed devices that neither run, nor settle, nor are about to start."""
+    def unused(self) -> list[str]:
+        """Return the claimed devices that neither run, nor settle, nor are about to start: the claims to release."""
         ours = self.ours
-        return [Release(d.uuid) for d in self._at.devices if d.held and d.uuid not in ours]
+        return [d.uuid for d in self._at.devices if d.held and d.uuid not in ours]
 
     def offer_bytes(self, device: DeviceView) -> int:
         """Return the largest budget that the device has room for now."""

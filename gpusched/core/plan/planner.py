@@ -16,7 +16,7 @@ from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement
-from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Snapshot, Stop
+from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Release, Snapshot, Stop
 
 BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
 GROWTH = 1.25  # of a budget, after an out-of-memory
@@ -42,7 +42,8 @@ def make_plan(snapshot: Snapshot) -> Plan:
         else:
             starts.append(placed)
     # released before others are claimed, so that max_gpus holds in between too
-    return Plan((*actions, *occupancy.looks(), *occupancy.releases(), *starts), reasons, placement.passed)
+    releases = map(Release, occupancy.unused())
+    return Plan((*actions, *occupancy.looks(), *releases, *starts), reasons, placement.passed)
 
 
 def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
