@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.common import Box, Row, Unusable, cpu_seconds, median
 from gpusched.common import simulation
-from gpusched.core.model import MIB, Attempt, Job, JobState
+from gpusched.core.model import MIB, Attempt, JobRow, JobState
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import DeviceView, Limits, Snapshot, Start
@@ -31,8 +31,9 @@ def snapshot(waiting: int) -> Snapshot:
         free = kind == 3
         devices.append(DeviceView(availability, 81920 * MIB, f"GPU {n}", held=kind < 2 or free, looked=free))
         if kind < 2:
-            attempts.append(Attempt(n + 1, 1, (uuid,)))
-    jobs = tuple(Job(1000 + n, 1, avoid=frozenset({"GPU-0"}) if n % 50 == 0 else frozenset()) for n in range(waiting))
+            attempts.append(Attempt(JobRow(n + 1), 1, (uuid,)))
+    rows = (JobRow(1000 + n, avoid=frozenset({"GPU-0"}) if n % 50 == 0 else frozenset()) for n in range(waiting))
+    jobs = tuple(rows)
     return Snapshot(0.0, Limits(DEVICES, 2), tuple(devices), jobs, tuple(attempts))
 
 

@@ -104,7 +104,19 @@ OWNERS = {"sqlite3": ("host.store.connection",), "fcntl": ("host.locks",)}
 # given its seed.
 PURE = frozenset(
     {"__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum"}
-    | {"fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re"}
+    | {
+        "fractions",
+        "functools",
+        "graphlib",
+        "hashlib",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "random",
+        "re",
+    }
     | {"shlex", "statistics", "string", "textwrap", "types", "typing", "unicodedata"}
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
@@ -237,7 +249,7 @@ def test_the_check_sees_a_wrong_import(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("core.plan.planner", "from gpusched.core.model import Job\nfrom . import model\nimport dataclasses"),
+        ("core.plan.planner", "from gpusched.core.model import JobRow\nfrom . import model\nimport dataclasses"),
         ("host.store.connection", "import sqlite3, os, time"),
         ("cli.run.run", "import click\nfrom gpusched import dispatcher\nfrom gpusched.views.terminal import live"),
         ("commands.esd.main", "import torch\nfrom . import spectrum"),

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.common.text import mask_secrets
-from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState, Outcome
+from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
+_MEASURED = ("peak_memory_bytes", "peak_device_bytes", "mean_memory_bytes", "mean_utilisation", "energy_j")
 _NO_ATTEMPT = AttemptRow(0, 0, 0.0, None, None, log="", error_log="")
 
 
@@ -51,7 +52,7 @@ def parse_progress(text: str | bytes) -> dict[str, Any]:
 def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -> dict[str, Any]:
     """Return one job with its newest attempt, as in gpu_metrics.json and `status --json`."""
     last = attempts[-1] if attempts else _NO_ATTEMPT
-    usage = last.usage
+    usage, outcome = last.usage, last.outcome
     return {
         "id": job.id,
         "command": shown_command(job.command),
@@ -63,7 +64,11 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "git_commit": job.git.removesuffix(DIRTY) or None,
         "git_dirty": job.git.endswith(DIRTY) if job.git else None,
         "state": job.state.value,
-        **_outcome_fields(job.cause, last.outcome),
+        "outcome": outcome and outcome.kind.value,
+        "cause": job.cause or (outcome and outcome.cause) or None,
+        "note": (outcome and outcome.note) or None,
+        "exit_code": outcome and outcome.exit_code,
+        "signal": outcome and outcome.signal,
         "gpus": job.gpus,
         "items": job.items or None,
         "stated_mem_bytes": job.stated_mem_bytes or None,
@@ -78,28 +83,11 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "attempts": job.attempts,
         "log": f"{queue_path}/{last.log}" if last.log else None,
         "error_log": f"{queue_path}/{last.error_log}" if last.error_log else None,
-        "peak_memory_bytes": usage.peak_memory_bytes,
-        "peak_device_bytes": usage.peak_device_bytes,
         "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
-        "mean_memory_bytes": usage.mean_memory_bytes,
-        "mean_utilisation": usage.mean_utilisation,
-        "energy_j": usage.energy_j,
+        **{name: getattr(usage, name) for name in _MEASURED},
         "max_rss_bytes": last.max_rss_bytes,
         "cpu_s": last.cpu_s,
         "progress": parse_progress(last.progress),
-    }
-
-
-def _outcome_fields(cause: str, outcome: Outcome | None) -> dict[str, Any]:
-    """Return the fields of an outcome; all None without one, except the job's own `cause`."""
-    if outcome is None:
-        return {"outcome": None, "cause": cause or None, "note": None, "exit_code": None, "signal": None}
-    return {
-        "outcome": outcome.kind.value,
-        "cause": cause or outcome.cause or None,
-        "note": outcome.note or None,
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
     }
 
 

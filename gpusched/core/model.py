@@ -193,18 +193,43 @@ def reshape(shape: str, mem_bytes: int, above_bytes: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A waiting job as the plan sees it."""
+class JobRow:
+    """A job as the queue stores it, and as the plan sees it."""
 
     id: int
+    command: bytes = b""
+    line: int = 0
+    cwd: bytes = b"/"
+    state: JobState = JobState.QUEUED
+    cause: str = ""
     gpus: int = 1
-    not_before: float = 0.0
+    time_limit_s: float | None = None
+    retries: int = 0
     tries: int = 0
+    losses: int = 0
+    attempts: int = 0  # opened so far
+    not_before: float = 0.0
+    submitted_at: float = 0.0
+    first_started_at: float | None = None
+    ended_at: float | None = None
+    cancel_requested_at: float | None = None
     avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
     above_bytes: int = 0  # after an out-of-memory: it needs a device with more free memory than this
-    mem_bytes: int = 0  # budget on each of its devices, which other jobs may share; 0: it has them alone
-    gpu_model: str = ""  # part of the device's name
+    mem_bytes: int = (
+        0  # budget on each of its devices, which others may share: as stated, or raised; 0: it has them alone
+    )
+    stated_mem_bytes: int = 0
+    prio: int = 0
+    name: str = ""
     tags: tuple[str, ...] = ()
+    gpu_model: str = ""  # part of the device's name
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    blocked: bool = False  # a job that it depends on keeps it from starting
+    position: int = 0  # in the order of the list
+    shape: str = ""
+    git: str = ""
+    listed: bool = True  # False: it has ended, and its line is no longer in the list
+    items: int = 0
 
 
 class OutcomeKind(str, Enum):
@@ -246,21 +271,15 @@ class AttemptFact(str, Enum):
 class Attempt:
     """An open attempt as the plan sees it."""
 
-    job_id: int
+    job: JobRow
     number: int
     devices: tuple[str, ...]
     fact: AttemptFact = AttemptFact.ALIVE
     outcome: Outcome | None = None  # set when fact is not ALIVE or LINGERING
     cancel_requested: bool = False
     stop_sent: bool = False
-    tries: int = 0  # tries of the job before this attempt
-    retries: int = 0
-    losses: int = 0
-    mem_bytes: int = 0
-    tags: tuple[str, ...] = ()
     peak_device_bytes: int | None = None  # the largest measured use of one device
     lasted_s: float = 0.0  # of an attempt that has ended
-    gpu_model: str = ""  # stated by its job
 
 
 # ---- events ----------------------------------------------------------------------------------------
@@ -321,59 +340,6 @@ class AttemptRow:
     max_rss_bytes: int | None = None
     cpu_s: float | None = None
     progress: str = ""  # JSON text of the job's last progress file
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as the queue stores it."""
-
-    id: int
-    command: bytes
-    line: int
-    cwd: bytes
-    state: JobState
-    cause: str
-    gpus: int
-    time_limit_s: float | None
-    retries: int
-    tries: int
-    losses: int
-    attempts: int  # opened so far
-    not_before: float
-    submitted_at: float
-    first_started_at: float | None
-    ended_at: float | None
-    cancel_requested_at: float | None
-    avoid: frozenset[str] = frozenset()
-    above_bytes: int = 0
-    mem_bytes: int = 0  # the present budget: as stated, or raised after an out-of-memory
-    stated_mem_bytes: int = 0
-    prio: int = 0
-    name: str = ""
-    tags: tuple[str, ...] = ()
-    gpu_model: str = ""
-    env: tuple[tuple[bytes, bytes], ...] = ()
-    blocked: bool = False  # a job that it depends on keeps it from starting
-    position: int = 0  # in the order of the list
-    shape: str = ""
-    git: str = ""
-    listed: bool = True  # False: it has ended, and its line is no longer in the list
-    items: int = 0
-
-    @property
-    def waiting(self) -> Job:
-        """The job as the plan sees it."""
-        return Job(
-            id=self.id,
-            gpus=self.gpus,
-            not_before=self.not_before,
-            tries=self.tries,
-            avoid=self.avoid,
-            above_bytes=self.above_bytes,
-            mem_bytes=self.mem_bytes if self.gpus else 0,
-            gpu_model=self.gpu_model,
-            tags=self.tags,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class Effects:
     """Changes of the queue by one plan."""
 
     gone: frozenset[int] = frozenset()  # jobs that no longer wait
-    has_failures: bool = False  # nothing was started then
     has_new_jobs: bool = False  # a job waits again
     has_freed_jobs: bool = False  # a job may have become free to start by those that it depends on
 
@@ -50,15 +49,6 @@ class _Prepared:
 
     attempt: OpenAttempt
     life: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """An attempt that is closed in the store, and the state that its job has now."""
-
-    attempt: OpenAttempt
-    close: Close
-    state: JobState
 
 
 class Actor:
@@ -78,7 +68,7 @@ class Actor:
         self.step = step
         self._store, self._devices, self._attempts = store, devices, attempts
         self._reporter, self._options, self._clock = reporter, options, clock
-        self.variables = DeviceVariables(devices, options, reporter)
+        self._says_uuids = False  # people know that jobs get UUIDs
 
     def act(self, plan: Plan, rows: Mapping[int, JobRow], now: Moment) -> Effects:
         """Do all of it; but where a job fails for good, start nothing before the failures are counted.
@@ -91,11 +81,11 @@ class Actor:
         has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
         starts, claims = ([], []) if has_failures else (_of(Start, plan), _of(Claim, plan))
         for stop in _of(Stop, plan):  # what needs no room on any disk comes first
-            self._attempts.stop(self._attempts.find(stop.attempt.job_id, stop.attempt.number))
+            self._attempts.stop(self._attempts.find(stop.attempt.job.id, stop.attempt.number))
         for look in _of(Look, plan):
             self._devices.look(look.devices, self._clock.moment())
         for release in _of(Release, plan):
-            self._devices.release(release.uuid)
+            self._devices.entries[release.uuid].release()
         effects = self._book(closes, starts, rows, now) if closes or starts else NO_EFFECTS
         for claim in claims:
             self.step("claim")
@@ -118,7 +108,7 @@ class Actor:
             self.step("prepared")
             try:
                 with self._store.transaction():
-                    closed = [self._store_close(close, now) for close in closes]
+                    closed = [(close, self._store_close(close, now)) for close in closes]
                     booked = [each for each in prepared if self._store_start(each.attempt.row)]
                     self.step("booking")
             except BaseException:
@@ -127,15 +117,14 @@ class Actor:
             for each in booked:
                 prepared.remove(each)  # its life lock goes to a shepherd
         self.step("booked")
-        for end in closed:
-            self._finish_close(end, now)
+        for close, state in closed:
+            self._finish_close(close, state, now)
         for job_id, state, cause in transitions.take_stopped(self._store):
             self._reporter.report_stopped(job_id, state, cause)
         self._hand_over_all(booked, now)
         return Effects(
             gone=frozenset(start.job_id for start in starts),
-            has_failures=any(close.verdict.event is JobEvent.FAILED for close in closes),
-            has_new_jobs=any(end.state is JobState.QUEUED for end in closed),
+            has_new_jobs=any(state is JobState.QUEUED for _, state in closed),
             has_freed_jobs=transitions.take_freed(self._store),
         )
 
@@ -158,7 +147,7 @@ class Actor:
         life = self._attempts.prepare(job.id, number)
         if life is None:
             return None
-        out, err = log_paths(job, number, self._options.style.split_streams)
+        out, err = log_paths(job, number, self._options.settings.split_streams)
         row = AttemptRow(
             job_id=job.id,
             number=number,
@@ -172,7 +161,8 @@ class Actor:
         return _Prepared(self._attempts.new(job, row, now), life)
 
     def _device_use(self, uuid: str) -> DeviceUse:
-        device, known = self._devices.device(uuid), self._devices.availability(uuid)
+        entry = self._devices.entries[uuid]
+        device, known = entry.device, entry.availability
         total = known.sample.total_bytes if known.sample else device.total_bytes
         unknown = total is None or known.foreign_bytes is None
         free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
@@ -184,15 +174,15 @@ class Actor:
             raise GpuschedError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
-    def _store_close(self, close: Close, now: Moment) -> _Closed:
-        attempt = self._attempts.find(close.attempt.job_id, close.attempt.number)
+    def _store_close(self, close: Close, now: Moment) -> JobState:
+        attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         outcome = close.attempt.outcome
         assert outcome is not None, "an attempt is closed only with an outcome"
         if attempt.use.unassigned_device and not outcome.note:
             outcome = replace(outcome, note=f"chose its own GPU ({attempt.use.unassigned_device})")
         job, fields = attempt.job, attempt.life.fields
         avoid, above = steer(outcome, attempt.row.devices, job.avoid, job.above_bytes)
-        state = attempt_table.close(
+        return attempt_table.close(
             self._store,
             job.id,
             attempt.row.number,
@@ -212,10 +202,9 @@ class Actor:
             ),
             now=now.at,
         )
-        return _Closed(attempt, close, state)
 
-    def _finish_close(self, closed: _Closed, now: Moment) -> None:
-        attempt, close, state = closed.attempt, closed.close, closed.state
+    def _finish_close(self, close: Close, state: JobState, now: Moment) -> None:
+        attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         self._attempts.forget(attempt)
         if state is JobState.SUCCEEDED:
             self._reporter.succeeded += 1
@@ -245,10 +234,15 @@ class Actor:
     def _hand_over(self, attempt: OpenAttempt, life: int, now: Moment) -> None:
         uuids = attempt.devices
         self._devices.note_start(uuids, now)
-        variables = self.variables.of(uuids)
+        settings = self._options.settings
+        if uuids and self._devices.degraded and settings.visible_devices == "auto" and not self._says_uuids:
+            self._says_uuids = True
+            text = f"{self._devices.degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on"
+            self._reporter.report("device", text)
+        variables = _device_variables(self._devices, uuids, settings.visible_devices)
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
-        self._attempts.launch(attempt, life, claims, variables, self._options.style)
+        self._attempts.launch(attempt, life, claims, variables, self._options)
         self.step("handed over")
         where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
         job = attempt.job
@@ -260,35 +254,12 @@ def _of(kind: type[A], plan: Plan) -> list[A]:
     return [action for action in plan.actions if type(action) is kind]
 
 
-class DeviceVariables:
-    """The environment variables that say to an attempt which devices it has; kept until forget()."""
-
-    def __init__(self, devices: DeviceBook, options: QueueOptions, reporter: Reporter) -> None:
-        self._devices, self._options, self._reporter = devices, options, reporter
-        self._by_key: dict[tuple[str, ...], dict[bytes, bytes]] = {}
-        self._announced = False  # that jobs get UUIDs
-
-    def forget(self) -> None:
-        """Make them anew: indices may have changed."""
-        self._by_key.clear()
-
-    def of(self, uuids: Sequence[str]) -> dict[bytes, bytes]:
-        """Return the variables that say to an attempt that these are its devices."""
-        form = self._options.settings.visible_devices
-        degraded = self._devices.degraded if uuids else ""
-        key = (*uuids, form, degraded)
-        known = self._by_key.get(key)
-        if known is not None:
-            return known
-        if degraded and form == "auto" and not self._announced:
-            self._announced = True
-            self._reporter.report("device", f"{degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on")
-        variables = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": selection.visible_value(self._devices.devices(), uuids, form, bool(degraded)),
-            "GPUSCHED_DEVICES": ",".join(uuids),
-            **self._devices.source.job_environment(),
-        }
-        known = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
-        self._by_key[key] = known
-        return known
+def _device_variables(devices: DeviceBook, uuids: Sequence[str], form: str) -> dict[bytes, bytes]:
+    """Return the variables that say to an attempt that these are its devices."""
+    variables = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": selection.visible_value(devices.devices(), uuids, form, bool(devices.degraded)),
+        "GPUSCHED_DEVICES": ",".join(uuids),
+        **devices.source.job_environment(),
+    }
+    return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}

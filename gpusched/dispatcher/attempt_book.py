@@ -14,8 +14,8 @@ from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import OWN_ENDS, OpenAttempt, opened, outcome_of
-from gpusched.dispatcher.options import LaunchStyle
+from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, outcome_of
+from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper
@@ -60,7 +60,7 @@ class AttemptBook:
         """Take over the attempts that an earlier dispatcher left open."""
         adopted = []
         for job, row in rows:
-            attempt = opened(self._queue, job, row, now)  # nobody knows how long it has been idle
+            attempt = self.new(job, row, now)
             attempt.is_adopted = True
             attempt.is_cancelled = job.cancel_requested_at is not None
             attempt.use.usage = row.usage
@@ -86,8 +86,20 @@ class AttemptBook:
             attempt.shepherd_fd = None
 
     def new(self, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
-        """Return an attempt that is about to be launched."""
-        return opened(self._queue, job, row, now)
+        """Return the attempt that this row describes, opened now; nobody knows how long it has been idle."""
+        return OpenAttempt(
+            job=job,
+            row=row,
+            devices=tuple([device.uuid for device in row.devices]),
+            directory=attempt_dir.directory(self._queue.state, job.id, row.number),
+            marker=(
+                b"GPUSCHED_QUEUE=" + os.fsencode(self._queue.path),
+                b"GPUSCHED_JOB_ID=%d" % job.id,
+                b"GPUSCHED_ATTEMPT=%d" % row.number,
+            ),
+            opened_s=now.monotonic_s,
+            use=AttemptUse(seen_s=now.monotonic_s),
+        )
 
     def prepare(self, job_id: int, number: int) -> int | None:
         """Make the attempt's directory and take its life lock; return the descriptor, or None if it is locked."""
@@ -103,18 +115,18 @@ class AttemptBook:
         life: int,
         claims: list[int],
         environment: dict[bytes, bytes],
-        style: LaunchStyle,
+        options: QueueOptions,
     ) -> None:
         """Hand a booked attempt to a shepherd and let go of the life lock here.
 
         Raises OSError when that cannot be; the attempt is then seen as not started.
         """
-        job, row, directory = attempt.job, attempt.row, attempt.directory
+        job, row, directory, settings = attempt.job, attempt.row, attempt.directory, options.settings
         self._open[directory] = attempt
         try:
             order = Order(
                 directory=directory,
-                argv=_argv(style, job.command, directory),
+                argv=_argv(options, job.command, directory),
                 cwd=job.cwd,
                 environment={
                     **environment,
@@ -126,8 +138,8 @@ class AttemptBook:
                 log=f"{self._queue.path}/{row.log}",
                 error_log=row.error_log and f"{self._queue.path}/{row.error_log}",
                 time_limit_s=job.time_limit_s,
-                grace_s=style.grace_s,
-                leftovers=style.leftovers,
+                grace_s=settings.grace,
+                leftovers=settings.leftovers,
                 marker=attempt.marker,
             )
             self._launcher.launch(order, life, claims)
@@ -229,12 +241,12 @@ class AttemptBook:
         self._launcher.close()
 
 
-def _argv(style: LaunchStyle, command: bytes, directory: str) -> tuple[bytes, ...]:
-    if style.setup:
-        command = b". " + os.fsencode(shlex.quote(style.setup)) + b" || exit $?\n" + command
+def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:
+    if options.settings.setup:
+        command = b". " + os.fsencode(shlex.quote(options.settings.setup)) + b" || exit $?\n" + command
     if not needs_script(command):
-        return (*style.shell, command)
+        return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file
     script = f"{directory}/command.sh"
     write_atomically(script, command + b"\n")
-    return (*style.shell[:-1], os.fsencode(script))
+    return (*options.shell[:-1], os.fsencode(script))

@@ -6,14 +6,13 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
-from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
+from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
@@ -53,8 +52,7 @@ class DeviceEntry:
             now=reading.at,
         )
         since_s = self.availability.settling_since
-        pause_s = None if since_s is None else availability.settle_pause_s(reading.at - since_s)
-        self.look_due_s = None if pause_s is None else reading.at + pause_s
+        self.look_due_s = None if since_s is None else reading.at + availability.settle_pause_s(reading.at - since_s)
 
     def settle(self, now: Moment, *, occupied: bool) -> None:
         """Note that an attempt of ours has left: look at once, and again until its memory is back."""
@@ -71,9 +69,8 @@ class DeviceEntry:
 
     def view(self, residents: tuple[Resident, ...]) -> DeviceView:
         """Return the device as the plan sees it; `residents` are our jobs on it."""
-        return observe.device_view(
-            self.device,
-            self.availability,
+        return replace(
+            observe.device_view(self.device, self.availability),
             held=self.claim is not None,
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
@@ -94,14 +91,14 @@ class DeviceBook:
         self._claims, self._queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
-        self._entries: dict[str, DeviceEntry] = {}
+        self.entries: dict[str, DeviceEntry] = {}  # the allowed devices by UUID
 
     def configure(self, uuids: Iterable[str], criteria: Criteria) -> None:
         """Set the allowed devices in order of preference, and when they are free; those that stay keep their state."""
         self.criteria = criteria
-        before = self._entries
-        self._entries = {uuid: before.get(uuid) or DeviceEntry(self._box[uuid], Availability(uuid)) for uuid in uuids}
-        for uuid in before.keys() - self._entries.keys():
+        before = self.entries
+        self.entries = {uuid: before.get(uuid) or DeviceEntry(self._box[uuid], Availability(uuid)) for uuid in uuids}
+        for uuid in before.keys() - self.entries.keys():
             before[uuid].release()
 
     # ---- readings ----
@@ -111,7 +108,7 @@ class DeviceBook:
         if poll:
             self.source.request(None, now.monotonic_s)
             return
-        due = [e for e in self._entries.values() if e.look_due_s is not None and e.look_due_s <= now.monotonic_s]
+        due = [e for e in self.entries.values() if e.look_due_s is not None and e.look_due_s <= now.monotonic_s]
         if due:
             for entry in due:
                 entry.look_due_s = None
@@ -134,25 +131,20 @@ class DeviceBook:
                 self._replace_nameless(device)
             self._box[device.uuid] = device
         for sample in reading.samples:
-            entry = self._entries.get(sample.uuid)
+            entry = self.entries.get(sample.uuid)
             if entry is not None and reading.asked_at >= entry.ignore_before_s:
                 entry.device = self._box.get(sample.uuid, entry.device)
-                entry.fold(
-                    sample,
-                    reading,
-                    ours=ours,
-                    occupied=sample.uuid in occupied,
-                    criteria=self.criteria,
-                )
+                is_occupied = sample.uuid in occupied
+                entry.fold(sample, reading, ours=ours, occupied=is_occupied, criteria=self.criteria)
         if reading.complete:
             self._note_missing(reading, now)
-        self.degraded = _degraded(self._box.values(), self._entries.values())
+        self.degraded = _degraded(self._box.values(), self.entries.values())
 
     def _note_missing(self, reading: Reading, now: Moment) -> None:
         listed = {device.uuid for device in reading.devices}
-        gone = self._entries.keys() - listed - {sample.uuid for sample in reading.samples}
+        gone = self.entries.keys() - listed - {sample.uuid for sample in reading.samples}
         for uuid in gone:
-            entry = self._entries[uuid]
+            entry = self.entries[uuid]
             entry.is_missing = True
             entry.availability = availability.vanish(entry.availability, now.at)
         self._box = {uuid: device for uuid, device in self._box.items() if uuid in listed}
@@ -160,21 +152,20 @@ class DeviceBook:
     def _replace_nameless(self, device: Device) -> None:
         """Put a GPU that gives its UUID only now in the place that it had in the order without one."""
         nameless = nameless_uuid(device.index)
-        if nameless not in self._entries or device.uuid in self._at_first or device.is_mig:
-            return
-        named = DeviceEntry(device, Availability(device.uuid))
-        entries = self._entries.items()
-        self._entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
+        if nameless in self.entries and device.uuid not in self._at_first and not device.is_mig:
+            named = DeviceEntry(device, Availability(device.uuid))
+            entries = self.entries.items()
+            self.entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
 
     def _silence(self, error: str, now: Moment) -> None:
         self.error = error
-        for uuid, entry in self._entries.items():
+        for uuid, entry in self.entries.items():
             entry.look_due_s = None
             entry.availability = Availability(uuid, why=error, since=now.at)
 
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""
-        moments = [e.look_due_s for e in self._entries.values() if e.look_due_s is not None]
+        moments = [e.look_due_s for e in self.entries.values() if e.look_due_s is not None]
         deadline_s = self.source.deadline()
         if deadline_s is not None:
             moments.append(deadline_s)
@@ -183,82 +174,62 @@ class DeviceBook:
     def settle(self, uuids: Iterable[str], now: Moment, occupied: Set[str]) -> None:
         """Note that an attempt of ours has left these devices; others of ours are on those that are `occupied`."""
         for uuid in uuids:
-            entry = self._entries.get(uuid)
+            entry = self.entries.get(uuid)
             if entry is not None and not self.error:
                 entry.settle(now, occupied=uuid in occupied)
 
     def note_start(self, uuids: Iterable[str], now: Moment) -> None:
         """Note that an attempt begins on these devices: they run from now on, whatever the last sample said."""
         for uuid in uuids:
-            entry = self._entries[uuid]
+            entry = self.entries[uuid]
             entry.availability = replace(
                 entry.availability, state=DeviceState.RUNNING, why="runs a job of this queue", since=now.at
             )
 
     def is_lost(self, uuid: str) -> bool:
-        entry = self._entries.get(uuid)
+        entry = self.entries.get(uuid)
         return entry is not None and entry.availability.state is DeviceState.LOST
 
     def is_read_since_settling(self, uuid: str) -> bool:
         """Return True if the device was read since settle(), or cannot be read: its state is not older than that."""
-        entry = self._entries.get(uuid)
+        entry = self.entries.get(uuid)
         return entry is None or bool(self.error) or entry.is_missing or entry.asked_s >= entry.ignore_before_s
 
     # ---- claims ----
 
-    def claim(self, uuids: Iterable[str], now: Moment) -> bool:
+    def claim(self, uuids: Collection[str], now: Moment) -> None:
         """Take the claims of all these devices in the order of their UUIDs, or of none; then ask for one more look."""
-        entries = [self._entries[uuid] for uuid in sorted(uuids)]
-        if not _take_claims(self._claims, entries, self._queue, now):
-            return False
-        self.source.request(frozenset(entry.device.uuid for entry in entries), now.monotonic_s)
-        return True
+        entries = [self.entries[uuid] for uuid in sorted(uuids)]
+        taken: list[int] = []
+        for entry in entries:
+            fd = self._claims.try_acquire(entry.device.uuid, self._queue, now.at)
+            if fd is None:
+                holder = self._claims.holder(entry.device.uuid)
+                entry.refused = observe.claimed_by(holder.user if holder else None)
+                for other in taken:
+                    os.close(other)
+                return
+            taken.append(fd)
+        for entry, fd in zip(entries, taken, strict=True):
+            entry.claim, entry.claimed_s = fd, now.monotonic_s
+            entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+        self.source.request(frozenset(uuids), now.monotonic_s)
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
         for uuid in uuids:
-            self._entries[uuid].look_wanted_s = now.monotonic_s
+            self.entries[uuid].look_wanted_s = now.monotonic_s
         self.source.request(frozenset(uuids), now.monotonic_s)
 
-    def release(self, uuid: str) -> None:
-        self._entries[uuid].release()
-
     def release_all(self) -> None:
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.release()
 
     def descriptors(self, uuids: Iterable[str]) -> list[int]:
         """Return the descriptors of the claims that are held on these devices."""
-        return [claim for uuid in uuids if (claim := self._entries[uuid].claim) is not None]
+        return [claim for uuid in uuids if (claim := self.entries[uuid].claim) is not None]
 
     # ---- values for others ----
-
-    def board(
-        self,
-        at: float,
-        residents: Mapping[str, tuple[Resident, ...]],
-        limits: Limits,
-        *,
-        closed: str,
-        waited_since: Mapping[int, float],
-    ) -> Board:
-        """Return the allowed devices as the plan sees them, in order of preference; `residents`: our jobs on them."""
-        return Board(
-            at=at,
-            pid=os.getpid(),
-            source=self.source.describe(),
-            limits=limits,
-            max_checks=self.criteria.max_checks,
-            threshold_bytes=self.criteria.threshold_bytes,
-            devices=tuple(BoardDevice(device, view) for device, view in self.views(residents)),
-            closed=closed,
-            gpus_closed=self.error,
-            waited_since=dict(waited_since),
-        )
-
-    def views(self, residents: Mapping[str, tuple[Resident, ...]]) -> Iterator[tuple[Device, DeviceView]]:
-        for uuid, entry in self._entries.items():
-            yield entry.device, entry.view(residents.get(uuid, ()))
 
     @property
     def has_devices(self) -> bool:
@@ -267,37 +238,10 @@ class DeviceBook:
 
     def known(self) -> tuple[Device, ...]:
         """Return every device of the box, and the allowed ones that are missing just now."""
-        return tuple({**{e.device.uuid: e.device for e in self._entries.values()}, **self._box}.values())
-
-    def device(self, uuid: str) -> Device:
-        return self._entries[uuid].device
-
-    def availability(self, uuid: str) -> Availability:
-        return self._entries[uuid].availability
-
-    def states(self) -> Mapping[str, DeviceState]:
-        return {uuid: e.availability.state for uuid, e in self._entries.items()}
+        return tuple({**{e.device.uuid: e.device for e in self.entries.values()}, **self._box}.values())
 
     def devices(self) -> list[Device]:
-        return [e.device for e in self._entries.values()]
-
-
-def _take_claims(claims: Claims, entries: Iterable[DeviceEntry], queue: str, now: Moment) -> bool:
-    """Claim all of these devices in this order, or none of them; note why one is refused."""
-    taken: list[tuple[DeviceEntry, int]] = []
-    for entry in entries:
-        fd = claims.try_acquire(entry.device.uuid, queue, now.at)
-        if fd is None:
-            holder = claims.holder(entry.device.uuid)
-            entry.refused = observe.claimed_by(holder.user if holder else None)
-            for _, other in taken:
-                os.close(other)
-            return False
-        taken.append((entry, fd))
-    for entry, fd in taken:
-        entry.claim, entry.claimed_s = fd, now.monotonic_s
-        entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
-    return True
+        return [e.device for e in self.entries.values()]
 
 
 def _degraded(box: Iterable[Device], allowed: Iterable[DeviceEntry]) -> str:

@@ -6,7 +6,6 @@ import os
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobSpec
@@ -28,61 +27,47 @@ class Batch:
     complete: bool
 
 
-class Feed(Protocol):
-    """A source of jobs. Its moments are monotonic seconds."""
+class Feed:
+    """A source of jobs. This one has none: jobs come by other commands only. Moments are monotonic seconds."""
 
     def poll(self, now: float) -> Batch | None:
         """Return what has come since the last call."""
+        return None
 
     def ended(self) -> bool:
         """Return True if nothing more can be on its way now."""
-
-    def deadline(self) -> float | None:
-        """Return when poll() wants to be called at the latest."""
-
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Wake the dispatcher through its selector."""
-
-    def detach(self) -> None:
-        """Leave the selector."""
-
-
-class NoFeed:
-    """No source: jobs come by other commands only."""
-
-    def poll(self, now: float) -> Batch | None:
-        return None
-
-    def ended(self) -> bool:
         return True
 
     def deadline(self) -> float | None:
+        """Return when poll() wants to be called at the latest."""
         return None
 
     def attach(self, selector: selectors.BaseSelector) -> None:
+        """Wake the dispatcher through its selector."""
         return None
 
     def detach(self) -> None:
+        """Leave the selector."""
         return None
 
 
-class FileFeed:
+def _signature(stat: os.stat_result) -> tuple[int, int, int]:
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+class FileFeed(Feed):
     """A job file. Its first content was submitted by whoever made this; later ones are taken as they are saved."""
 
     def __init__(self, path: str, parse: Callable[[bytes], JobFile], taken: bytes, taken_stat: os.stat_result) -> None:
         self.path = path
         self._parse = parse
-        self._taken = self._signature(taken_stat)
+        self._taken = _signature(taken_stat)
         self._newline = taken.endswith(b"\n")  # of the last good content
         self._seen: tuple[tuple[int, int, int], float] | None = None
 
-    @staticmethod
-    def _signature(stat: os.stat_result) -> tuple[int, int, int]:
-        return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
     def poll(self, now: float) -> Batch | None:
         try:
-            signature = self._signature(os.stat(self.path))
+            signature = _signature(os.stat(self.path))
         except OSError:
             self._seen = None  # being replaced, or gone: the jobs stay
             return None
@@ -96,7 +81,7 @@ class FileFeed:
             return None
         with open(self.path, "rb") as file:
             data = file.read()
-            if self._signature(os.fstat(file.fileno())) != signature:
+            if _signature(os.fstat(file.fileno())) != signature:
                 return None
         self._taken, self._seen = signature, None
         if self._newline and not data.endswith(b"\n"):
@@ -113,21 +98,15 @@ class FileFeed:
         if self._seen is not None:
             return False
         try:
-            return self._signature(os.stat(self.path)) == self._taken
+            return _signature(os.stat(self.path)) == self._taken
         except OSError:
             return True
 
     def deadline(self) -> float | None:
         return None if self._seen is None else self._seen[1] + STILL_S
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        return None
 
-    def detach(self) -> None:
-        return None
-
-
-class StreamFeed:
+class StreamFeed(Feed):
     """Lines that arrive on a descriptor, taken as they come. No job is taken away before a clean end of the stream.
 
     `begun` are the bytes that were read of it before.

@@ -6,15 +6,7 @@ import logging
 import signal
 from collections.abc import Iterable
 
-from gpusched.common.errors import (
-    EXIT_CANNOT_WORK,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_QUIT,
-    EXIT_SOME_FAILED,
-    EXIT_TERMINATED,
-    GpuschedError,
-)
+from gpusched.common import errors
 from gpusched.core.model import JobState
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
@@ -49,7 +41,7 @@ class Leaving:
 
     def leave_at_once(self) -> None:
         """Leave what runs to the next start."""
-        self.is_immediate, self._exit_code = True, EXIT_QUIT
+        self.is_immediate, self._exit_code = True, errors.EXIT_QUIT
         self._reporter.report("queue", "leaving at once; running jobs go on, the next start takes them over")
 
     def drain(self, why: str, code: int) -> None:
@@ -61,7 +53,7 @@ class Leaving:
         text = f"{why}: nothing new starts"
         if running:
             text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
-        if running and code == EXIT_INTERRUPTED:
+        if running and code == errors.EXIT_INTERRUPTED:
             text += " (once more: what runs is stopped and queued again)"
         if job_table.counts(self._store)[JobState.QUEUED]:
             text += "; the same command goes on with what is queued"
@@ -77,13 +69,12 @@ class Leaving:
         with self._trouble.noted(now):
             again = attempt_table.blame_shutdown(self._store, now.at - SHUTDOWN_WINDOW_S)
         running = self._attempts.unfinished()
-        parts = ["leaving; nothing runs"]
+        text = "leaving; nothing runs"
         if running:
-            parts = [f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s"]
-            parts.append("what is stopped is queued again")
+            text = f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s; what is stopped is queued again"
         if again:
-            parts.append(f"what failed just now is queued again: {', '.join(map(str, again))}")
-        self._reporter.report("queue", f"{why}: {'; '.join(parts)}")
+            text += f"; what failed just now is queued again: {', '.join(map(str, again))}"
+        self._reporter.report("queue", f"{why}: {text}")
 
     def is_time(self, *, more_to_come: bool) -> bool:
         """Return True if nothing is left to do. `more_to_come`: jobs wait, or can be on their way."""
@@ -96,17 +87,15 @@ class Leaving:
     def drain_after(self, failed: int, limit: int | None) -> None:
         """Start nothing more once so many jobs have failed."""
         if limit is not None and failed >= limit:
-            self.drain(f"{failed} jobs have failed (--max-fails {limit})", EXIT_SOME_FAILED)
+            self.drain(f"{failed} jobs have failed (--max-fails {limit})", errors.EXIT_SOME_FAILED)
 
-    def queue_removed(self, queue: QueueDir) -> GpuschedError:
+    def queue_removed(self, queue: QueueDir) -> errors.GpuschedError:
         """Return the error with which to leave when the files of the queue are gone."""
-        running = self._attempts.unfinished()
-        goes_on = f"{_jobs(running)}: what runs goes on and keeps its GPU to its end; nobody records how it ends"
-        return GpuschedError(
+        return errors.GpuschedError(
             "this queue's files were removed while it was dispatched: leaving",
             where=queue.state,
-            hint=goes_on if running else "no job ran",
-            exit_code=EXIT_CANNOT_WORK,
+            hint="jobs that run go on and keep their GPUs to their end; nobody records how they end",
+            exit_code=errors.EXIT_CANNOT_WORK,
         )
 
     def final_code(self, refused_lines: int) -> int:
@@ -122,7 +111,7 @@ class Leaving:
         left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
         bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
         bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
-        return EXIT_SOME_FAILED if bad or refused_lines else EXIT_OK
+        return errors.EXIT_SOME_FAILED if bad or refused_lines else errors.EXIT_OK
 
 
 class RequestReader:
@@ -156,14 +145,14 @@ class RequestReader:
             elif number == signal.SIGQUIT:
                 self._leaving.leave_at_once()
             elif number == signal.SIGINT and not self._leaving.reason:
-                self._leaving.drain("Ctrl-C", EXIT_INTERRUPTED)
+                self._leaving.drain("Ctrl-C", errors.EXIT_INTERRUPTED)
             elif number == signal.SIGINT:
-                self._stop("Ctrl-C", EXIT_INTERRUPTED, now)
+                self._stop("Ctrl-C", errors.EXIT_INTERRUPTED, now)
             else:
-                self._stop("TERM", EXIT_TERMINATED, now)
+                self._stop("TERM", errors.EXIT_TERMINATED, now)
 
     def _stop(self, why: str, code: int, now: Moment) -> None:
-        self._leaving.stop_everything(why, code, now, self._options.style.grace_s)
+        self._leaving.stop_everything(why, code, now, self._options.settings.grace)
 
     def take_requests(self, now: Moment) -> bool:
         """Take what other commands have written to the database. Return True if they have changed it."""
@@ -188,9 +177,9 @@ class RequestReader:
         if kind == "submitted" and self._leaving.reason:
             return False  # whoever submitted waits for the lock and dispatches itself
         if kind == "stop":
-            self._leaving.drain("gpusched stop", EXIT_INTERRUPTED)
+            self._leaving.drain("gpusched stop", errors.EXIT_INTERRUPTED)
         elif kind == "stop_now":
-            self._stop("gpusched stop --now", EXIT_TERMINATED, now)
+            self._stop("gpusched stop --now", errors.EXIT_TERMINATED, now)
         elif kind == "submitted":
             self._options.take_newest(self._reporter)
         return True

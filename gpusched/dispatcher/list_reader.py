@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,24 +22,13 @@ class ListReader:
 
     def __init__(self, feed: Feed, store: Store) -> None:
         self.refused_lines = 0
-        self._feed, self._store = feed, store
+        self.feed, self._store = feed, store
         self._batch: Batch | None = None  # read, and not stored yet
         self._left_out: set[JobSpec] = set()  # of the stream
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Wake the dispatcher through its selector when there is something to read."""
-        self._feed.attach(selector)
-
-    def detach(self) -> None:
-        self._feed.detach()
-
     def is_done(self) -> bool:
         """Return True if all that was read is stored, and nothing more can be on its way now."""
-        return self._batch is None and self._feed.ended()
-
-    def deadline_s(self) -> float | None:
-        """Return when take() wants to be called at the latest."""
-        return self._feed.deadline()
+        return self._batch is None and self.feed.ended()
 
     def take(self, options: SubmitOptions, devices: Sequence[Device], now: Moment, report: Report) -> bool:
         """Submit what has come; return True if there was anything. `devices` are the allowed ones.
@@ -52,10 +40,14 @@ class ListReader:
             while (batch := self._next(now.monotonic_s, report)) is not None:
                 # wanted once: what has failed since then stays so
                 again = options if batch.append else replace(options, retry_failed=False)
-                change = self._submit(batch, again, devices, now.at, report)
+                changes = self._submit(batch, again, devices, now.at, report)
                 self._batch, taken = None, True
-                changes = [(change.add, "new"), (change.cancel, "removed"), (change.requeue, "back")]
-                parts = ", ".join(f"{len(jobs)} {word}" for jobs, word in changes if jobs)
+                counts = [
+                    (sum(len(change.add) for change in changes), "new"),
+                    (sum(len(change.cancel) for change in changes), "removed"),
+                    (sum(len(change.requeue) for change in changes), "back"),
+                ]
+                parts = ", ".join(f"{number} {word}" for number, word in counts if number)
                 if parts:
                     report("queue", f"the list was read: {parts}")
         except StoreError:
@@ -69,7 +61,7 @@ class ListReader:
         if self._batch is not None:
             return self._batch
         try:
-            batch = self._feed.poll(now_s)
+            batch = self.feed.poll(now_s)
         except OSError as error:
             report("warning", f"the list cannot be read: {error}")
             return None
@@ -81,37 +73,27 @@ class ListReader:
 
     def _submit(
         self, batch: Batch, options: SubmitOptions, devices: Sequence[Device], at: float, report: Report
-    ) -> QueueChange:
+    ) -> list[QueueChange]:
         specs = tuple(spec for spec in batch.jobs.specs if spec not in self._left_out)
         options.look_around(specs)
         if not batch.append:
             refuse_impossible(specs, options, devices)
-            return submit(self._store, specs, options, at, complete=batch.complete)
+            return [submit(self._store, specs, options, at, complete=batch.complete)]
         for spec, why in find_impossible(specs, options, devices):
             self._leave_out(spec, f" line {spec.line}: {why}", report)
-        specs = tuple(spec for spec in specs if spec not in self._left_out)
+        return self._append([spec for spec in specs if spec not in self._left_out], options, at, report)
+
+    def _append(self, specs: Sequence[JobSpec], options: SubmitOptions, at: float, report: Report) -> list[QueueChange]:
+        """Submit lines of a stream; where one of them is refused, each by itself."""
         try:
-            return submit(self._store, specs, options, at, complete=False, append=True)
+            return [submit(self._store, specs, options, at, complete=False, append=True)]
         except StoreError:
             raise
-        except GpuschedError:
-            return self._submit_each(specs, options, at, report)
-
-    def _submit_each(self, specs: Sequence[JobSpec], options: SubmitOptions, at: float, report: Report) -> QueueChange:
-        """Submit lines of which at least one is refused, each by itself."""
-        whole = QueueChange((), (), (), ())
-        for spec in specs:
-            try:
-                change = submit(self._store, [spec], options, at, complete=False, append=True)
-            except StoreError:
-                raise
-            except GpuschedError as error:
-                self._leave_out(spec, f" {error}", report)
-            else:
-                whole = QueueChange(
-                    whole.add + change.add, whole.keep + change.keep, whole.requeue + change.requeue, whole.cancel
-                )
-        return whole
+        except GpuschedError as error:
+            if len(specs) != 1:
+                return [change for spec in specs for change in self._append([spec], options, at, report)]
+            self._leave_out(specs[0], f" {error}", report)
+            return []
 
     def _leave_out(self, spec: JobSpec, why: str, report: Report) -> None:
         self._left_out.add(spec)

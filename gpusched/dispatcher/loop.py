@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan
 from gpusched.dispatcher.actor import Actor
@@ -22,7 +23,7 @@ from gpusched.dispatcher.list_reader import ListReader
 from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.dispatcher.timers import Moment, Sleeper, Timer, pause_s
+from gpusched.dispatcher.timers import Moment, Sleeper, Timer
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
@@ -95,7 +96,7 @@ class Dispatcher:
 
     def _begin(self, now: Moment) -> None:
         self._sleeper.wake_for(self._devices.source.fileno())
-        self._lists.attach(self._sleeper.selector)
+        self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
         self._requests.discard_old(now.at)
         for text in self._options.warnings:
@@ -136,7 +137,6 @@ class Dispatcher:
         self._devices.ask(now, poll=polled)
         for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
             if reading.complete:
-                self._actor.variables.forget()
                 self._watchdog.check_reading(reading, self._options.settings, now)
                 with self._trouble.noted(now):
                     self._reporter.publish(self._board(now))
@@ -144,11 +144,18 @@ class Dispatcher:
         self._attempts.check_for_lost_devices(now, self._devices)
 
     def _board(self, now: Moment) -> Board:
-        return self._devices.board(
-            now.at,
-            self._watchdog.meter.residents(),
-            self._options.limits,
+        """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
+        devices, residents = self._devices, self._watchdog.meter.residents()
+        return Board(
+            at=now.at,
+            pid=os.getpid(),
+            source=devices.source.describe(),
+            limits=self._options.submit.limits,
+            max_checks=devices.criteria.max_checks,
+            threshold_bytes=devices.criteria.threshold_bytes,
+            devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
             closed="; ".join(why for why in (self._leaving.reason, self._trouble.reason) if why),
+            gpus_closed=devices.error,
             waited_since=self._head.waited_since(now),
         )
 
@@ -175,11 +182,12 @@ class Dispatcher:
             return False
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
+        failed_before = self._watchdog.failed
         held = self._watchdog.count_failures(plan)
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
-        return effects.has_freed_jobs or effects.has_failures
+        return effects.has_freed_jobs or self._watchdog.failed > failed_before  # nothing was started then
 
     # ---- show, pause, leave ----
 
@@ -197,11 +205,11 @@ class Dispatcher:
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
-            None if self._trouble.reason else self._lists.deadline_s(),
+            None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
         )
-        return pause_s(now.monotonic_s, deadlines_s)
+        return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
     def _leave(self, now: Moment) -> None:
         if self._queue.exists():
@@ -211,5 +219,5 @@ class Dispatcher:
         self._actor.step("leaving")
         self._devices.release_all()
         self._attempts.close()
-        self._lists.detach()
+        self._lists.feed.detach()
         self._reporter.leave(now.at)

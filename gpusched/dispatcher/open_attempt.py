@@ -9,22 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from gpusched.core.jobs.lifecycle import TERMINATED
 from gpusched.core.jobs.outcome import classify
-from gpusched.core.model import (
-    NOTHING_USED,
-    Attempt,
-    AttemptFact,
-    AttemptRow,
-    JobRow,
-    Outcome,
-    OutcomeKind,
-    RunningView,
-    Usage,
-)
+from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.snapshot import ENDED_FACTS
-from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.reaper import LifeReading
-from gpusched.host.queue.queue_dirs import QueueDir
 
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)  # by the command itself
@@ -37,7 +25,7 @@ class AttemptUse:
     """The use of its devices that was seen of an attempt, and the progress that it has written."""
 
     seen_s: float  # when a process of its own was last seen on its devices, in monotonic seconds
-    usage: Usage = NOTHING_USED
+    usage: Usage = Usage()  # noqa: RUF009 (frozen)
     used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that says
     unassigned_device: str = ""  # a device that it uses without having been given it
     progress: bytes = b""
@@ -95,46 +83,22 @@ class OpenAttempt:
 
     def planned(self) -> Attempt:
         """Return the attempt as the plan sees it."""
-        job = self.job
         return Attempt(
-            job_id=job.id,
+            job=self.job,
             number=self.row.number,
             devices=self.devices,
             fact=self.life.fact,
             outcome=self.outcome if self.outcome_due_s is None else None,
             cancel_requested=self.is_cancelled,
             stop_sent=self.stop_sent,
-            tries=job.tries,
-            retries=job.retries,
-            losses=job.losses,
-            mem_bytes=job.mem_bytes,
-            tags=job.tags,
             peak_device_bytes=self.use.usage.peak_device_bytes,
             lasted_s=self.ended_at(0.0) - self.row.started_at if self.has_ended else 0.0,
-            gpu_model=job.gpu_model,
         )
 
     def view(self) -> RunningView:
         """Return the attempt as people see it."""
         row = replace(self.row, usage=self.use.usage, progress=self.use.progress_text())
         return RunningView(self.job, row, self.life.fields.get("leftovers", ""), self.stop_sent)
-
-
-def opened(queue: QueueDir, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
-    """Return the attempt that this row describes, opened now."""
-    return OpenAttempt(
-        job=job,
-        row=row,
-        devices=tuple([device.uuid for device in row.devices]),
-        directory=attempt_dir.directory(queue.state, job.id, row.number),
-        marker=(
-            b"GPUSCHED_QUEUE=" + os.fsencode(queue.path),
-            b"GPUSCHED_JOB_ID=%d" % job.id,
-            b"GPUSCHED_ATTEMPT=%d" % row.number,
-        ),
-        opened_s=now.monotonic_s,
-        use=AttemptUse(seen_s=now.monotonic_s),
-    )
 
 
 def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: float | None) -> Outcome:
@@ -181,13 +145,11 @@ def recorded_outcome(fields: Mapping[str, str], cancel_requested: bool) -> Outco
     note = fields.get("note", "")
     cause = "unkillable" if note == "unkillable" else ""
     stopped = fields.get("stopped")
-    if stopped == "timed_out":
-        return Outcome(OutcomeKind.TIMED_OUT, code, number, cause, note)
-    if stopped and cancel_requested:
-        return Outcome(OutcomeKind.CANCELLED, code, number, cause, note)
     if stopped:
-        return Outcome(OutcomeKind.INTERRUPTED, code, number, cause, note)
-    if "error" in fields:
+        interrupted = OutcomeKind.CANCELLED if cancel_requested else OutcomeKind.INTERRUPTED
+        kind = OutcomeKind.TIMED_OUT if stopped == "timed_out" else interrupted
+    elif "error" in fields:
         return Outcome(OutcomeKind.NOT_STARTED, cause="bad_command", note=fields["error"])
-    kind = OutcomeKind.SIGNALLED if number is not None else OutcomeKind.EXITED
+    else:
+        kind = OutcomeKind.EXITED if number is None else OutcomeKind.SIGNALLED
     return Outcome(kind, code, number, cause, note)

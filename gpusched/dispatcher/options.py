@@ -11,7 +11,7 @@ from gpusched.config.settings import Settings, changed
 from gpusched.core.plan import observe, selection
 from gpusched.core.plan.selection import Selection
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.feed import Feed, NoFeed
+from gpusched.dispatcher.feed import Feed
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.timers import Clock
 from gpusched.host.attempts import launcher
@@ -21,32 +21,10 @@ from gpusched.lists.submit import SubmitOptions
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchStyle:
-    """The options by which commands of this queue run."""
-
-    shell: tuple[bytes, ...]  # the words before a command, ending in -c
-    setup: str | None = None
-    grace_s: float = 10.0
-    leftovers: str = "wait"
-    split_streams: bool = False
-
-    @classmethod
-    def of(cls, settings: Settings) -> LaunchStyle:
-        """Return the style of these settings. Raises GpuschedError where there is no such shell."""
-        return cls(
-            shell=launcher.find_shell(settings.shell),
-            setup=settings.setup,
-            grace_s=settings.grace,
-            leftovers=settings.leftovers,
-            split_streams=settings.split_streams,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Hooks:
     """Attachments of a dispatcher: where more jobs come from, who watches, and what a test wants to control."""
 
-    feed: Feed = field(default_factory=NoFeed)
+    feed: Feed = field(default_factory=Feed)
     observer: Observer = field(default_factory=Quiet)
     follow: bool = False  # stay when all has ended
     clock: Clock = field(default_factory=Clock)
@@ -60,11 +38,9 @@ class QueueOptions:
         """Raises GpuschedError when the allowed set of devices is empty or can never serve a job."""
         self._store, self._devices = store, devices
         self.submit = submit if submit.dirs is not None else self._with_newest_dirs(submit)
-        chosen = self._select(submit.settings)
-        self.warnings = chosen.warnings
-        self.style = LaunchStyle.of(submit.settings)
-        self.limits = self.submit.limits
-        self._configure(chosen)
+        self.warnings: tuple[str, ...] = ()  # about the allowed devices
+        self.shell: tuple[bytes, ...] = ()  # the words before a command, ending in -c
+        self._apply(submit.settings)
 
     @property
     def settings(self) -> Settings:
@@ -87,11 +63,10 @@ class QueueOptions:
 
     def _apply(self, settings: Settings) -> None:
         """Go by these settings. Raises GpuschedError for what this box can never meet, and changes nothing then."""
-        chosen, style = self._select(settings), LaunchStyle.of(settings)
-        self.warnings, self.style = chosen.warnings, style
+        chosen, shell = self._select(settings), launcher.find_shell(settings.shell)
+        self.warnings, self.shell = chosen.warnings, shell
         self.submit = replace(self.submit, settings=settings)
-        self.limits = self.submit.limits
-        self._configure(chosen)
+        self._devices.configure(chosen.uuids, observe.criteria(settings))
 
     def _select(self, settings: Settings) -> Selection:
         return selection.select(
@@ -108,9 +83,6 @@ class QueueOptions:
         if job_table.wants_gpus(self._store):
             return max(1, settings.gpus_per_job)
         return settings.gpus_per_job if self._devices.has_devices else 0
-
-    def _configure(self, chosen: Selection) -> None:
-        self._devices.configure(chosen.uuids, observe.criteria(self.settings))
 
     def _with_newest_dirs(self, submit: SubmitOptions) -> SubmitOptions:
         """Add where the jobs of the newest submission run: what it has copied is not copied again."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import replace
-from typing import NamedTuple
 
-from gpusched.core.model import Job, JobRow
+from gpusched.core.model import JobRow
 from gpusched.core.plan.observe import starts
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan, Snapshot
@@ -24,13 +23,9 @@ PAGE_MIN, PAGE_MAX, PAGE_SUM = 2, 32, 64  # jobs fetched at first: of a shape, a
 IN_ORDER = 1000  # jobs looked at where there are very many shapes
 
 
-class _Waiting(NamedTuple):
-    """A waiting job, so that they sort in the order in which they start."""
-
-    prio: int  # negated
-    position: int
-    id: int
-    job: Job
+def _order(job: JobRow) -> tuple[int, int, int]:
+    """Return the key by which waiting jobs sort in the order in which they start."""
+    return -job.prio, job.position, job.id
 
 
 class QueueHead:
@@ -41,7 +36,7 @@ class QueueHead:
         self.retry_at: float | None = None  # when the next job that backs off may start
         self._store = store
         self._is_current = False  # `rows` is still what the store would say
-        self._shapes: dict[str, list[_Waiting]] = {}
+        self._shapes: dict[str, list[JobRow]] = {}
         self._more: set[str] = set()  # shapes of which there may be more jobs than were fetched
         self._passed_since: dict[int, float] = {}  # jobs that others have passed, in monotonic seconds
 
@@ -85,12 +80,10 @@ class QueueHead:
                 if shape in self._more and shown[shape] > len(self._shapes[shape]):
                     self._add(shape, max(PAGE_MAX, shown[shape]), now)
 
-    def _first(self, shown: dict[str, int]) -> Iterable[Job]:
+    def _first(self, shown: dict[str, int]) -> list[JobRow]:
         """Return so many jobs of each shape, in the order in which they start."""
-        parts = [waiting[: shown[shape]] for shape, waiting in self._shapes.items()]
-        if len(parts) == 1:
-            return (each.job for each in parts[0])
-        return (each.job for each in sorted(each for part in parts for each in part))
+        first = [job for shape, waiting in self._shapes.items() for job in waiting[: shown[shape]]]
+        return sorted(first, key=_order)
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
         """Return the shapes of which each shown job gets devices, while there are more."""
@@ -109,7 +102,8 @@ class QueueHead:
         self.retry_at = startable_jobs.next_not_before(self._store, now)
         if len(shapes) > SHAPES_MAX:
             for row in startable_jobs.first(self._store, now, IN_ORDER):
-                self._shapes.setdefault(row.shape, []).append(self._take(row))
+                self._shapes.setdefault(row.shape, []).append(row)
+                self.rows[row.id] = row
             return
         page = max(PAGE_MIN, min(PAGE_MAX, PAGE_SUM // max(1, len(shapes))))
         for shape in shapes:
@@ -117,9 +111,6 @@ class QueueHead:
 
     def _add(self, shape: str, limit: int, now: float) -> None:
         rows = startable_jobs.first(self._store, now, limit, shape)
-        self._shapes[shape] = [self._take(row) for row in rows]
+        self._shapes[shape] = rows
+        self.rows |= {row.id: row for row in rows}
         (self._more.add if len(rows) == limit else self._more.discard)(shape)
-
-    def _take(self, row: JobRow) -> _Waiting:
-        self.rows[row.id] = row
-        return _Waiting(-row.prio, row.position, row.id, row.waiting)

@@ -15,7 +15,7 @@ from gpusched.core.plan.snapshot import Plan
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
-from gpusched.host.gpus import board
+from gpusched.host.gpus import board as board_file
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
@@ -42,19 +42,6 @@ class Observer(Protocol):
 
     refresh_s: float | None
 
-    def event(self, event: Event) -> None: ...
-
-    def frame(self, frame: Frame) -> None: ...
-
-    def detach(self) -> None:
-        """Forget the terminal: it is gone."""
-
-
-class Quiet:
-    """An observer that shows nothing."""
-
-    refresh_s: float | None = None
-
     def event(self, event: Event) -> None:
         return None
 
@@ -62,7 +49,14 @@ class Quiet:
         return None
 
     def detach(self) -> None:
+        """Forget the terminal: it is gone."""
         return None
+
+
+class Quiet(Observer):
+    """An observer that shows nothing."""
+
+    refresh_s = None
 
 
 class Reporter:
@@ -105,15 +99,15 @@ class Reporter:
             self.report("device", f"{error}: running jobs go on, nothing new starts on a GPU" if error else back)
         if error:
             return
-        for uuid, state in self._devices.states().items():
-            before = self._states.get(uuid)
+        for uuid, entry in self._devices.entries.items():
+            before, state = self._states.get(uuid), entry.availability.state
             if state is before:
                 continue
             self._states[uuid] = state
             if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
-                device, why = self._devices.device(uuid), self._devices.availability(uuid).why
                 change = "is set aside" if state in _ODD else "is back"
-                self.report("device", f"GPU {device.index} ({uuid}, {device.bus_id}) {change}: {why}")
+                name = f"GPU {entry.device.index} ({uuid}, {entry.device.bus_id})"
+                self.report("device", f"{name} {change}: {entry.availability.why}")
 
     def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
         """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
@@ -127,30 +121,27 @@ class Reporter:
 
     def publish(self, published: Board) -> None:
         """Replace the board that other commands read."""
-        board.write(self._queue.board, published)
+        board_file.write(self._queue.board, published)
 
-    def update_frame(self, shown: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment) -> None:
+    def update_frame(self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment) -> None:
         """Show the observer the dispatcher as it is now, if it is time for that."""
         if self.observer.refresh_s is None or not self._frames.is_due(now):
             return
         self._frames.restart(now, self.observer.refresh_s)
-        self._show_frame(shown(), running)
-
-    def _show_frame(self, shown: Board, running: Iterable[OpenAttempt]) -> None:
-        views = tuple(attempt.view() for attempt in running)
+        current, views = board(), tuple(attempt.view() for attempt in running)
         self.observer.frame(
             Frame(
-                at=shown.at,
+                at=current.at,
                 queue=self._queue.path,
                 started_at=self._started_at,
-                board=shown,
+                board=current,
                 counts=job_table.counts(self._store),
                 removed=job_table.count_removed(self._store),
                 running=views,
                 reason=self._wait_reason,
                 finished_now=self.succeeded,
                 groups=tuple(groups(queue_totals.item_counts(self._store), views)),
-                closing=shown.closed,
+                closing=current.closed,
             )
         )
 
@@ -173,14 +164,14 @@ class Reporter:
         dispatch_table.touch(self._store, self._dispatch, at)
         devices: list[dict[str, object]] = [
             {
-                "uuid": view.uuid,
-                "index": device.index,
-                "name": device.name,
-                "total_bytes": view.total_bytes,
-                "state": view.availability.state.value,
-                "why": view.availability.why,
+                "uuid": uuid,
+                "index": entry.device.index,
+                "name": entry.device.name,
+                "total_bytes": entry.view(()).total_bytes,
+                "state": entry.availability.state.value,
+                "why": entry.availability.why,
             }
-            for device, view in self._devices.views({})
+            for uuid, entry in self._devices.entries.items()
         ]
         metrics.write(self._queue.metrics, self._store, devices, self._queue.path, at, every_job=every_job)
 
@@ -190,4 +181,4 @@ class Reporter:
             dispatch_table.touch(self._store, self._dispatch, at)
         except DiskFull:
             log.warning("the disk is full: when this dispatcher was last here is not noted")
-        board.remove(self._queue.board)
+        board_file.remove(self._queue.board)

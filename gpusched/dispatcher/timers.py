@@ -7,9 +7,9 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -53,11 +53,6 @@ class Timer:
         self.due_s = following_s if following_s > now.monotonic_s else now.monotonic_s + interval_s
 
 
-def pause_s(now_s: float, deadlines_s: Iterable[float | None]) -> float:
-    """Return how long nothing is due by these deadlines, of which one at least is known."""
-    return max(0.0, min(deadline for deadline in deadlines_s if deadline is not None) - now_s)
-
-
 class Sleeper:
     """Wakes for what is registered with `selector` (a callable as data), for signals, and for rings of the pipe.
 
@@ -84,9 +79,7 @@ class Sleeper:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._wakeup_before is not None:
@@ -95,7 +88,7 @@ class Sleeper:
         for fd in (self._ring, self._wake_read, self._wake_write):
             os.close(fd)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         self._received.append(number)
 
     def wake_for(self, fd: int | None) -> None:
@@ -118,8 +111,6 @@ class Sleeper:
 
 
 def _drain(fd: int) -> None:
-    try:
+    with suppress(BlockingIOError):
         while os.read(fd, 4096):
             pass
-    except BlockingIOError:
-        pass

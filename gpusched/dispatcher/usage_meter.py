@@ -28,11 +28,10 @@ class UsageMeter:
         by_directory = {attempt.directory: attempt for attempt in attempts.values()}
         return {pid: by_directory[directory] for pid, directory in shepherds.items()}
 
-    def measure(self, samples: Mapping[str, Sample], now: Moment) -> list[OpenAttempt]:
-        """Fold one poll into the use of each attempt; return those newly seen on a device that they were not given."""
+    def measure(self, samples: Mapping[str, Sample], now: Moment) -> None:
+        """Fold one poll into the use of each attempt; note the devices that one uses without having been given them."""
         energy = self._energy_used(samples)
         owners = self.owners(samples.values())
-        strangers = []
         for attempt in self._attempts:
             if attempt.has_ended:
                 continue
@@ -43,8 +42,6 @@ class UsageMeter:
                 listed = any(p.pid in pids for p in sample.processes or ())
                 if listed and uuid not in attempt.devices and not attempt.use.unassigned_device:
                     attempt.use.unassigned_device = uuid
-                    strangers.append(attempt)
-        return strangers
 
     def _measure_own(
         self,
@@ -89,26 +86,6 @@ class UsageMeter:
                     resident = Resident(attempt.job.id, attempt.job.mem_bytes, attempt.use.used_bytes.get(uuid))
                     residents[uuid] = (*residents.get(uuid, ()), resident)
         return residents
-
-    def over_budget(self) -> list[tuple[OpenAttempt, str, int]]:
-        """Return the attempts newly seen to use more than they stated, with the device and the bytes there."""
-        return [
-            (attempt, uuid, used)
-            for attempt in self._attempts
-            for uuid, used in attempt.use.used_bytes.items()
-            if 0 < attempt.job.mem_bytes < used and attempt.is_first("over budget")
-        ]
-
-    def idle(self, now: Moment, timeout_s: float) -> list[OpenAttempt]:
-        """Return the attempts whose devices have shown no process of theirs for so long, once each time."""
-        return [
-            attempt
-            for attempt in self._attempts
-            if attempt.devices
-            and not attempt.has_ended
-            and now.monotonic_s - attempt.use.seen_s >= timeout_s
-            and attempt.is_first("idle")
-        ]
 
     def ours_on(self, sample: Sample) -> set[int]:
         """Return the pids on the device that belong to the attempts that hold it."""

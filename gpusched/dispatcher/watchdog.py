@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, JobEvent
@@ -29,18 +28,23 @@ class Watchdog:
     def check_reading(self, reading: Reading, settings: Settings, now: Moment) -> None:
         """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
         samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
-        for attempt in self.meter.measure(samples, now):
+        self.meter.measure(samples, now)
+        for attempt in self._attempts:
             device = attempt.use.unassigned_device
-            self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
-        for attempt, uuid, used in self.meter.over_budget():
-            index = next(device.index for device in attempt.row.devices if device.uuid == uuid)
-            use = f"uses {used // MIB} MiB on GPU {index} of a budget of {attempt.job.mem_bytes // MIB}"
-            self._warn(attempt, f"{use}: counted at its real use")
-        if settings.idle_timeout is not None:
-            self._check_idle(now, settings.idle_timeout, stop=settings.idle_action == "stop")
+            if device and attempt.is_first("unassigned"):
+                self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+            for use in attempt.row.devices:
+                used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.mem_bytes
+                if 0 < budget < used and attempt.is_first("over budget"):
+                    text = f"uses {used // MIB} MiB on GPU {use.index} of a budget of {budget // MIB}"
+                    self._warn(attempt, f"{text}: counted at its real use")
+            if settings.idle_timeout is not None:
+                self._check_idle(attempt, now, settings.idle_timeout, stop=settings.idle_action == "stop")
 
-    def _check_idle(self, now: Moment, timeout_s: float, *, stop: bool) -> None:
-        for attempt in self.meter.idle(now, timeout_s):
+    def _check_idle(self, attempt: OpenAttempt, now: Moment, timeout_s: float, *, stop: bool) -> None:
+        """Warn of an attempt whose devices have shown no process of it for so long, or stop it."""
+        is_idle = attempt.devices and not attempt.has_ended and now.monotonic_s - attempt.use.seen_s >= timeout_s
+        if is_idle and attempt.is_first("idle"):
             idle = f"has shown no process on its GPUs for {timeout_s:g} s (--idle-timeout)"
             self._warn(attempt, f"{idle}: {'stopping it' if stop else 'see its log'}")
             if stop:
@@ -60,11 +64,11 @@ class Watchdog:
     def count_failures(self, plan: Plan) -> bool:
         """Count failures; hold what is left of a tag whose jobs fail at once. Return True if any job was held."""
         held = False
-        for close in _closes(plan):
+        for close in (action for action in plan.actions if isinstance(action, Close)):
             event = close.verdict.event
             self.failed += event is JobEvent.FAILED
             quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
-            for tag in close.attempt.tags:
+            for tag in close.attempt.job.tags:
                 if quick:
                     held |= self._count_quick_failure(tag)
                 elif event in (JobEvent.SUCCEEDED, JobEvent.FAILED):
@@ -85,7 +89,3 @@ class Watchdog:
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:
         self._reporter.report("warning", f"job {attempt.job.id} {text}", attempt.job.id)
-
-
-def _closes(plan: Plan) -> Iterable[Close]:
-    return (action for action in plan.actions if isinstance(action, Close))

@@ -31,7 +31,7 @@ def wait_reasons(
     snapshot = observe.snapshot(
         replace(dispatcher.board, closed=dispatcher.closed),
         now,
-        waiting=(row.waiting for row in rows if not row.blocked),
+        waiting=(row for row in rows if not row.blocked),
         attempts=(observe.open_attempt(job, row) for job, row in attempt_table.running(store)),
     )
     plan = make_plan(snapshot)

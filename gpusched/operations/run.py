@@ -17,7 +17,7 @@ from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, 
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
-from gpusched.dispatcher.feed import Feed, FileFeed, NoFeed, StreamFeed
+from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
@@ -99,7 +99,7 @@ class Queue:
         if not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(find_directory(options.settings.claims_dir))
-        hooks = Hooks(feed=feed or NoFeed(), observer=observer or Quiet(), follow=follow, step=step)
+        hooks = Hooks(feed=feed or Feed(), observer=observer or Quiet(), follow=follow, step=step)
         while True:
             dispatcher = Dispatcher(
                 self.queue_dir,

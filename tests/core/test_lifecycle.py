@@ -26,6 +26,7 @@ from gpusched.core.jobs.lifecycle import (
     steer,
 )
 from gpusched.core.model import ENDED_STATES, DeviceUse, JobState, Outcome, OutcomeKind
+from tests.support import build
 
 # The table as the design states it; "-" is a job that does not exist yet.
 TABLE = """
@@ -89,7 +90,7 @@ def test_a_success_is_final_and_nothing_else_is() -> None:
 def verdict(
     outcome: Outcome, *, retries: int = 0, tries: int = 0, losses: int = 0, cancel_asked: bool = False
 ) -> Verdict:
-    return judge(outcome, retries=retries, tries=tries, losses=losses, cancel_asked=cancel_asked)
+    return judge(outcome, build.job(retries=retries, tries=tries, losses=losses), cancel_asked=cancel_asked)
 
 
 @pytest.mark.parametrize("cancel_asked", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.model import MIB, Attempt, AttemptFact, Job, Sample
+from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import (
@@ -73,7 +73,7 @@ def card(
     )
 
 
-def plan(devices: Sequence[DeviceView], waiting: Sequence[Job], limits: Limits | None = None, **more: Any) -> Plan:
+def plan(devices: Sequence[DeviceView], waiting: Sequence[JobRow], limits: Limits | None = None, **more: Any) -> Plan:
     """The residents of the devices are what is open, unless other attempts are given."""
     on: dict[int, list[DeviceView]] = {}
     for device in devices:
@@ -87,7 +87,7 @@ def plan(devices: Sequence[DeviceView], waiting: Sequence[Job], limits: Limits |
     return make_plan(replace(snapshot, **more))
 
 
-def needs(job_id: int, mem_gib: float = 0, **more: Any) -> Job:
+def needs(job_id: int, mem_gib: float = 0, **more: Any) -> JobRow:
     return build.job(job_id, mem_gib=mem_gib, **more)
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_states_no_memory_has_its_device_alone() -> None:
     found = plan([card(0, 1)], [needs(1)])
     assert why(found) == ("devices", "waits for a GPU (GPU 0: runs a job of this queue)")
     found = plan([card(0, 0)], [needs(1, 1)])
-    assert why(found)[1].endswith("(GPU 0: runs a job that has it alone (it states no mem))")
+    assert why(found)[1].endswith("(GPU 0: takes no other job now: runs a job that has it alone (it states no mem))")
     assert placed(plan([card(0), card(1)], [needs(1), needs(2, 1), needs(3, 1)])) == {1: "0", 2: "1"}
     assert placed(plan([card(0, held=True)], [needs(1, 1), needs(2)])) == {1: "0"}
 
@@ -507,15 +507,15 @@ class Box:
 
     totals_gib: Sequence[int]
     limits: Limits
-    lasts_s: Callable[[Job], float]
+    lasts_s: Callable[[JobRow], float]
     now: float = 0.0
-    waiting: list[Job] = field(default_factory=list)
+    waiting: list[JobRow] = field(default_factory=list)
     held: set[str] = field(default_factory=set)
-    running: dict[int, tuple[Job, tuple[str, ...], float]] = field(default_factory=dict)  # with the end
+    running: dict[int, tuple[JobRow, tuple[str, ...], float]] = field(default_factory=dict)  # with the end
     started_at: dict[int, float] = field(default_factory=dict)
     waited_since: dict[int, float] = field(default_factory=dict)
 
-    def on(self, uuid: str) -> list[Job]:
+    def on(self, uuid: str) -> list[JobRow]:
         return [job for job, devices, _ in self.running.values() if uuid in devices]
 
     def snapshot(self) -> Snapshot:
@@ -602,7 +602,7 @@ def test_several_large_jobs_start_one_after_the_other() -> None:
     assert 0 < box.started_at[1] < box.started_at[2] < box.started_at[3] <= 10 + 600 + 3 * 330
 
 
-def job_lists() -> st.SearchStrategy[list[Job]]:
+def job_lists() -> st.SearchStrategy[list[JobRow]]:
     job = st.builds(
         build.job,
         gpus=st.sampled_from([1, 1, 1, 2, 3]),
@@ -613,7 +613,7 @@ def job_lists() -> st.SearchStrategy[list[Job]]:
     return st.lists(job, max_size=14).map(number)
 
 
-def number(jobs: Iterable[Job]) -> list[Job]:
+def number(jobs: Iterable[JobRow]) -> list[JobRow]:
     return [replace(job, id=n) for n, job in enumerate(jobs, 1)]
 
 
@@ -628,7 +628,7 @@ def number(jobs: Iterable[Job]) -> list[Job]:
     st.sampled_from([0.0, 50.0, 600.0]),
 )
 def test_every_job_runs_within_all_limits(
-    jobs: list[Job], totals: list[int], max_gpus: int, sharing: int, strategy: str, bypass_s: float
+    jobs: list[JobRow], totals: list[int], max_gpus: int, sharing: int, strategy: str, bypass_s: float
 ) -> None:
     limits = Limits(max_gpus, 2, sharing, {"t": 3, "u": 3}, strategy, bypass_s)
     box = Box(totals, limits, lambda job: 10.0 + job.id * 7 % 60, waiting=list(jobs))

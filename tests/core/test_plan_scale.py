@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpusched.core.jobs.lifecycle import JobEvent
-from gpusched.core.model import MIB, Attempt, AttemptFact, Job, Outcome, OutcomeKind
+from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Outcome, OutcomeKind
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Close, DeviceView, Limits, Release, Snapshot, Start
@@ -36,7 +36,7 @@ STATES = {
 class Simulation:
     """Jobs that take a few ticks each; memory is back one tick after a job's end. Nobody else is on the box."""
 
-    jobs: list[Job]
+    jobs: list[JobRow]
     seed: int = 1
     limits: Limits = field(default_factory=lambda: Limits(DEVICES, 4))
     plans: int = 0
@@ -90,7 +90,7 @@ class Simulation:
         for action in plan.actions:
             if isinstance(action, Close):
                 assert action.verdict.event is JobEvent.SUCCEEDED
-                del self.open[action.attempt.job_id]
+                del self.open[action.attempt.job.id]
                 again = True
             elif isinstance(action, Start):
                 self.start(action)

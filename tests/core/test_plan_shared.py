@@ -20,7 +20,7 @@ from gpusched.core.model import (
     Attributes,
     Dependency,
     DependencyKind,
-    Job,
+    JobRow,
     JobSpec,
     JobState,
     Outcome,
@@ -81,7 +81,7 @@ def test_a_budget_grows_to_a_quarter_more_than_stated_or_seen(stated: float, pea
 def test_what_no_card_could_ever_have_is_not_tried() -> None:
     found = closed(ended(20), card(0), card(1))
     assert (found.verdict.event, found.verdict.delay_s, found.mem_bytes) == (JobEvent.FAILED, 0, 0)
-    assert found.verdict.note == "would need 25600 MiB after an out-of-memory, and no allowed GPU has that much"
+    assert found.verdict.note == "would need 25600 MiB after an out-of-memory, and too few allowed GPUs have that much"
     assert closed(ended(20), card(0), card(1, total_gib=80)).verdict.event is JobEvent.RETRIED
 
 
@@ -104,7 +104,7 @@ def test_what_the_driver_keeps_of_a_board_is_not_to_be_had() -> None:
 
 def test_without_a_retry_the_budget_grows_for_whoever_queues_it_again() -> None:
     assert closed(ended(10, retries=0), card(0)) == Close(
-        ended(10, retries=0), judge(OOM, retries=0, tries=0, losses=0, cancel_asked=False), round(12.5 * GIB)
+        ended(10, retries=0), judge(OOM, build.job(), cancel_asked=False), round(12.5 * GIB)
     )
     assert closed(ended(20, retries=0), card(0)).mem_bytes == 0  # but never beyond what can start
     assert closed(ended(10, outcome=Outcome(OutcomeKind.EXITED, 1)), card(0)).mem_bytes == 0
@@ -202,7 +202,7 @@ def test_no_device_gets_more_than_it_has(snapshot: Snapshot) -> None:
     found = make_plan(snapshot)
     jobs = {job.id: job for job in snapshot.waiting}
     views = {device.uuid: device for device in snapshot.devices}
-    given_to: dict[str, list[Job]] = defaultdict(list)
+    given_to: dict[str, list[JobRow]] = defaultdict(list)
     for action in found.actions:
         if isinstance(action, Start | Claim):
             for uuid in action.devices:
@@ -241,7 +241,7 @@ def test_no_limit_is_passed(snapshot: Snapshot) -> None:
     assert len(before | new) <= max(limits.max_gpus, len(before))
     tags = {job.id: job.tags for job in snapshot.waiting}
     for tag, limit in limits.tag_gpus.items():
-        had = {u for attempt in snapshot.attempts if tag in attempt.tags for u in attempt.devices}
+        had = {u for attempt in snapshot.attempts if tag in attempt.job.tags for u in attempt.devices}
         more = {u for action in placed if tag in tags[action.job_id] for u in action.devices}
         assert len(had | more) <= max(limit, len(had))
     held = {device.uuid for device in snapshot.devices if device.held}
@@ -415,7 +415,7 @@ def run_to_the_end(store: Store, specs: Sequence[JobSpec], data: st.DataObject) 
             break
         uuid = data.draw(st.sampled_from(sorted(running)))
         outcome = Outcome(OutcomeKind.EXITED, data.draw(st.sampled_from([0, 0, 1])))
-        verdict = judge(outcome, retries=0, tries=0, losses=0, cancel_asked=False)
+        verdict = judge(outcome, build.job(), cancel_asked=False)
         job_id = running.pop(uuid)
         attempt_table.close(
             store, job_id, job_table.get(store, job_id).attempts, AttemptEnd(outcome, NOW), verdict, now=NOW

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.model import MIB, Attempt, AttemptFact, Job, Outcome, OutcomeKind
+from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Outcome, OutcomeKind
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState, fold
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import (
@@ -43,7 +43,7 @@ def view(n: int, state: DeviceState = FREE, **more: Any) -> DeviceView:
 
 def plan(
     devices: Sequence[DeviceView] = (),
-    waiting: Sequence[Job] = (),
+    waiting: Sequence[JobRow] = (),
     attempts: Sequence[Attempt] = (),
     *,
     max_gpus: int = 4,
@@ -59,7 +59,7 @@ def why(found: Plan, job_id: int = 1) -> tuple[str, str]:
     return reason.kind, reason.text
 
 
-def jobs(n: int, **more: Any) -> list[Job]:
+def jobs(n: int, **more: Any) -> list[JobRow]:
     return [build.job(i, **more) for i in range(1, n + 1)]
 
 

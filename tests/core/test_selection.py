@@ -74,7 +74,7 @@ def test_forms_that_people_type(row: dict[str, Any]) -> None:
 
 def test_refusals_name_what_is_wrong_and_what_is_there() -> None:
     assert "named more than once: 0, 1" in str(refusal(BOX, wanted="0,0,1,1"))
-    assert "no GPU 4 here (0..3)" in str(refusal(BOX, wanted="1,4"))
+    assert "no GPU 4 here" in str(refusal(BOX, wanted="1,4"))
     assert "4 GPUs can never give 5 to one job" in str(refusal(BOX, gpus_per_job=5))
     assert "2 GPUs can never give 3 to one job" in str(refusal(BOX, wanted="1,2", gpus_per_job=3))
     assert "2 GPUs at once can never give 3" in str(refusal(BOX, max_gpus=2, gpus_per_job=3))
@@ -226,7 +226,6 @@ def test_cpu_jobs_ask_for_no_gpu() -> None:
     assert select((), gpus_per_job=0) == Selection(())
     assert select(BOX, outer_mask="", gpus_per_job=0) == Selection(())
     assert refusal(()).exit_code == EXIT_CANNOT_WORK
-    assert refusal(BOX, gpus_per_job=-1).exit_code == EXIT_USAGE
 
 
 # ---- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------

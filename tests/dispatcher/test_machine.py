@@ -22,7 +22,7 @@ from gpusched.core.model import (
     Device,
     DeviceProcess,
     DeviceUse,
-    Job,
+    JobRow,
     JobState,
     Outcome,
     OutcomeKind,
@@ -78,7 +78,7 @@ class Work:
         self.state = next_state(self.state, event, f"job {self.id}")
 
     @property
-    def waiting(self) -> Job:
+    def waiting(self) -> JobRow:
         return build.job(
             self.id,
             self.gpus,
@@ -241,7 +241,7 @@ class World(RuleBasedStateMachine):
             if isinstance(action, Start):
                 self.start(action)
             elif isinstance(action, Stop):
-                run = next(r for r in self.runs if r.job.id == action.attempt.job_id)
+                run = next(r for r in self.runs if r.job.id == action.attempt.job.id)
                 run.stop_sent = True
             elif isinstance(action, Release):
                 settling = self.known[action.uuid].state is DeviceState.SETTLING
@@ -320,7 +320,7 @@ class World(RuleBasedStateMachine):
         self.runs.append(Run(job, job.attempts, action.devices, tuple(uses)))
 
     def close(self, action: Close) -> None:
-        run = next(r for r in self.runs if r.job.id == action.attempt.job_id)
+        run = next(r for r in self.runs if r.job.id == action.attempt.job.id)
         assert run.outcome is not None
         job, verdict = run.job, action.verdict
         self.judge_is_bounded(job, verdict)

@@ -50,7 +50,7 @@ def placed(store: Store, views: Sequence[DeviceView], limits: Limits, *, held: b
     snapshot = Snapshot(NOW, limits, tuple(views))
     found = QueueHead(store)
     plan = found.plan(snapshot)
-    whole = tuple(row.waiting for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
+    whole = tuple(row for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
     expected = make_plan(replace(snapshot, waiting=whole))
     assert plan.actions == expected.actions
     assert plan.reasons.items() <= expected.reasons.items()

@@ -186,8 +186,8 @@ def judgement_block() -> str:
     """What judge() makes of the first such end of a job that has one retry, and of the first that is final."""
     rows = []
     for words, end in ENDS:
-        first = judge(end, retries=1, tries=0, losses=0, cancel_asked=False)
-        last = judge(end, retries=1, tries=1, losses=3, cancel_asked=False)
+        first = judge(end, build.job(retries=1), cancel_asked=False)
+        last = judge(end, build.job(retries=1, tries=1, losses=3), cancel_asked=False)
         rows.append(
             (words, becomes(first), spends(first), becomes(last) if last.event is not first.event else "the same")
         )

@@ -192,12 +192,13 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     moment = Moment(NOW, NOW)
     book.take_in(moment, lambda sample: pids_of_ours(box, sample), box.residents.keys())
     for uuid in box.holders:
-        assert not book.claim([uuid], moment)
+        book.claim([uuid], moment)
+        assert book.entries[uuid].claim is None
     order = sorted(enumerate(needs, 1), key=lambda pair: -pair[1].prio)
     snapshot = Snapshot(
         NOW,
         options.limits,
-        tuple(view for _, view in book.views(box.residents)),
+        tuple(entry.view(box.residents.get(uuid, ())) for uuid, entry in book.entries.items()),
         tuple(build.job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order),
         tuple(attempts_on(box)),
         threshold_bytes=chosen.gpu_mem_threshold * MIB,

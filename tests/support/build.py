@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.core.model import MIB, Attempt, AttemptRow, Device, Job, JobRow, JobState
+from gpusched.core.model import MIB, Attempt, AttemptRow, Device, JobRow
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.snapshot import DeviceView
 
@@ -46,38 +46,21 @@ def device_view(
     )
 
 
-def job(job_id: int = 1, gpus: int = 1, *, mem_gib: float = 0, **more: Any) -> Job:
+def job(job_id: int = 1, gpus: int = 1, *, mem_gib: float = 0, **more: Any) -> JobRow:
     """Return a waiting job; without a budget (`mem_gib`) it has its devices alone."""
-    return Job(job_id, gpus, **{"mem_bytes": round(mem_gib * GIB), **more})
+    return JobRow(job_id, gpus=gpus, **{"mem_bytes": round(mem_gib * GIB), **more})
 
 
 def attempt(job_id: int = 1, *devices: int | str, number: int = 1, mem_gib: float = 0, **more: Any) -> Attempt:
     """Return an open attempt of a job on these devices, each named by its number or its UUID."""
     uuids = tuple(each if isinstance(each, str) else f"GPU-{each}" for each in devices)
-    return Attempt(job_id, number, uuids, **{"mem_bytes": round(mem_gib * GIB), **more})
+    of_job = {name: more.pop(name) for name in JobRow.__slots__ if name in more}
+    return Attempt(job(job_id, mem_gib=mem_gib, **of_job), number, uuids, **more)
 
 
 def job_row(job_id: int = 1, **more: Any) -> JobRow:
     """Return a job as the store holds it: queued and never started."""
-    fields = {
-        "command": b"true",
-        "line": 1,
-        "cwd": b"/",
-        "state": JobState.QUEUED,
-        "cause": "",
-        "gpus": 1,
-        "time_limit_s": None,
-        "retries": 0,
-        "tries": 0,
-        "losses": 0,
-        "attempts": 0,
-        "not_before": 0.0,
-        "submitted_at": 0.0,
-        "first_started_at": None,
-        "ended_at": None,
-        "cancel_requested_at": None,
-    }
-    return JobRow(job_id, **{**fields, **more})
+    return JobRow(job_id, **{"command": b"true", "line": 1, **more})
 
 
 def attempt_row(job_id: int = 1, number: int = 1, **more: Any) -> AttemptRow:

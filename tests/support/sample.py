@@ -168,7 +168,7 @@ class Sample9:
     ) -> JobState:
         number = self.start(job_id, began_s, gpus=gpus)
         job = job_table.get(self.store, job_id)
-        verdict = judge(outcome, retries=job.retries, tries=job.tries, losses=job.losses, cancel_asked=False)
+        verdict = judge(outcome, job, cancel_asked=False)
         verdict = replace(verdict, delay_s=delay_s)
         ended = NOW - 3600 + ended_s
         return attempt_table.close(

@@ -75,14 +75,9 @@ def group_document(summary: GroupSummary) -> dict[str, Any]:
     }
     if took is None:
         return document
+    names = ("wall_s", "median_s", "slowest_s", "at_once", "speed_up", "efficiency", "items_per_s")
     return document | {
-        "wall_s": took.wall_s,
-        "median_s": took.median_s,
-        "slowest_s": took.slowest_s,
-        "at_once": took.at_once,
-        "speed_up": took.speed_up,
-        "efficiency": took.efficiency,
-        "items_per_s": took.items_per_s,
+        **{name: getattr(took, name) for name in names},
         "times": [
             {"job": s.job_id, "name": s.name, "items": s.items, "runtime_s": s.ended_at - s.started_at}
             for s in took.jobs

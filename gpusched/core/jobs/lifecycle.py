@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from gpusched.core.model import DeviceUse, JobState, Outcome, OutcomeKind
+from gpusched.core.model import DeviceUse, JobRow, JobState, Outcome, OutcomeKind
 
 
 class JobEvent(str, Enum):
@@ -84,11 +84,9 @@ class Verdict:
     note: str = ""
 
 
-def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_asked: bool) -> Verdict:
-    """Decide the next event of the job whose attempt ended with `outcome`.
-
-    `tries` and `losses` were spent before this attempt; `retries` is the number of tries that may follow the first.
-    """
+def judge(outcome: Outcome, job: JobRow, *, cancel_asked: bool) -> Verdict:
+    """Decide the next event of the job whose attempt ended with `outcome`; the job is as it was before that."""
+    tries, losses = job.tries, job.losses
     if outcome.ok:
         return Verdict(JobEvent.SUCCEEDED, tries + 1, losses)
     if outcome.kind is OutcomeKind.CANCELLED or cancel_asked:
@@ -102,7 +100,7 @@ def judge(outcome: Outcome, *, retries: int, tries: int, losses: int, cancel_ask
         reason = outcome.cause or (f"exit {EXIT_TRY_AGAIN}" if asks_again(outcome) else outcome.kind.value)
         return Verdict(JobEvent.FAILED, tries, losses, note=f"given up after {LOSS_LIMIT} repetitions for {reason}")
     tries += 1
-    if tries <= retries:
+    if tries <= job.retries:
         return Verdict(JobEvent.RETRIED, tries, losses, _backoff_s(tries))
     return Verdict(JobEvent.FAILED, tries, losses)
 

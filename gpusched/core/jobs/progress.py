@@ -6,7 +6,7 @@ Reads no queue: counts and times are arguments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -49,23 +49,20 @@ class ItemGroup:
 
 def groups(counts: Iterable[ItemCount], running: Iterable[RunningView]) -> list[ItemGroup]:
     """Return the groups of a queue, in the order of their tags."""
-    by_tags: dict[tuple[str, ...], list[float]] = {}
+    by_tags: dict[tuple[str, ...], ItemGroup] = {}
     for each in counts:
         if each.jobs:
-            sums = by_tags.setdefault(each.tags, [0, 0, 0, 0.0])
-            sums[0] += each.jobs
-            sums[2] += each.items
-            if each.state is JobState.SUCCEEDED:
-                sums[1] += each.jobs
-                sums[3] += each.items
+            group = by_tags.get(each.tags, ItemGroup(each.tags, 0, 0, 0, 0.0))
+            jobs, items = (each.jobs, each.items) if each.state is JobState.SUCCEEDED else (0, 0)
+            by_tags[each.tags] = ItemGroup(
+                each.tags, group.jobs + each.jobs, group.ended + jobs, group.items + each.items, group.done + items
+            )
     for view in running:
-        if view.job.items and view.job.tags in by_tags:
-            sums = by_tags[view.job.tags]
-            sums[3] = min(sums[2], sums[3] + items_done(view.job.items, parse_progress(view.attempt.progress)))
-    return [
-        ItemGroup(tags, int(jobs), int(ended), int(items), done)
-        for tags, (jobs, ended, items, done) in sorted(by_tags.items())
-    ]
+        running_group = by_tags.get(view.job.tags) if view.job.items else None
+        if running_group is not None:
+            done = running_group.done + items_done(view.job.items, parse_progress(view.attempt.progress))
+            by_tags[view.job.tags] = replace(running_group, done=min(running_group.items, done))
+    return [group for _, group in sorted(by_tags.items())]
 
 
 def items_done(items: int, progress: Mapping[str, Any]) -> float:
@@ -106,10 +103,6 @@ class Times:
     @property
     def median_s(self) -> float:
         return median(self.durations)
-
-    @property
-    def slowest(self) -> Span:
-        return max(self.jobs, key=lambda span: span.ended_at - span.started_at)
 
     @property
     def slowest_s(self) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from graphlib import CycleError, TopologicalSorter
 
 from gpusched.core.model import Dependency, DependencyKind, JobState
 
@@ -46,19 +47,16 @@ class JobIndex:
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
         self._resolved: dict[tuple[str, ...], tuple[tuple[int, ...], frozenset[int]]] = {}  # a cache
+        self._add(jobs, frozenset())
+        self._add(earlier, {*self._names, *self._tags})
+
+    def _add(self, jobs: Iterable[ListedJob], taken: Set[str]) -> None:
         for job in jobs:
             self._ids.add(job.id)
-            if job.name:
+            if job.name and job.name not in taken:
                 self._names[job.name] = job.id
             for tag in job.tags:
-                self._tags.setdefault(tag, []).append(job.id)
-        listed = {*self._names, *self._tags}
-        for job in earlier:
-            self._ids.add(job.id)
-            if job.name and job.name not in listed:
-                self._names[job.name] = job.id
-            for tag in job.tags:
-                if tag not in listed:
+                if tag not in taken:
                     self._tags.setdefault(tag, []).append(job.id)
 
     def names(self) -> list[str]:
@@ -86,37 +84,17 @@ class JobIndex:
         ids, id_set = self._resolved[refs]
         if job_id not in id_set:
             return ids
-        return tuple(dict.fromkeys(i for ref in refs for i in self._others(job_id, ref)))
-
-    def _others(self, job_id: int, ref: str) -> tuple[int, ...]:
-        ids = self.find(ref)
-        if ref in self._names or ref not in self._tags:
-            return ids
-        return tuple(i for i in ids if i != job_id)
+        kept = [i for ref in refs for i in self.find(ref) if i != job_id or ref in self._names or ref not in self._tags]
+        return tuple(dict.fromkeys(kept))
 
 
 def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
     """Return jobs that wait for each other in a circle, each for the next one; empty if there is no circle."""
-    visited: set[int] = set()
-    for start in upstream:
-        if start in visited:
-            continue
-        path: list[int] = [start]
-        on_path = {start}
-        iterators = [iter(upstream.get(start, ()))]
-        while iterators:
-            following = next(iterators[-1], None)
-            if following is None:
-                iterators.pop()
-                ended = path.pop()
-                on_path.discard(ended)
-                visited.add(ended)
-            elif following in on_path:
-                return path[path.index(following) :]
-            elif following not in visited:
-                path.append(following)
-                on_path.add(following)
-                iterators.append(iter(upstream.get(following, ())))
+    try:
+        TopologicalSorter(upstream).prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1]  # each is waited for by the next one, and the first comes again at the end
+        return circle[:0:-1]
     return []
 
 
@@ -141,14 +119,9 @@ class DependencyTally:
 
 def readiness(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> Readiness:
     """Decide if a job may start, by the states of the jobs of each of its dependencies."""
-    worst = Readiness.READY
-    for kind, tally in groups:
-        one = readiness_of(kind, tally)
-        if one is Readiness.IMPOSSIBLE:
-            return one
-        if one is Readiness.WAITING:
-            worst = one
-    return worst
+    results = {readiness_of(kind, tally) for kind, tally in groups}
+    worst_first = (Readiness.IMPOSSIBLE, Readiness.WAITING)
+    return next((result for result in worst_first if result in results), Readiness.READY)
 
 
 def is_unneeded(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> bool:

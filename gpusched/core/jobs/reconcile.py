@@ -75,8 +75,7 @@ def reconcile(
         returned = job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED
         if returned or (retry_failed and job.state is JobState.FAILED):
             requeue.append(job.id)
-    if not complete:
-        return QueueChange(tuple(add), tuple(keep), tuple(requeue), ())
-    cancel = tuple(job.id for job in unlisted.values() if job.state in _WAITING)
-    gone = tuple(job.id for job in unlisted.values() if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
+    left = list(unlisted.values()) if complete else []
+    cancel = tuple(job.id for job in left if job.state in _WAITING)
+    gone = tuple(job.id for job in left if job.state in ENDED_STATES and job.cause != CAUSE_REMOVED)
     return QueueChange(tuple(add), tuple(keep), tuple(requeue), cancel, gone)

@@ -150,17 +150,6 @@ def explained(device: Device, sample: Sample, ours: Set[int], criteria: Criteria
 
 
 @dataclass(frozen=True, slots=True)
-class _NextState:
-    """The part of an availability that a new sample decides."""
-
-    state: DeviceState
-    why: str
-    count: int = 0
-    settling_since: float | None = None
-    withheld: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class OwnUse:
     """The use of a device by this queue: `occupied` says that an attempt is on it, `pids` are its known processes."""
 
@@ -183,68 +172,65 @@ def fold(
     Only polls raise the count (`polled`); a look between polls can reset it, never raise it. `now` is the time of
     the sample on the clock of `settling_since`; without it the sample's own time.
     """
-    ours, occupied = own.pids, own.occupied
     now = sample.at if now is None else now
-    why = obstacle(device, sample, ours, occupied, criteria, polled=polled)
-    listed = _still_listed({*before.ours, *ours}, sample)
+    why = obstacle(device, sample, own.pids, own.occupied, criteria, polled=polled)
+    listed = _still_listed({*before.ours, *own.pids}, sample)
+    foreign = foreign_bytes(sample, own.pids)
+    after = Availability(before.uuid, why=why or "", sample=sample, foreign_bytes=foreign)
     if why is None:
-        after = _count_free_poll(before, occupied, polled, criteria.max_checks)
+        after = _count_free_poll(before, after, own.occupied, polled, criteria.max_checks)
     elif sample.error:
-        after = _NextState(DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE, why)
-    elif occupied:
-        after = _keep_running(before, now, explained(device, sample, listed, criteria), criteria, why)
+        after = replace(after, state=DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE)
+    elif own.occupied:
+        after = _keep_running(before, after, now, explained(device, sample, listed, criteria), criteria)
     elif never_used(device):
-        after = _NextState(DeviceState.SET_ASIDE, why)
+        after = replace(after, state=DeviceState.SET_ASIDE)
     elif explained(device, sample, listed, criteria):
-        after = _NextState(DeviceState.BUSY, why)
+        after = replace(after, state=DeviceState.BUSY)
     else:
-        after = _wait_for_memory(before, now, criteria.settle_timeout_s, why)
-    return Availability(
-        uuid=before.uuid,
-        count=after.count,
-        state=after.state,
-        why=after.why,
-        since=before.since if after.state is before.state else sample.at,
-        sample=sample,
-        foreign_bytes=foreign_bytes(sample, ours),
-        settling_since=after.settling_since,
-        withheld=after.withheld,
-        ours=tuple(sorted(listed)) if occupied or after.withheld or after.state is DeviceState.SETTLING else (),
-    )
+        after = _wait_for_memory(before, after, now, criteria.settle_timeout_s)
+    is_ours = own.occupied or after.withheld or after.state is DeviceState.SETTLING
+    since = before.since if after.state is before.state else sample.at
+    return replace(after, since=since, ours=tuple(sorted(listed)) if is_ours else ())
 
 
-def _count_free_poll(before: Availability, occupied: bool, polled: bool, max_checks: int) -> _NextState:
+def _count_free_poll(
+    before: Availability, after: Availability, occupied: bool, polled: bool, max_checks: int
+) -> Availability:
     """Decide for a device that is free of others at this sample."""
     count = min(before.count + polled, max_checks)
     if occupied:
-        return _NextState(DeviceState.RUNNING, "runs a job of this queue", count)
+        return replace(after, state=DeviceState.RUNNING, why="runs a job of this queue", count=count)
     if count >= max_checks:
-        return _NextState(DeviceState.FREE, "free", count)
-    return _NextState(DeviceState.CHECKING, f"free at {count} of {max_checks} checks", count)
+        return replace(after, state=DeviceState.FREE, why="free", count=count)
+    return replace(after, state=DeviceState.CHECKING, why=f"free at {count} of {max_checks} checks", count=count)
 
 
-def _keep_running(before: Availability, now: float, is_explained: bool, criteria: Criteria, why: str) -> _NextState:
+def _keep_running(
+    before: Availability, after: Availability, now: float, is_explained: bool, criteria: Criteria
+) -> Availability:
     """Decide for a device with a job of ours that is not free of others.
 
     After one of the jobs that share it has ended, its memory may take a while to come back: the count is kept so long.
     """
     since = before.settling_since
     if since is None or now - since > criteria.settle_timeout_s or is_explained:
-        return _NextState(DeviceState.RUNNING, why)
-    return _NextState(DeviceState.RUNNING, why, before.count, since)
+        return replace(after, state=DeviceState.RUNNING)
+    return replace(after, state=DeviceState.RUNNING, count=before.count, settling_since=since)
 
 
-def _wait_for_memory(before: Availability, now: float, settle_timeout_s: float, why: str) -> _NextState:
+def _wait_for_memory(before: Availability, after: Availability, now: float, settle_timeout_s: float) -> Availability:
     """Decide for a device without a job of ours, whose memory in use no listed process explains."""
     since = before.settling_since
     if before.withheld:
-        return _NextState(DeviceState.SET_ASIDE, before.why, settling_since=since, withheld=True)
+        return replace(after, state=DeviceState.SET_ASIDE, why=before.why, settling_since=since, withheld=True)
     if since is None:
-        return _NextState(DeviceState.BUSY, why)
+        return replace(after, state=DeviceState.BUSY)
     if now - since > settle_timeout_s:
-        late = f"{why}: not given back {settle_timeout_s:g} s after our job ended"
-        return _NextState(DeviceState.SET_ASIDE, late, withheld=True)
-    return _NextState(DeviceState.SETTLING, f"waiting for the memory of our last job: {why}", before.count, since)
+        late = f"{after.why}: not given back {settle_timeout_s:g} s after our job ended"
+        return replace(after, state=DeviceState.SET_ASIDE, why=late, withheld=True)
+    why = f"waiting for the memory of our last job: {after.why}"
+    return replace(after, state=DeviceState.SETTLING, why=why, count=before.count, settling_since=since)
 
 
 def _still_listed(pids: Set[int], sample: Sample) -> Set[int]:

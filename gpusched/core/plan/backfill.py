@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from gpusched.core.model import Job
+from gpusched.core.model import JobRow
 from gpusched.core.plan.snapshot import DeviceView, Snapshot
 from gpusched.core.plan.wait_reason import minutes, want
 
@@ -25,7 +25,7 @@ class Backfill:
         self.passed += self._passable
         self._passable = []
 
-    def reserve(self, job: Job, candidates: Sequence[DeviceView], free: Set[str], ours: Set[str]) -> str:
+    def reserve(self, job: JobRow, candidates: Sequence[DeviceView], free: Set[str], ours: Set[str]) -> str:
         """Note that the job waits, and keep devices for it if it was passed for too long.
 
         `candidates` could serve the job, the best to keep first; `free` ones can start at once, `ours` run jobs of

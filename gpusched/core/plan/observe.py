@@ -6,11 +6,11 @@ The dispatcher, `run --dry-run`, `devices`, `status` and `explain` all build the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpusched.common.text import clean
-from gpusched.core.model import MIB, Attempt, AttemptRow, Device, Job, JobRow, Reading, Sample
+from gpusched.core.model import MIB, Attempt, AttemptRow, Device, JobRow, Reading, Sample
 from gpusched.core.plan.availability import Availability, Criteria, OwnUse, fold
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
@@ -53,29 +53,15 @@ def first_look(
     return unread if sample is None else fold(unread, device, sample, own, criteria=criteria)
 
 
-def device_view(
-    device: Device,
-    availability: Availability,
-    *,
-    held: bool = False,
-    looked: bool = False,
-    looked_again: bool = False,
-    refused: str = "",
-    residents: tuple[Resident, ...] = (),
-) -> DeviceView:
-    """Return a device as the plan sees it; DeviceView explains the arguments."""
+def device_view(device: Device, availability: Availability) -> DeviceView:
+    """Return an unclaimed device without jobs of ours, as the plan sees it."""
     sample = availability.sample
     return DeviceView(
         availability,
         total_bytes=sample.total_bytes if sample is not None and sample.total_bytes else device.total_bytes,
         label=device_label(device),
-        held=held,
-        looked=looked,
-        refused=refused,
-        residents=residents,
         name=device.name,
         group=device.group,
-        looked_again=looked_again,
         alone=device.is_mig or device.compute_mode == "exclusive_process",
         reserved_bytes=device.reserved_bytes,
     )
@@ -117,7 +103,8 @@ def first_board(
     for uuid in uuids:
         use, device = tenancies.get(uuid, UNUSED), devices[uuid]
         known = first_look(device, samples.get(uuid), criteria, OwnUse(use.pids, bool(use.residents)))
-        view = device_view(device, known, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
+        view = device_view(device, known)
+        view = replace(view, held=use.held, looked=use.held, refused=use.refused, residents=use.residents)
         items.append(BoardDevice(device, view))
     return Board(
         at=max((sample.at for sample in reading.samples), default=0.0),
@@ -137,15 +124,14 @@ def claimed_by(user: str | None) -> str:
 
 def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:
     """Return an open attempt of the queue's database as the plan sees it, as far as the database knows it."""
-    devices = tuple(device.uuid for device in row.devices)
-    return Attempt(job.id, row.number, devices, mem_bytes=job.mem_bytes, tags=job.tags, gpu_model=job.gpu_model)
+    return Attempt(job, row.number, tuple(device.uuid for device in row.devices))
 
 
 def snapshot(
     board: Board,
     now: float,
     *,
-    waiting: Iterable[Job] = (),
+    waiting: Iterable[JobRow] = (),
     attempts: Iterable[Attempt] = (),
     stop_all: bool = False,
 ) -> Snapshot:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusched.core.model import Job
+from gpusched.core.model import JobRow
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
+from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Look, Reason, Snapshot, Start
 
 LOOK_FRESH_S = 0.5  # a reading this young is a last look at a device that jobs of ours share
 
@@ -47,7 +47,7 @@ class Occupancy:
         self.whole = [d for d in free if d.uuid not in self._kept | stuck]
         self.rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
         self.devices_of_tag = {
-            tag: {uuid for attempt in open_attempts if tag in attempt.tags for uuid in attempt.devices}
+            tag: {uuid for attempt in open_attempts if tag in attempt.job.tags for uuid in attempt.devices}
             for tag in limits.tag_gpus
         }
         self.assigned = set[str]()  # devices that were free as a whole, and go to a job of this plan
@@ -71,9 +71,9 @@ class Occupancy:
         """The devices that run, settle, or are about to start for this queue."""
         return self._kept | self.assigned
 
-    def looks(self) -> tuple[str, ...]:
-        """Return the shared devices to read once more before another job joins."""
-        return tuple(sorted(self._looks))
+    def looks(self) -> list[Look]:
+        """Return the reading that shared devices need before another job joins, if any does."""
+        return [Look(tuple(sorted(self._looks)))] if self._looks else []
 
     def unused(self) -> list[str]:
         """Return the claimed devices that neither run, nor settle, nor are about to start: the claims to release."""
@@ -87,13 +87,13 @@ class Occupancy:
 
     # ---- assigning ----
 
-    def assign_cpu(self, job: Job) -> Start | Reason:
+    def assign_cpu(self, job: JobRow) -> Start | Reason:
         if self._cpu_jobs_left <= 0:
             return Reason("cpu_jobs", f"{self._at.limits.cpu_jobs} CPU jobs run already (--cpu-jobs)")
         self._cpu_jobs_left -= 1
         return Start(job.id, ())
 
-    def assign(self, job: Job, devices: Sequence[DeviceView]) -> Start | Claim | Reason:
+    def assign(self, job: JobRow, devices: Sequence[DeviceView]) -> Start | Claim | Reason:
         """Count the job on these devices. Return its start, or the claim or the reading that must come first."""
         for tag in job.tags:
             if tag in self.devices_of_tag:
@@ -116,7 +116,7 @@ class Occupancy:
             return Reason("look", f"last check of {', '.join(d.label for d in pending)} before the start")
         return Start(job.id, tuple(d.uuid for d in devices))
 
-    def _assign_whole(self, job: Job, device: DeviceView, *, startable: bool) -> None:
+    def _assign_whole(self, job: JobRow, device: DeviceView, *, startable: bool) -> None:
         self.assigned.add(device.uuid)
         self.gpus_left -= 1
         self.whole.remove(device)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpusched.core.jobs.lifecycle import is_backing_off
-from gpusched.core.model import Job
+from gpusched.core.model import JobRow
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.occupancy import Occupancy, Room
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
@@ -35,7 +35,7 @@ class Placement:
         """The jobs that wait for devices while a job behind them gets some."""
         return tuple(self._backfill.passed)
 
-    def place(self, job: Job) -> Start | Claim | Reason:
+    def place(self, job: JobRow) -> Start | Claim | Reason:
         """Return the job's start, the claim that comes before it, or the reason why it does not start now."""
         if self._at.closed_to_starts:
             return Reason("closed", self._at.closed_to_starts)
@@ -54,7 +54,7 @@ class Placement:
             self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}")
         return placed
 
-    def _place_gpu(self, job: Job) -> Start | Claim | Reason:
+    def _place_gpu(self, job: JobRow) -> Start | Claim | Reason:
         needs_larger = self._needs_larger(job)
         devices = self._choose(job, needs_larger)
         if not isinstance(devices, Reason):
@@ -69,7 +69,7 @@ class Placement:
 
     # ---- choosing ----
 
-    def _choose(self, job: Job, needs_larger: bool) -> list[DeviceView] | Reason:
+    def _choose(self, job: JobRow, needs_larger: bool) -> list[DeviceView] | Reason:
         """Return the best devices for this job, or why there are not enough."""
         shared = [room.device for room in self._occupancy.rooms.values() if self._has_room(room, job)]
         full_tag = self._full_tag(job, shared)
@@ -91,14 +91,14 @@ class Placement:
                 return chosen
         return self._unaffordable(job, len(shared))
 
-    def _orders(self, job: Job, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
+    def _orders(self, job: JobRow, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
         """Yield the orders to try: without the devices to avoid, with them, and the one that costs the least limits."""
         if job.avoid:
             yield _one_group_first(job, [d for d in ranked if d.uuid not in job.avoid])
         yield _one_group_first(job, ranked)
         yield sorted(ranked, key=lambda d: self._cost(job, d))
 
-    def _affordable(self, job: Job, ranked: Iterable[DeviceView]) -> list[DeviceView]:
+    def _affordable(self, job: JobRow, ranked: Iterable[DeviceView]) -> list[DeviceView]:
         """Return the first devices that the limits allow together; empty if they allow too few."""
         on_tag = self._occupancy.devices_of_tag
         gpus_left = self._occupancy.gpus_left - self._backfill.gpus_reserved
@@ -117,13 +117,13 @@ class Placement:
                 return chosen
         return []
 
-    def _cost(self, job: Job, device: DeviceView) -> int:
+    def _cost(self, job: JobRow, device: DeviceView) -> int:
         """Return the number of limits that the device counts for, with this job."""
         on_tag = self._occupancy.devices_of_tag
         new_to = sum(tag in on_tag and device.uuid not in on_tag[tag] for tag in job.tags)
         return new_to + (device.uuid not in self._occupancy.rooms)
 
-    def _unaffordable(self, job: Job, shared: int) -> Reason:
+    def _unaffordable(self, job: JobRow, shared: int) -> Reason:
         """Return why the limits allow too few of the devices that would fit."""
         gpus_left = self._occupancy.gpus_left
         if shared + max(0, gpus_left - self._backfill.gpus_reserved) >= job.gpus:
@@ -133,7 +133,7 @@ class Placement:
             return Reason("devices", f"waits for {want(job)} within --max-gpus; {reservation}")
         return Reason("max_gpus", limit_reached(job, len(self._occupancy.ours), self._limits))
 
-    def _full_tag(self, job: Job, shared: Sequence[DeviceView]) -> Reason | None:
+    def _full_tag(self, job: JobRow, shared: Sequence[DeviceView]) -> Reason | None:
         """Return why a tag's limit alone leaves this job too few devices, even if others become free."""
         for tag in job.tags:
             if tag in self._occupancy.devices_of_tag:
@@ -143,12 +143,12 @@ class Placement:
                     return Reason("tag", text)
         return None
 
-    def _has_room(self, room: Room, job: Job) -> bool:
+    def _has_room(self, room: Room, job: JobRow) -> bool:
         fits = job.mem_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
         return bool(fits) and room.device.is_model(job.gpu_model)
 
     def _rank(
-        self, job: Job, shared: list[DeviceView], whole: list[DeviceView], needs_larger: bool
+        self, job: JobRow, shared: list[DeviceView], whole: list[DeviceView], needs_larger: bool
     ) -> list[DeviceView]:
         """Sort the devices, the best first. Whole devices by preference; shared ones by best fit."""
         strategy, offer = self._limits.strategy, self._occupancy.offer_bytes
@@ -164,11 +164,11 @@ class Placement:
             ranked = sorted((*shared, *whole), key=offer, reverse=True)
         return sorted(ranked, key=lambda d: d.uuid in job.avoid) if job.avoid else ranked
 
-    def _needs_larger(self, job: Job) -> bool:
+    def _needs_larger(self, job: JobRow) -> bool:
         """Return True if the job ran out of memory, and the box has devices that are certain to offer more."""
         return 0 < job.gpus <= len(self._certain_bytes) and 0 < job.above_bytes <= self._certain_bytes[job.gpus - 1]
 
-    def _candidates(self, job: Job, needs_larger: bool, free: set[str]) -> list[DeviceView]:
+    def _candidates(self, job: JobRow, needs_larger: bool, free: set[str]) -> list[DeviceView]:
         """Return the devices that could serve the job once they are empty, those that are soonest so first."""
         ours = self._occupancy.ours
         margin = self._at.threshold_bytes if needs_larger else 0
@@ -181,14 +181,14 @@ class Placement:
         return sorted(fitting, key=lambda d: (d.uuid not in free, d.uuid not in ours))
 
 
-def _fits(device: DeviceView, job: Job, needs_larger: bool, offer_bytes: int) -> bool:
+def _fits(device: DeviceView, job: JobRow, needs_larger: bool, offer_bytes: int) -> bool:
     """Return True if a whole device that offers so much memory serves the job."""
     if needs_larger and offer_bytes <= job.above_bytes:
         return False
     return device.is_model(job.gpu_model) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
 
 
-def _one_group_first(job: Job, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:
+def _one_group_first(job: JobRow, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:
     """Move the best group that can serve the whole of a job with several devices to the front."""
     if job.gpus == 1:
         return ranked

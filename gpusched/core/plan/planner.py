@@ -10,26 +10,13 @@ join a device that this dispatcher has claimed already: Look -> Start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement
-from gpusched.core.plan.snapshot import (
-    ENDED_FACTS,
-    MARGIN_BYTES,
-    Action,
-    Close,
-    DeviceView,
-    Look,
-    Plan,
-    Reason,
-    Release,
-    Snapshot,
-    Stop,
-)
+from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Release, Snapshot, Stop
 
 BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
 GROWTH = 1.25  # of a budget, after an out-of-memory
@@ -39,10 +26,9 @@ def make_plan(snapshot: Snapshot) -> Plan:
     """Decide everything that can be decided now."""
     actions: list[Action] = []
     for attempt in snapshot.attempts:
-        if attempt.fact in ENDED_FACTS and attempt.outcome is not None:
-            actions.append(_close(attempt, attempt.outcome, snapshot))
-        elif attempt.fact in ENDED_FACTS:
-            continue  # its outcome is not known yet
+        if attempt.fact in ENDED_FACTS:
+            if attempt.outcome is not None:  # else it is not known yet
+                actions.append(_close(attempt, attempt.outcome, snapshot))
         elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
             actions.append(Stop(attempt))
     occupancy = Occupancy(snapshot)
@@ -55,38 +41,28 @@ def make_plan(snapshot: Snapshot) -> Plan:
             reasons[job.id] = placed
         else:
             starts.append(placed)
-    looks = occupancy.looks()
-    if looks:
-        actions.append(Look(looks))
     # released before others are claimed, so that max_gpus holds in between too
-    actions.extend(Release(uuid) for uuid in occupancy.unused())
-    return Plan((*actions, *starts), reasons, placement.passed)
+    releases = map(Release, occupancy.unused())
+    return Plan((*actions, *occupancy.looks(), *releases, *starts), reasons, placement.passed)
 
 
 def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
-    verdict = judge(
-        outcome,
-        retries=attempt.retries,
-        tries=attempt.tries,
-        losses=attempt.losses,
-        cancel_asked=attempt.cancel_requested,
-    )
-    if outcome.cause != "gpu_oom" or not attempt.mem_bytes:
+    verdict = judge(outcome, attempt.job, cancel_asked=attempt.cancel_requested)
+    if outcome.cause != "gpu_oom" or not attempt.job.mem_bytes:
         return Close(attempt, verdict)
-    budget = grown_budget(attempt.mem_bytes, attempt.peak_device_bytes)
-    if _could_fit(budget, attempt, snapshot.devices):
+    budget = grown_budget(attempt.job.mem_bytes, attempt.peak_device_bytes)
+    if _could_fit(budget, attempt, snapshot):
         return Close(attempt, verdict, budget)
     if verdict.event is JobEvent.RETRIED:
-        where = "no allowed GPU has" if len(attempt.devices) == 1 else "too few allowed GPUs have"
-        note = f"would need {budget // MIB} MiB after an out-of-memory, and {where} that much"
+        note = f"would need {budget // MIB} MiB after an out-of-memory, and too few allowed GPUs have that much"
         verdict = replace(verdict, event=JobEvent.FAILED, delay_s=0.0, note=note)
     return Close(attempt, verdict)
 
 
-def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
+def _could_fit(budget_bytes: int, attempt: Attempt, snapshot: Snapshot) -> bool:
     """Return True if as many devices as the attempt had could ever offer this budget."""
-    fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
-    return sum(device.is_model(attempt.gpu_model) for device in fitting) >= len(attempt.devices)
+    fitting = [d for d in snapshot.devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
+    return sum(device.is_model(attempt.job.gpu_model) for device in fitting) >= len(attempt.devices)
 
 
 def round_budget(stated_bytes: int) -> int:

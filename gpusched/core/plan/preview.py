@@ -10,7 +10,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_command
 from gpusched.core.jobs.readiness import DependencyTally, JobIndex, ListedJob, Readiness, UnknownReference, readiness
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.core.model import Attempt, Dependency, Job, JobRow, JobSpec, JobState, Requirements
+from gpusched.core.model import Attempt, Dependency, JobRow, JobSpec, JobState, Requirements
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
@@ -59,11 +59,10 @@ def dry_run_jobs(
     """
     placed: list[tuple[int, DryRunJob]] = []
     for job_id, (spec, position) in enumerate(change.add, len(rows) + 1):
-        placed.append((position, _listed(job_id, spec, "add", JobState.QUEUED, needs)))
+        placed.append((position, _listed(job_id, spec, "add", JobState.QUEUED, needs[spec])))
     for job_id, spec, position in change.keep:
-        again = job_id in change.requeue
-        state = JobState.QUEUED if again else rows[job_id].state
-        placed.append((position, _listed(job_id, spec, "requeue" if again else "keep", state, needs)))
+        verb, state = ("requeue", JobState.QUEUED) if job_id in change.requeue else ("keep", rows[job_id].state)
+        placed.append((position, _listed(job_id, spec, verb, state, needs[spec])))
     cancelled = (rows[job_id] for job_id in change.cancel)
     return (
         *(job for _, job in sorted(placed, key=lambda pair: pair[0])),
@@ -71,11 +70,8 @@ def dry_run_jobs(
     )
 
 
-def _listed(
-    job_id: int, spec: JobSpec, change: str, state: JobState, needs: Mapping[JobSpec, Requirements]
-) -> DryRunJob:
-    after = spec.attributes.after
-    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs[spec], after=after)
+def _listed(job_id: int, spec: JobSpec, change: str, state: JobState, needs: Requirements) -> DryRunJob:
+    return DryRunJob(job_id, spec.line, change, state, spec.command, needs=needs, after=spec.attributes.after)
 
 
 # ---- the first jobs --------------------------------------------------------------------------------
@@ -100,29 +96,18 @@ def first_reasons(
     return {job.job_id: texts[job.job_id] for job in first if job.job_id in texts}
 
 
-def _waiting_job(job: DryRunJob, row: JobRow | None) -> Job:
+def _waiting_job(job: DryRunJob, row: JobRow | None) -> JobRow:
     """Return the job as the plan would see it after the submission. `row`: its row, if the queue has it already."""
     needs = job.needs or Requirements()
-    new = Job(
-        job.job_id,
-        needs.gpus,
-        mem_bytes=needs.mem_bytes if needs.gpus else 0,
-        gpu_model=needs.gpu_model,
-        tags=needs.tags,
-    )
-    if row is None:
-        return new
-    if needs.gpus and row.mem_bytes and row.stated_mem_bytes == (needs.stated_mem_bytes or needs.mem_bytes):
-        new = replace(new, mem_bytes=row.mem_bytes)  # it may have grown after an out-of-memory
-    if job.change == "requeue":
-        return new
-    return replace(new, not_before=row.not_before, tries=row.tries, avoid=row.avoid, above_bytes=row.above_bytes)
+    mem_bytes = needs.mem_bytes
+    if row and row.mem_bytes and row.stated_mem_bytes == (needs.stated_mem_bytes or needs.mem_bytes):
+        mem_bytes = row.mem_bytes  # it may have grown after an out-of-memory
+    before = row if row and job.change != "requeue" else JobRow(job.job_id)
+    return replace(before, gpus=needs.gpus, mem_bytes=mem_bytes, gpu_model=needs.gpu_model, tags=needs.tags)
 
 
 def _blocked(jobs: Sequence[DryRunJob]) -> set[int]:
     """Return the ids of the jobs that other jobs of the list still keep from starting."""
-    if not any(job.after for job in jobs):
-        return set()
     states = {job.job_id: job.state for job in jobs}
     index = JobIndex(ListedJob(job.job_id, job.needs.name, job.needs.tags) for job in jobs if job.needs is not None)
     blocked = set()
@@ -132,8 +117,7 @@ def _blocked(jobs: Sequence[DryRunJob]) -> set[int]:
                 ((kind, upstream),) = index.resolve(job.job_id, [dependency])
             except UnknownReference:  # a job whose line is gone: the queue knows it
                 continue
-            counts = DependencyTally.of([states[up] for up in upstream])
-            if readiness([(kind, counts)]) is not Readiness.READY:
+            if readiness([(kind, DependencyTally.of([states[up] for up in upstream]))]) is not Readiness.READY:
                 blocked.add(job.job_id)
     return blocked
 

@@ -73,8 +73,6 @@ def select(
     `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
-    if gpus_per_job < 0:
-        raise GpuschedError(f"a job cannot get {gpus_per_job} GPUs", where="--gpus-per-job")
     if max_gpus is not None and gpus_per_job > max_gpus:
         what = f"{_gpus(max_gpus)} at once can never give {gpus_per_job} to one job"
         raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")
@@ -150,13 +148,11 @@ def _apply_list(
     devices: Sequence[Device], allowed: Sequence[Device], tokens: Sequence[str], mask: str | None
 ) -> list[Device]:
     """Return the devices that the user's list names, in its order."""
-    selected: list[Device] = []
-    repeated: list[str] = []
+    selected: list[tuple[Device, str]] = []
     for token in tokens:
         matches = _by_token(devices, token)
         if not matches:
-            what = f"there is no GPU {token} here ({_span(devices)})"
-            raise GpuschedError(what, where=_OPTION, hint=f"here are: {_labels(devices)}")
+            raise GpuschedError(f"there is no GPU {token} here", where=_OPTION, hint=f"here are: {_labels(devices)}")
         if len(matches) > 1:
             what = f"{token} begins more than one UUID"
             raise GpuschedError(what, where=_OPTION, hint="one of: " + ", ".join(d.uuid for d in matches))
@@ -164,14 +160,12 @@ def _apply_list(
         if not inside:
             what = f"GPU {token} is outside of {_MASK}={mask}"
             raise GpuschedError(what, where=_OPTION, hint=f"allowed: {_labels(allowed)}")
-        for device in inside:
-            if device in selected and token not in repeated:
-                repeated.append(token)
-            selected.append(device)
+        selected += ((device, token) for device in inside)
+    chosen = [device for device, _ in selected]
+    repeated = dict.fromkeys(token for n, (device, token) in enumerate(selected) if device in chosen[:n])
     if repeated:
-        what = f"named more than once: {', '.join(repeated)}"
-        raise GpuschedError(what, where=_OPTION, hint="name each GPU once")
-    return selected
+        raise GpuschedError(f"named more than once: {', '.join(repeated)}", where=_OPTION, hint="name each GPU once")
+    return chosen
 
 
 def _usable(
@@ -203,21 +197,15 @@ def _usable(
 # ---- names -----------------------------------------------------------------------------------------
 
 
-def _by_index(devices: Sequence[Device], index: int) -> list[Device]:
-    return [device for device in devices if device.index == index and not device.is_mig][:1]
-
-
 def _by_token(devices: Sequence[Device], token: str) -> list[Device]:
-    return _by_index(devices, int(token)) if _INDEX.fullmatch(token) else _by_uuid(devices, token)
-
-
-def _by_uuid(devices: Sequence[Device], text: str) -> list[Device]:
-    """Return the device with this UUID, or all devices whose UUIDs begin with this text."""
-    prefix = text.lower()
-    if not _UUID.fullmatch(text):
+    """Return the device with this index or UUID, or all devices whose UUIDs begin with this text."""
+    if _INDEX.fullmatch(token):
+        return [device for device in devices if device.index == int(token) and not device.is_mig][:1]
+    if not _UUID.fullmatch(token):
         return []
-    exact = [device for device in devices if device.uuid.lower() == prefix]
-    return exact or [device for device in devices if device.uuid.lower().startswith(prefix)]
+    beginning = [device for device in devices if device.uuid.lower().startswith(token.lower())]
+    exact = [device for device in beginning if len(device.uuid) == len(token)]
+    return exact or beginning
 
 
 def _instances(devices: Sequence[Device], matches: Iterable[Device]) -> list[Device]:
@@ -235,10 +223,3 @@ def _gpus(count: int) -> str:
 
 def _labels(devices: Iterable[Device]) -> str:
     return ", ".join(device.uuid if device.is_mig else f"{device.index} ({device.name})" for device in devices)
-
-
-def _span(devices: Sequence[Device]) -> str:
-    indices = sorted({device.index for device in devices if not device.is_mig})
-    if indices and indices == list(range(indices[0], indices[-1] + 1)) and len(indices) > 1:
-        return f"{indices[0]}..{indices[-1]}"
-    return ", ".join(map(str, indices))

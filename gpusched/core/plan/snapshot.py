@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpusched.core.jobs.lifecycle import Verdict
-from gpusched.core.model import MIB, Attempt, AttemptFact, Job
+from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow
 from gpusched.core.plan.availability import Availability, DeviceState
 
 ENDED_FACTS = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
@@ -86,7 +86,7 @@ class Snapshot:
     now: float
     limits: Limits
     devices: tuple[DeviceView, ...] = ()
-    waiting: tuple[Job, ...] = ()  # in the order in which they are to start
+    waiting: tuple[JobRow, ...] = ()  # in the order in which they are to start
     attempts: tuple[Attempt, ...] = ()  # open ones
     closed_to_starts: str = ""  # why nothing may start now; empty: jobs may start
     gpus_closed: str = ""  # why no GPU job may start now (NVML is silent)

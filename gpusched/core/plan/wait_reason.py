@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.core.model import MIB, Job
+from gpusched.core.model import MIB, JobRow
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapshot
@@ -10,7 +10,7 @@ from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapsh
 _SHOWN_DEVICES = 8
 
 
-def want(job: Job) -> str:
+def want(job: JobRow) -> str:
     """Return in words the devices that the job waits for: "2 A100 GPUs with 18432 MiB"."""
     model = f"{job.gpu_model} " if job.gpu_model else ""
     mem = f" with {job.mem_bytes // MIB} MiB" if job.mem_bytes else ""
@@ -21,14 +21,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def limit_reached(job: Job, busy: int, limits: Limits) -> str:
+def limit_reached(job: JobRow, busy: int, limits: Limits) -> str:
     """Return why --max-gpus keeps the job waiting, while the queue has `busy` devices."""
     if job.gpus > limits.max_gpus:
         return f"needs {job.gpus} GPUs, --max-gpus is {limits.max_gpus}"
     return f"{busy} of {limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
 
 
-def shortage(job: Job, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
+def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
     """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
     devices = snapshot.devices
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
@@ -39,7 +39,7 @@ def shortage(job: Job, snapshot: Snapshot, occupancy: Occupancy, fitting: int, n
     return f"waits for {want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
 
 
-def _hurdle(device: DeviceView, job: Job, occupancy: Occupancy, limits: Limits) -> str:
+def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
     if not device.is_model(job.gpu_model):
         return f"is no {job.gpu_model}"
     room = occupancy.rooms.get(device.uuid)
@@ -50,17 +50,13 @@ def _hurdle(device: DeviceView, job: Job, occupancy: Occupancy, limits: Limits) 
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
     if job.mem_bytes and device.residents:
-        return _not_open(device)
+        if device.alone:
+            return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
+        if not device.held:
+            return "takes no other job until the jobs of an earlier dispatcher on it have ended"
+        has_it_alone = any(not resident.budget_bytes for resident in device.residents)
+        why = "runs a job that has it alone (it states no mem)" if has_it_alone else device.availability.why
+        return f"takes no other job now: {why}"
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
         return f"free, but only {max(0, device.free_bytes - MARGIN_BYTES) // MIB} MiB to give"
     return device.refused or device.availability.why
-
-
-def _not_open(device: DeviceView) -> str:
-    if device.alone:
-        return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
-    if any(not resident.budget_bytes for resident in device.residents):
-        return "runs a job that has it alone (it states no mem)"
-    if not device.held:
-        return "takes no other job until the jobs of an earlier dispatcher on it have ended"
-    return f"takes no other job now: {device.availability.why}"

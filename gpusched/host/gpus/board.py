@@ -51,9 +51,8 @@ def _device(item: dict[str, Any]) -> BoardDevice:
     fields["ours"] = tuple(fields["ours"])
     return BoardDevice(
         device,
-        device_view(
-            device,
-            Availability(**fields),
+        dataclasses.replace(
+            device_view(device, Availability(**fields)),
             held=view["held"],
             looked=view["looked"],
             looked_again=view["looked_again"],

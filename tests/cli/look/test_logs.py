@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -57,10 +58,10 @@ def test_logs_are_followed_through_the_attempts(
         log = mine.log(5, 1, b"begins\n")
         mine.start(5, 3599)
         log.write_bytes(b"begins\nfails\n")
-        job = job_table.get(mine.store, 5)
+        job = replace(job_table.get(mine.store, 5), retries=1, tries=0, losses=0)
         from gpusched.core.jobs.lifecycle import judge
 
-        verdict = judge(EXIT_3, retries=1, tries=0, losses=0, cancel_asked=False)
+        verdict = judge(EXIT_3, job, cancel_asked=False)
         attempt_table.close(mine.store, 5, job.attempts, AttemptEnd(EXIT_3, NOW), verdict, now=NOW)
         mine.log(5, 2, b"again\n")
         mine.attempt(5, OK, 3599, 3600)
