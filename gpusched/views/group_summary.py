@@ -10,8 +10,7 @@ from gpusched.core.jobs.progress import Times
 from gpusched.views.tables import STATES, Row
 from gpusched.views.words import count, rate, span
 
-SHOWN_TIMES = 16  # jobs; of more, only the slowest are shown
-SHOWN_SLOWEST = 4
+SHOWN_TIMES = 16  # of the slowest jobs
 SHOWN_MISSING = 12
 SHOWN_OUTPUTS = 12
 SHOWN_ERRORS = 3
@@ -44,14 +43,12 @@ def _missing_rows(summary: GroupSummary) -> list[Row]:
 
 
 def _time_rows(took: Times) -> list[Row]:
-    slowest = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)
-    is_cut = len(slowest) > SHOWN_TIMES
-    shown = slowest[:SHOWN_SLOWEST] if is_cut else took.jobs
+    shown = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)[:SHOWN_TIMES]
     times = [f"{clean(job.name or str(job.job_id))} {span(job.ended_at - job.started_at)}" for job in shown]
     ratio = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
     against = f"slowest {span(took.slowest_s)}, {ratio:.2f} of the median {span(took.median_s)}"
     gain = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
-    return [["slowest" if is_cut else "times", [*_join(times, 4)]], ["", f"{against}; {gain}"]]
+    return [["times", [*_join(times, 4)]], ["", f"{against}; {gain}"]]
 
 
 def _join(texts: Sequence[str], per_line: int) -> list[str]:

@@ -16,12 +16,9 @@ from gpusched.views.words import clock, command_text, count, short_path
 
 
 def summary_page(summary: RunSummary) -> list[Line]:
-    parts: list[tables.Cell] = []
-    for word, number in summary.counts.parts(ended_first=True):
-        if number or word in ("succeeded", "failed"):
-            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
+    parts = [(word, n) for word, n in summary.counts.parts(ended_first=True) if n or word in ("succeeded", "failed")]
     spent = clock(summary.totals["total_runtime"])
-    lines = [tables.line(*parts, f" of {count(summary.counts.total, 'job')} in {spent}")]
+    lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
     for job, attempts in summary.failed:
         lines += _failed_lines(summary, job, attempts)
     more = summary.counts.failed - summary.unlisted - len(summary.failed)
@@ -45,7 +42,7 @@ def _failed_lines(summary: RunSummary, job: JobRow, attempts: Sequence[AttemptRo
     how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
     lines = [
         tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
-        tables.Line((("      " + command_text(job.command), ""),), table=True),
+        *tables.grid([""], [[command_text(job.command)]], indent=6),
     ]
     if last:
         path = f"{summary.queue}/{last.error_log or last.log}"

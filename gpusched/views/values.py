@@ -48,14 +48,14 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
+    """One queue: its GPUs, what runs, what waits and why, what has failed."""
 
     scene: Scene
     summary: QueueSummary
     source: str
     looked_at: float | None
     devices: Sequence[DeviceLine]
-    running: Sequence[tuple[RunningLine, str]]
+    running: Sequence[RunningLine]
     waiting: Sequence[JobRow]
     reasons: Reasons
     failed: Sequence[JobWithLast]

@@ -61,7 +61,6 @@ def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
     ("outcome", "says"),
     [
         (Outcome(OutcomeKind.EXITED, 127), "--setup FILE sources a file before each"),
-        (Outcome(OutcomeKind.EXITED, 141), "`|| true`"),
         (Outcome(OutcomeKind.EXITED, 137), "dmesg"),
         (Outcome(OutcomeKind.SIGNALLED, signal=9), "dmesg"),
         (Outcome(OutcomeKind.EXITED, 1, cause="host_oom"), "main memory, not the GPU"),
