@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import select
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from gpusched.common.text import clean
 from gpusched.core.model import Event
@@ -25,7 +24,7 @@ def event_lines(event: Event) -> list[tuple[str, str]]:
     return [(head if n == 0 else " " * 9, text) for n, text in enumerate(texts)]
 
 
-class PatientWriter(io.TextIOBase):
+class PatientWriter:
     """A writer that never blocks: text for a slow pipe, or a terminal that was stopped (Ctrl-S), waits here."""
 
     def __init__(self, out: TextIO) -> None:
@@ -39,19 +38,12 @@ class PatientWriter(io.TextIOBase):
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._target.encoding or "ascii"
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
 
     @property
     def behind(self) -> bool:
         return bool(self._pending)
-
-    def isatty(self) -> bool:
-        return self._target.isatty()
-
-    def fileno(self) -> int:
-        return self._target.fileno()
 
     def write(self, text: str) -> int:
         if len(self._pending) < PENDING:
@@ -61,12 +53,8 @@ class PatientWriter(io.TextIOBase):
     def flush(self) -> None:
         while self._pending and (self._poll is None or self._poll.poll(0)):
             piece, self._pending = self._pending[:PIECE], self._pending[PIECE:]
-            try:
-                self._target.write(piece)
-                self._target.flush()
-            except (OSError, ValueError):
-                self._pending = ""  # the reader is gone
-                raise
+            self._target.write(piece)
+            self._target.flush()
 
     def finish(self) -> None:
         """Write the rest, and wait for the reader if necessary."""

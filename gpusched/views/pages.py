@@ -13,7 +13,7 @@ from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome
 from gpusched.views.report import DeviceLine, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
-from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
+from gpusched.views.words import clock, command_text, count, mib, moment, short_path
 
 SHOWN_JOBS = 10  # of each group, without -v
 
@@ -26,7 +26,7 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
     for head in heads:
         c = head.counts
         failed = (str(c.failed), STATES["failed"] if c.failed else "")
-        since = age(now - head.started_at) if head.started_at else "-"
+        since = clock(now - head.started_at) if head.started_at else "-"
         numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
         rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, clean(head.waits_for)])
     columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
@@ -64,7 +64,7 @@ def queue_page(report: QueueReport) -> list[Line]:
 def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        return who if looked_at is None else f"{who}, which read the GPUs {age(scene.now - looked_at)} ago"
+        return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):

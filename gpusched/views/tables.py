@@ -65,18 +65,14 @@ def grid(head: Sequence[str], rows: Iterable[Row], *, right: str = "", indent: i
 
 
 def bar(shares: Sequence[tuple[float, str]], width: int) -> Text:
-    """Draw a bar of `width` cells: each share in its style, the rest dim."""
+    """Draw a bar of `width` cells: each share in its style, the rest dim. Full and empty are only 1 and 0."""
     drawn = Text()
     for fraction, style in shares:
-        drawn.append("━" * min(width - len(drawn), _cells(fraction, width)), style)
+        cells = round(fraction * width)
+        if 0 < fraction < 1:
+            cells = min(width - 1, max(1, cells))
+        drawn.append("━" * min(width - len(drawn), cells), style)
     return drawn.append("─" * (width - len(drawn)), DIM)
-
-
-def _cells(fraction: float, width: int) -> int:
-    """Return the cells of a fraction: at least one if it is more than 0, and not all if it is less than 1."""
-    if fraction <= 0 or fraction >= 1:
-        return width if fraction >= 1 else 0
-    return min(width - 1, max(1, round(fraction * width)))
 
 
 def write(out: TextIO, lines: Iterable[Line], *, console: Console | None = None) -> None:

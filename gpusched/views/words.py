@@ -28,14 +28,6 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 59.95 else clock(seconds)
 
 
-def age(seconds: float) -> str:
-    """Format a duration in its largest unit: 5s, 3m, 2h, 4d."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
-
-
 def moment(at: float, now: float) -> str:
     """Format a time of day, with the date unless it is today."""
     then, today = time.localtime(at), time.localtime(now)

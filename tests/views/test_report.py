@@ -32,11 +32,6 @@ def test_clock(seconds: float, text: str) -> None:
     assert words.clock(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.9, "59s"), (3599, "59m"), (7300, "2h"), (4e5, "4d")])
-def test_age(seconds: float, text: str) -> None:
-    assert words.age(seconds) == text
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "~5 s"), (43, "~45 s"), (100, "~2 min"), (5300, "~88 min"), (8000, "~2 h 10 min"), (3e5, "~3 days")],
