@@ -11,9 +11,7 @@ from gpusched.views.tables import STATES, Row
 from gpusched.views.words import count, rate, span
 
 SHOWN_TIMES = 16  # of the slowest jobs
-SHOWN_MISSING = 12
-SHOWN_OUTPUTS = 12
-SHOWN_ERRORS = 3
+SHOWN = 12  # of what is missing, merged or wrong
 
 
 def group_rows(summary: GroupSummary) -> list[Row]:
@@ -23,9 +21,9 @@ def group_rows(summary: GroupSummary) -> list[Row]:
     done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{speed}"
     rows: list[Row] = [[clean(group.name), done], *_missing_rows(summary)]
     if summary.details.outputs:
-        rows.append(["merged", list(summary.details.outputs[-SHOWN_OUTPUTS:])])
+        rows.append(["merged", list(summary.details.outputs[-SHOWN:])])
     if summary.details.errors:
-        rows.append(["wrong", list(summary.details.errors[:SHOWN_ERRORS])])
+        rows.append(["wrong", list(summary.details.errors[:SHOWN])])
     return rows if took is None or len(took.jobs) < 2 else [*rows, *_time_rows(took)]
 
 
@@ -33,17 +31,18 @@ def _missing_rows(summary: GroupSummary) -> list[Row]:
     if not summary.missing:
         return []
     names = [clean(f"{job.name} (items {job.items})" if job.items else job.name) for job in summary.missing]
-    more = len(names) - SHOWN_MISSING
-    shown = names[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
+    more = len(names) - SHOWN
+    shown = names[:SHOWN] + ([f"… and {more} more"] if more > 0 else [])
     rows: list[Row] = [["missing", [(text, STATES["failed"]) for text in _join(shown, 2)]]]
     if summary.held:
-        held = ", ".join(clean(name) for name in summary.held[:SHOWN_MISSING])
+        held = ", ".join(clean(name) for name in summary.held[:SHOWN])
         rows.append(["held", f"{held}: until what is missing has succeeded"])
     return rows
 
 
 def _time_rows(took: Times) -> list[Row]:
-    shown = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)[:SHOWN_TIMES]
+    slowest = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)[:SHOWN_TIMES]
+    shown = [job for job in took.jobs if job in slowest]
     times = [f"{clean(job.name or str(job.job_id))} {span(job.ended_at - job.started_at)}" for job in shown]
     ratio = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
     against = f"slowest {span(took.slowest_s)}, {ratio:.2f} of the median {span(took.median_s)}"

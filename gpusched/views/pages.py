@@ -69,10 +69,8 @@ def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
         return f"no dispatcher; to continue: {scene.resume}"
-    if head.counts.queued:
-        return f"all queued jobs wait for held jobs; for the reason: gpusched explain JOB -q {scene.option}"
     if head.counts.held:
-        return f"all jobs have ended or are held; to let held jobs start: gpusched release JOB -q {scene.option}"
+        return f"nothing is left but held jobs and what waits for them: gpusched release JOB -q {scene.option}"
     return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"
 
 

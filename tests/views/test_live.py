@@ -216,14 +216,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     return Terminal()
 
 
 @pytest.fixture
 def live(terminal: Terminal, tmp_path: Path) -> LiveView:
-    observer: Observer = LiveView(terminal, str(tmp_path), lambda attempt: "20%|##", width=80, height=24)
+    observer: Observer = LiveView(terminal, str(tmp_path), lambda attempt: "20%|##")
     return cast(LiveView, observer)
 
 
@@ -331,7 +333,7 @@ def test_detached_it_writes_nothing(live: LiveView, terminal: Terminal) -> None:
 def test_no_colour_and_no_thread(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     threads = threading.active_count()
-    live = LiveView(terminal, str(tmp_path), lambda attempt: "", width=80, height=24)
+    live = LiveView(terminal, str(tmp_path), lambda attempt: "")
     live.frame(FRAME)
     assert threading.active_count() == threads
     live.close()

@@ -23,11 +23,9 @@ def can_be_drawn_over(out: TextIO) -> bool:
 class Area:
     """Draws pages of lines over each other. Raises OSError or ValueError if the terminal is gone."""
 
-    def __init__(self, out: TextIO, *, width: int | None = None, height: int | None = None) -> None:
+    def __init__(self, out: TextIO) -> None:
         self._out = PatientWriter(out)
-        self._console = _Terminal(
-            file=cast(TextIO, self._out), highlight=False, markup=False, emoji=False, width=width, height=height
-        )
+        self._console = _Terminal(file=cast(TextIO, self._out), highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
         self._lines: Sequence[Line] = ()
         self._drawn_size = (0, 0)

@@ -28,20 +28,12 @@ _STYLES = {"warning": "yellow", "error": "bold red", "queue": "bold", "device": 
 class LiveView:
     """An observer that draws on a terminal. Only frame() and close() print."""
 
-    def __init__(
-        self,
-        out: TextIO,
-        queue: str,
-        read_tail: Callable[[AttemptRow], str],
-        *,
-        width: int | None = None,
-        height: int | None = None,
-    ) -> None:
+    def __init__(self, out: TextIO, queue: str, read_tail: Callable[[AttemptRow], str]) -> None:
         """Start the view of the queue in the directory `queue`. `read_tail` returns the last line of a log."""
         self.refresh_s: float | None = REFRESH_S
         self._queue = queue
         self._read_tail = read_tail
-        self._area: Area | None = Area(out, width=width, height=height)  # None: the terminal is gone
+        self._area: Area | None = Area(out)  # None: the terminal is gone
         self._pending: list[Event] = []
         self._left_out = 0
         self._pace: Pace | None = None

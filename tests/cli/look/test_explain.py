@@ -29,7 +29,7 @@ def test_what_waits_for_held_jobs_alone_needs_no_dispatcher(
     assert "no dispatcher; to continue: " in shown(capsys, "status", "-q", str(sample.place.path))
     job_table.hold(sample.store, 1)
     out = shown(capsys, "status", "-q", str(sample.place.path))
-    assert "all queued jobs wait for held jobs; for the reason: gpusched explain JOB" in out
+    assert "nothing is left but held jobs and what waits for them: gpusched release JOB" in out
     sample.close()
 
 
