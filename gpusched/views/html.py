@@ -17,7 +17,6 @@ from urllib.parse import quote
 from gpusched.common.text import clean
 
 BINS = 28
-SHOWN_STOPPED = 10  # a longer list is folded
 _LARGEST = 1e9  # larger than any exponent; excludes NaN and infinity too
 
 
@@ -69,8 +68,7 @@ def _stopped(head: str, models: Sequence[ModelLine]) -> str:
     if not models:
         return ""
     rows = "".join(f"<tr><th>{_text(model.name)}</th><td>{_text(model.reason)}</td></tr>" for model in models)
-    is_open = " open" if len(models) <= SHOWN_STOPPED else ""
-    return f"<details{is_open}><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
+    return f"<details open><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
 
 
 def _table(report: ModelReport, models: Iterable[ModelLine]) -> str:

@@ -84,23 +84,13 @@ def device_table(
         if full and d.tone == "busy" and d.processes:
             why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
         who: list[Cell] = list(d.processes) if full else []
-        used = bar(_memory_shares(d), memory_bar)
+        share = (d.used_bytes or 0) / (d.item.view.total_bytes or 1)
+        used = bar([(share, TONES[d.tone])] if share > 0.005 else [], memory_bar)  # the driver's own is no use of it
         busy = bar([(d.utilisation or 0.0, "green")], use_bar)
         name = d.name if full or names else ""
         rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
     head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
     return grid(head, rows, right="GPU MEMORY USE")
-
-
-def _memory_shares(d: DeviceLine) -> list[tuple[float, str]]:
-    """Return the shares of our memory and of that of others; the driver's own is too little to be visible."""
-    total, used = d.item.view.total_bytes, d.used_bytes
-    if not total or used is None:
-        return []
-    foreign = d.item.view.availability.foreign_bytes
-    others = used if foreign is None else min(foreign, used)
-    shares = [((used - others) / total, "cyan"), (others / total, "yellow" if d.tone == "busy" else "blue")]
-    return [(share, style) for share, style in shares if share > 0.005]
 
 
 def job_texts(job: RunningLine, bar_width: int = 0) -> list[Cell]:

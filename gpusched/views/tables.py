@@ -101,7 +101,7 @@ def fit_height(lines: list[Line], height: int, noun: str = "line") -> list[Line]
         return lines
     shown = lines[: max(0, height - 1)]
     more = count(len(lines) - len(shown), f"more {noun}")
-    return [*shown, line((f"… and {more}: the terminal is low", DIM))][:height]
+    return [*shown, line((f"… and {more}", DIM))]
 
 
 def _wrapped(text: Line, console: Console) -> Text:

@@ -86,6 +86,7 @@ GROUPS = (
     ItemGroup(("ä",), 2, 0, 10, 0.0),
     ItemGroup(("c",), 2, 2, 10, 10.0),
     ItemGroup(("d",), 2, 2, 10, 10.0),
+    ItemGroup(("e",), 2, 2, 10, 10.0),
 )
 
 
@@ -122,7 +123,7 @@ def test_jobs_that_do_items_are_shown_as_one() -> None:
         "  45%  450/1000 items  2.5/s  ~4 min left  3 of 8 jobs done"
     )
     assert lines[at + 1].startswith("ä       ─") and lines[at + 2].startswith("c       ")
-    assert lines[at + 3] == "  and 1 more group"
+    assert lines[at + 3] == "… and 2 more groups"
     few = drawn(replace(FRAME, groups=GROUPS), 60, 12)
     assert any(text.startswith("shards  ━━━━──────  45%  450/1000 items") for text in few)
     assert not any(text.startswith("c  ") for text in few)

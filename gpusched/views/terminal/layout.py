@@ -14,7 +14,7 @@ from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_lin
 from gpusched.views.tables import DIM, HEAD, Line, Row, bar, counted, fit_height, grid, line
 from gpusched.views.words import Pace, about, clock, count, time_left
 
-SHOWN_GROUPS = 3
+SHOWN_GROUPS = 4  # lines
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def lay_out(picture: Picture, width: int, height: int) -> list[Line]:
     devices = [device_line(item, board.max_checks) for item in board.devices]
     memory_bar, use_bar = (20, 8) if width >= 120 else (10 if width >= 76 else 0, 0)
     gpus = device_table(devices, memory_bar=memory_bar, use_bar=use_bar, names=width >= 132)
-    foot = _group_lines(picture.groups, 1 if height < 20 else SHOWN_GROUPS, width)
+    foot = _group_lines(picture.groups, 2 if height < 20 else SHOWN_GROUPS, width)
     foot += _foot(picture, width, 1 if height < 20 else 2)
     room = rows - len(foot) - 1
     for most in (3, 2, 1):
@@ -77,22 +77,20 @@ def _fewer_devices(devices: Sequence[DeviceLine], lines: list[Line], rows: int) 
 def _job_lines(running: Sequence[RunningLine], most: int, width: int) -> list[Line]:
     """Return the table of running jobs, with at most `most` lines for each."""
     wide = 20 if width >= 100 else 10
-    rows: list[Row] = []
-    for job in running:
-        where = job.where[: max(3, width // 6)]
-        rows.append([(str(job.job_id), HEAD), where, clock(job.elapsed_s), job_texts(job, wide)[:most]])
+    rows: list[Row] = [
+        [(str(job.job_id), HEAD), job.where, clock(job.elapsed_s), job_texts(job, wide)[:most]] for job in running
+    ]
     return grid(["JOB", "GPU", "TIME", "COMMAND"], rows, right="JOB TIME")
 
 
 def _group_lines(groups: Sequence[GroupLine], most: int, width: int) -> list[Line]:
-    """Return a line for each group of jobs with items."""
+    """Return a line for each group of jobs with items, at most `most` lines."""
     wide = 20 if width >= 100 else 10
     rows: list[Row] = [
         [(group.name, HEAD), line(bar([(group.fraction, "cyan")], wide), f" {group.fraction:4.0%}"), group.text]
-        for group in groups[:most]
+        for group in groups
     ]
-    lines = grid(["", "", ""], rows)
-    return [*lines, line((f"  and {count(len(groups) - most, 'more group')}", DIM))] if len(groups) > most else lines
+    return fit_height(grid(["", "", ""], rows), most, "group")
 
 
 def _foot(picture: Picture, width: int, reason_lines: int) -> list[Line]:
