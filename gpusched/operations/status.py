@@ -178,13 +178,13 @@ def _with_last(store: Store, rows: Iterator[JobRow]) -> Iterator[JobWithLast]:
 
 def _running_line(
     queue_dir: QueueDir, view: RunningView, dispatcher: DispatcherStatus, now: float
-) -> tuple[report.RunningLine, str]:
-    shown = report.running_line(view, now)
+) -> report.RunningLine:
+    shown = report.running_line(view, now, read_last_line(queue_dir, view.attempt))
     status = read_attempt(queue_dir, view.job.id, view.attempt.number)
     mark = status.describe(dispatcher)
     if mark:
         shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, now))
-    return shown, read_last_line(queue_dir, view.attempt)
+    return shown
 
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from itertools import islice
 
 from gpusched.core.documents import job_document, metrics_head
@@ -13,6 +12,7 @@ from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
+from gpusched.operations.status import make_scene
 from gpusched.views.values import RunSummary
 
 SHOWN_FAILED = 20
@@ -35,13 +35,10 @@ def summarize_run(
     failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
     shown = failed if every_failure else islice(failed, SHOWN_FAILED)
     return RunSummary(
+        make_scene(queue_dir, store, queues.now()),
         code=code,
-        at=queues.now(),
-        queue=queue_dir.path,
         metrics=queue_dir.metrics,
         logs=queue_dir.logs,
-        cwd=queues.current_directory(),
-        option=shlex.quote(queues.queue_name(queue_dir)),
         states=job_table.counts(store),
         removed=job_table.count_removed(store),
         totals=queue_totals.times(store),
@@ -49,7 +46,6 @@ def summarize_run(
         unlisted=job_table.count_failed_unlisted(store),
         can_start=startable_jobs.has_any(store),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
-        has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
         full_disk=queue_dir.full_disk(),
         groups=[
             summarize_group(
@@ -65,12 +61,12 @@ def summarize_run(
 
 def summary_document(summary: RunSummary) -> dict[str, object]:
     """Return the head of gpu_metrics.json, the failed jobs, and the groups."""
-    document = metrics_head(summary.states, summary.removed, summary.totals, summary.at)
+    document = metrics_head(summary.states, summary.removed, summary.totals, summary.scene.now)
     document |= {
         "exit_code": summary.code,
-        "queue": summary.queue,
+        "queue": summary.scene.queue,
         "metrics": summary.metrics,
-        "failed": [job_document(job, list(attempts), summary.queue) for job, attempts in summary.failed],
+        "failed": [job_document(job, list(attempts), summary.scene.queue) for job, attempts in summary.failed],
     }
     if summary.groups:
         document["groups"] = [group_document(group) for group in summary.groups]

@@ -14,13 +14,11 @@ def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:
 
 def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool) -> list[str]:
     """Return what has become of a request to stop. `queue` is its path, `option` its name after -q."""
-    if answer == "nobody":
+    if answer in ("nobody", "left"):
         lines = [f"no dispatcher works on {queue}: there is nothing to stop"]
         more = f"{count(running, 'job')} may still run without one: gpusched status -q {option}"
         return [*lines, more] if running else lines
     who = f"the dispatcher of {queue}" + (f" (pid {pid})" if pid else "")
-    if answer == "left":
-        return [f"{who} has just left by itself"]
     if answer == "silent":
         return [f"{who} has not answered in time; it stops as soon as it reads the request"]
     if at_once and running:

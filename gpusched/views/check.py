@@ -19,7 +19,7 @@ def page(jobs: Sequence[tuple[int, str, bytes]], findings: str, counts: Mapping[
         [str(line), attributes, [command_text(part) for part in command.split(b"\n")]]
         for line, attributes, command in jobs
     ]
-    lines = tables.grid(["LINE", "ATTRIBUTES", "COMMAND"], rows, right="LINE") if rows else []
+    lines = tables.grid(["LINE", "ATTRIBUTES", "COMMAND"], rows, right="LINE")
     if findings:
         lines += [*([tables.line()] if lines else []), *(tables.line(each) for each in findings.split("\n"))]
     parts = [count(counts[kind], kind) for kind in ("error", "warning", "hint") if counts.get(kind)]

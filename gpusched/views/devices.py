@@ -40,13 +40,13 @@ def _claim_text(each: DeviceReport, now: float) -> str:
     claim = each.claim
     if claim is None:
         return ""
-    since = ""
-    if claim.since is not None and 0 < claim.since < 1e11:
-        since = f" since {moment(claim.since, now)}"
-    if each.board is not None and claim.pid == each.board.pid:
-        return f"claimed{since}" if since else ""  # by the dispatcher that counts it: named below the table
-    text = f"claimed by {claim.user}"
-    if claim.pid is not None:
-        text += f", pid {claim.pid}"
-    text += f",{since}" if since else ""
-    return text + (f", for {claim.queue[:200]}" if claim.queue else "")
+    since = claim.since if claim.since is not None and 0 < claim.since < 1e11 else None
+    is_known = each.board is not None and claim.pid == each.board.pid  # named below the table
+    parts = ["claimed" if is_known else f"claimed by {claim.user}"]
+    if claim.pid is not None and not is_known:
+        parts.append(f"pid {claim.pid}")
+    if since is not None:
+        parts.append(f"since {moment(since, now)}")
+    if claim.queue and not is_known:
+        parts.append(f"for {claim.queue[:200]}")
+    return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpusched.core.plan.preview import DryRun
-from gpusched.views import report, tables
+from gpusched.views import pages, report, tables
 from gpusched.views.tables import Line, Row
 from gpusched.views.words import command_text, count, short_path
 
@@ -44,14 +44,11 @@ def _counts(dry_run: DryRun) -> str:
 
 
 def _devices(dry_run: DryRun) -> list[Line]:
-    devices = dry_run.board.devices
-    free = sum(item.view.availability.state.value == "free" and not item.view.refused for item in devices)
+    devices = [report.device_line(item, 1) for item in dry_run.board.devices]
+    free = sum(device.word == "free" for device in devices)
     wants = f"a run wants {dry_run.max_checks} in a row, {dry_run.poll_interval_s:g} s apart"
-    rows: list[Row] = []
-    for shown in (report.device_line(item, 1) for item in devices):
-        rows.append([shown.label, shown.name, shown.memory, (shown.word, tables.TONES[shown.tone]), shown.detail])
     return [
         tables.line(),
         tables.line(f"{free} of {count(len(devices), 'GPU')} free at this one look ({wants})"),
-        *tables.grid(["GPU", "NAME", "MEMORY", "STATE", ""], rows, right="GPU MEMORY", indent=2),
+        *pages.device_table(devices, names=True),
     ]

@@ -10,11 +10,8 @@ from gpusched.core.jobs.progress import Times
 from gpusched.views.tables import STATES, Row
 from gpusched.views.words import count, rate, span
 
-SHOWN_TIMES = 16  # jobs; of more, only the slowest are shown
-SHOWN_SLOWEST = 4
-SHOWN_MISSING = 12
-SHOWN_OUTPUTS = 12
-SHOWN_ERRORS = 3
+SHOWN_TIMES = 16  # of the slowest jobs
+SHOWN = 12  # of what is missing, merged or wrong
 
 
 def group_rows(summary: GroupSummary) -> list[Row]:
@@ -24,9 +21,9 @@ def group_rows(summary: GroupSummary) -> list[Row]:
     done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{speed}"
     rows: list[Row] = [[clean(group.name), done], *_missing_rows(summary)]
     if summary.details.outputs:
-        rows.append(["merged", list(summary.details.outputs[-SHOWN_OUTPUTS:])])
+        rows.append(["merged", list(summary.details.outputs[-SHOWN:])])
     if summary.details.errors:
-        rows.append(["wrong", list(summary.details.errors[:SHOWN_ERRORS])])
+        rows.append(["wrong", list(summary.details.errors[:SHOWN])])
     return rows if took is None or len(took.jobs) < 2 else [*rows, *_time_rows(took)]
 
 
@@ -34,24 +31,23 @@ def _missing_rows(summary: GroupSummary) -> list[Row]:
     if not summary.missing:
         return []
     names = [clean(f"{job.name} (items {job.items})" if job.items else job.name) for job in summary.missing]
-    more = len(names) - SHOWN_MISSING
-    shown = names[:SHOWN_MISSING] + ([f"… and {more} more"] if more > 0 else [])
+    more = len(names) - SHOWN
+    shown = names[:SHOWN] + ([f"… and {more} more"] if more > 0 else [])
     rows: list[Row] = [["missing", [(text, STATES["failed"]) for text in _join(shown, 2)]]]
     if summary.held:
-        held = ", ".join(clean(name) for name in summary.held[:SHOWN_MISSING])
+        held = ", ".join(clean(name) for name in summary.held[:SHOWN])
         rows.append(["held", f"{held}: until what is missing has succeeded"])
     return rows
 
 
 def _time_rows(took: Times) -> list[Row]:
-    slowest = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)
-    is_cut = len(slowest) > SHOWN_TIMES
-    shown = slowest[:SHOWN_SLOWEST] if is_cut else took.jobs
+    slowest = sorted(took.jobs, key=lambda job: job.started_at - job.ended_at)[:SHOWN_TIMES]
+    shown = [job for job in took.jobs if job in slowest]
     times = [f"{clean(job.name or str(job.job_id))} {span(job.ended_at - job.started_at)}" for job in shown]
     ratio = took.slowest_s / took.median_s if took.median_s > 0 else 1.0
     against = f"slowest {span(took.slowest_s)}, {ratio:.2f} of the median {span(took.median_s)}"
     gain = f"speed-up {took.speed_up:.2f} with {took.at_once} at once, efficiency {took.efficiency:.2f}"
-    return [["slowest" if is_cut else "times", [*_join(times, 4)]], ["", f"{against}; {gain}"]]
+    return [["times", [*_join(times, 4)]], ["", f"{against}; {gain}"]]
 
 
 def _join(texts: Sequence[str], per_line: int) -> list[str]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched.common.text import clean
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, LOSS_LIMIT
+from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
+from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome
 from gpusched.views.report import DeviceLine, RunningLine, places
-from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, grid, line
+from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
-from gpusched.views.words import age, clock, command_text, count, mib, moment, short_path
+from gpusched.views.words import clock, command_text, count, mib, moment, short_path
 
 SHOWN_JOBS = 10  # of each group, without -v
-OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for longer may be stuck
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -25,13 +24,11 @@ OLD_LOOK_S = 60.0  # a dispatcher that has published nothing for longer may be s
 def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
     rows: list[Row] = []
     for head in heads:
-        by = _dispatcher_word(head)
-        counts = head.counts
-        numbers: list[Cell] = [str(counts.running), str(counts.queued + counts.held), str(counts.succeeded)]
-        numbers.append((str(counts.failed), STATES["failed"] if counts.failed else ""))
-        numbers.append(str(counts.cancelled) if counts.cancelled else "")
-        since = age(now - head.started_at) if head.started_at else "-"
-        rows.append([(clean(head.name), HEAD), by, *numbers, since, clean(head.waits_for)])
+        c = head.counts
+        failed = (str(c.failed), STATES["failed"] if c.failed else "")
+        since = clock(now - head.started_at) if head.started_at else "-"
+        numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
+        rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, clean(head.waits_for)])
     columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
     return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
 
@@ -42,8 +39,8 @@ def _dispatcher_word(head: QueueSummary) -> Cell:
     return (f"none, {count(head.runs_on, 'job')} on its own", "yellow") if head.runs_on else "none"
 
 
-def queue_page(report: QueueReport, *, every_job: bool = False) -> list[Line]:
-    """Return the page of a queue: its GPUs, running, waiting and failed jobs; all jobs with `every_job`."""
+def queue_page(report: QueueReport) -> list[Line]:
+    """Return the page of a queue: its GPUs, running, waiting and failed jobs, or all jobs."""
     scene, head = report.scene, report.summary
     source = clean(short_path(report.source, scene.cwd))
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
@@ -52,99 +49,103 @@ def queue_page(report: QueueReport, *, every_job: bool = False) -> list[Line]:
         where = clean(short_path(head.full_disk, scene.cwd))
         what = f"the disk of {where} is full: until it has room, no job starts and no end of a job is recorded"
         lines.append(line((what, "bold red")))
-    words: list[Cell] = []
-    for word, number in head.counts.parts():
-        words += [", " if words else "", (f"{number} {word}", STATES[word] if number else "")]
-    lines.append(line(*words))
+    lines.append(counted(head.counts.parts()))
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
-    if report.devices:
-        lines += [line(), *device_table(report.devices)]
-    if report.running:
-        lines += [line(), *_running(report.running)]
-    if report.waiting:
-        lines += [line(), *_waiting(report.waiting, report.reasons, head.counts.queued)]
-    if report.failed:
-        lines += [line(), *_failed(scene, report.failed, head.counts.failed)]
-    return [*lines, line(), *job_table(report.jobs, scene.now)] if every_job else lines
+    blocks = (
+        device_table(report.devices),
+        _running(report.running),
+        _waiting(report.waiting, report.reasons, head.counts.queued),
+        _failed(scene, report.failed, head.counts.failed),
+        job_table(report.jobs, scene.now),
+    )
+    return lines + [each for block in blocks if block for each in (line(), *block)]
 
 
 def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        if looked_at is None:
-            return who
-        since_s = max(0.0, scene.now - looked_at)
-        if since_s >= OLD_LOOK_S:
-            return f"{who}, which has reported nothing since its reading of the GPUs {clock(since_s)} ago"
-        return f"{who}, which read the GPUs {since_s:.0f} s ago"
+        return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
         return f"no dispatcher; to continue: {scene.resume}"
-    if head.counts.queued:
-        return f"all queued jobs wait for held jobs; for the reason: gpusched explain JOB -q {scene.option}"
     if head.counts.held:
-        return f"all jobs have ended or are held; to let held jobs start: gpusched release JOB -q {scene.option}"
+        return f"nothing is left but held jobs and what waits for them: gpusched release JOB -q {scene.option}"
     return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"
 
 
-def device_table(devices: Sequence[DeviceLine], *, full: bool = False) -> list[Line]:
-    """Return the table of GPUs; with `full` also their names and all processes on them."""
+def device_table(
+    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, use_bar: int = 0, names: bool = False
+) -> list[Line]:
+    """Return the table of GPUs; with `full` also their names and all processes on them. A bar has this many cells."""
     rows: list[Row] = []
     for d in devices:
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
         if full and d.tone == "busy" and d.processes:
             why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
         who: list[Cell] = list(d.processes) if full else []
-        rows.append([d.label, d.name if full else "", d.memory, d.use, (d.word, TONES[d.tone]), who, why])
-    head = ["GPU", "NAME", "MEMORY", "USE", "STATE", "WHO", "WHY"]
+        share = (d.used_bytes or 0) / (d.item.view.total_bytes or 1)
+        used = bar([(share, TONES[d.tone])] if share > 0.005 else [], memory_bar)  # the driver's own is no use of it
+        busy = bar([(d.utilisation or 0.0, "green")], use_bar)
+        name = d.name if full or names else ""
+        rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
+    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
     return grid(head, rows, right="GPU MEMORY USE")
 
 
-def _running(running: Sequence[tuple[RunningLine, str]]) -> list[Line]:
-    rows: list[Row] = []
-    for job, tail in running:
-        progress = job.progress if job.fraction is None else f"{job.fraction:.0%}  {job.progress}"
-        texts: list[Cell] = [job.command]
-        texts += [(f"[{job.mark}]", "yellow")] if job.mark else []
-        texts += [progress] if progress else []
-        texts += [(tail, DIM)] if tail else []
-        rows.append([str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), texts])
+def job_texts(job: RunningLine, bar_width: int = 0) -> list[Cell]:
+    """Return up to three lines of a running job: its command, its progress if it reports any, its log's last line."""
+    lines: list[Cell] = [line((f"[{job.mark}] ", "yellow"), job.command) if job.mark else job.command]
+    if job.fraction is not None:
+        drawn = bar([(job.fraction, "cyan")], bar_width)
+        lines.append(line(drawn, f"{' ' if bar_width else ''}{job.fraction:4.0%}  {job.progress}"))
+    elif job.progress:
+        lines.append(job.progress)
+    return [*lines, (job.tail, DIM)] if job.tail else lines
+
+
+def _running(running: Sequence[RunningLine]) -> list[Line]:
+    rows: list[Row] = [
+        [str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), job_texts(job)] for job in running
+    ]
     return grid(["RUNNING", "LINE", "GPU", "TIME", "COMMAND"], rows, right="RUNNING LINE TIME")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
     """Return the waiting jobs in the order of their start, with one heading for neighbours of the same reason."""
-    lines: list[Line] = []
-    width = max(7, *(len(str(job.id)) for job in waiting))
-    lines.append(line((f"{'WAITING':>{width}}  LINE  COMMAND", HEAD)))
+    rows: list[Row] = [[str(job.id), str(job.line), command_text(job.command)] for job in waiting]
+    table = grid(["WAITING", "LINE", "COMMAND"], rows, right="WAITING LINE")
+    lines = table[:1]
     before = ""
-    for job in waiting[:SHOWN_JOBS]:
+    for job, row in zip(waiting, table[1:], strict=True):
         kind, why = reasons.get(job.id, ("", ""))
         why = why.partition(": ")[0] if kind == "behind" else why
         if why and why != before:
-            lines.append(line((f"{'':>{width}}  {clean(why)}:", "yellow")))
+            lines.append(line((f"{_INDENT}{clean(why)}:", "yellow")))
         before = why
-        lines.append(Line(((f"{job.id:>{width}}  {job.line:>4}  {command_text(job.command)}", ""),), table=True))
-    if total > SHOWN_JOBS:
-        lines.append(line(f"{'':>{width}}  … and {total - SHOWN_JOBS} more (-v lists them)"))
-    return lines
+        lines.append(row)
+    return lines + _more(total)
 
 
 def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Line]:
     rows: list[Row] = []
-    for job, last in failed[:SHOWN_JOBS]:
+    for job, last in failed:
         how = clean(describe(last.outcome)) if last and last.outcome else "failed"
         rows.append([str(job.id), str(job.line), how, command_text(job.command)])
     table = grid(["FAILED", "LINE", "HOW", "COMMAND"], rows, right="FAILED LINE")
     lines = table[:1]
-    for row, (_, last) in zip(table[1:], failed, strict=False):
+    for row, (_, last) in zip(table[1:], failed, strict=True):
         lines.append(row)
         if last is not None:
             lines.append(line((f"{'':>14}{scene.path(last.error_log or last.log)}", DIM)))
-    if total > SHOWN_JOBS:
-        lines.append(line(f"{'':>6}  … and {total - SHOWN_JOBS} more (-v lists them)"))
-    return lines
+    return lines + _more(total)
+
+
+_INDENT = " " * 9  # below the number of a job
+
+
+def _more(total: int) -> list[Line]:
+    return [line(f"{_INDENT}… and {total - SHOWN_JOBS} more (-v lists them)")] if total > SHOWN_JOBS else []
 
 
 _UNTRIED = {  # cause -> why a job was not tried
@@ -159,16 +160,15 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
     """Return the table of all jobs, one line each."""
     rows: list[Row] = []
     for job, last in jobs:
-        spent, how = "", ""
+        spent = where = how = ""
         if last is not None and job.state is not JobState.QUEUED:
             spent = clock((last.ended_at or now) - last.started_at)
+            where = places(last.devices)
             how = clean(describe(last.outcome)) if last.outcome and job.state is not JobState.SUCCEEDED else ""
         how = _UNTRIED.get(job.cause, how)
-        where = places(last.devices) if last is not None and job.state is not JobState.QUEUED else ""
         state = (job.state.value, STATES[job.state.value])
-        command = command_text(job.command)
         tries = str(job.attempts) if job.attempts > 1 else ""
-        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, command])
+        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, command_text(job.command)])
     columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME")
 
@@ -190,17 +190,15 @@ def job_page(report: JobReport) -> list[Line]:
 
 
 def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
-    began = moment(attempt.started_at, scene.now)
+    now, began, ended = scene.now, attempt.started_at, attempt.ended_at
     where = ", ".join(f"GPU {d.index} ({clean(d.name)})" if d.name else f"GPU {d.index}" for d in attempt.devices)
-    where = where or "the CPU"
-    if attempt.outcome is None or attempt.ended_at is None:
-        spent = clock(scene.now - attempt.started_at)
-        lines = [line((f"attempt {attempt.number}", HEAD), f"  since {began} ({spent}) on {where}")]
-        return [*lines, line(f"  log   {scene.path(attempt.log)}")]
-    span = f"{began} to {moment(attempt.ended_at, scene.now)} ({clock(attempt.ended_at - attempt.started_at)})"
-    lines = [line((f"attempt {attempt.number}", HEAD), f"  {span} on {where}")]
-    lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
-    lines += [line(f"  hint  {text}") for text in hints(attempt.outcome, stated=bool(job.stated_mem_bytes))]
+    when = f"since {moment(began, now)}" if ended is None else f"{moment(began, now)} to {moment(ended, now)}"
+    spent = clock((ended or now) - began)
+    lines = [line((f"attempt {attempt.number}", HEAD), f"  {when} ({spent}) on {where or 'the CPU'}")]
+    if attempt.outcome is not None:
+        lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
+        advice = hint(attempt.outcome, stated=bool(job.stated_mem_bytes))
+        lines += [line(f"  hint  {advice}")] if advice else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
     used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
@@ -209,10 +207,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
 def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
     usage, parts = attempt.usage, []
     if usage.peak_memory_bytes is not None:
-        stated = ""
-        if job.stated_mem_bytes:
-            on_one = f"{mib(usage.peak_device_bytes or 0)} on one; " if len(attempt.devices) > 1 else ""
-            stated = f" ({on_one}{mib(job.stated_mem_bytes)} MiB stated)"
+        stated = f" ({mib(job.stated_mem_bytes)} MiB stated)" if job.stated_mem_bytes else ""
         parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most{stated}")
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")
@@ -226,18 +221,14 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
 def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[str]:
     again = f"to queue it again: gpusched requeue {job.id} -q {scene.option}"
     if job.state is JobState.FAILED:
-        tries = f"no try is left (--retries {job.retries})"
-        if job.tries <= job.retries:
-            tries = "it is not retried automatically"
-        if job.losses > LOSS_LIMIT:
-            tries = f"it was repeated {LOSS_LIMIT} times without a fault of its own; that is the limit"
-        return [tries, again]
+        is_spent = job.tries > job.retries
+        return [f"no try is left (--retries {job.retries})" if is_spent else "it is not retried automatically", again]
     if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
         return ["its line was removed from the list; it is queued again if the line returns"]
     if job.state in (JobState.CANCELLED, JobState.HELD) and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):
         return ["it is released when one of the jobs that it waits for is queued again"]
     if job.state is JobState.CANCELLED:
-        return ["it was cancelled", again]
+        return [again]
     if job.state is JobState.HELD:
         return [f"to let it start again: gpusched release {job.id} -q {scene.option}"]
     if job.state is JobState.QUEUED and attempts and job.retries:
@@ -245,36 +236,25 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
     return []
 
 
-_CAUSE_HINTS = {
+_HINTS = {  # cause, kind of outcome or exit code -> advice
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
     "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
     "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
     "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
-    "disk_full": "the disk was full before it could start; it is repeated",
-    "bad_command": "the shell or the working directory is missing",
     "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
-}
-_EXIT_HINTS = {
-    126: "the file is there but may not be executed: chmod +x",
-    127: "the shell found no such program: the jobs get the environment of gpusched; "
+    "timed_out": "--time-limit TIME gives the next one longer",
+    "lost": "its shepherd was killed too, for example by systemd, logind, docker stop or a reboot",
+    "127": "the shell found no such program: the jobs get the environment of gpusched; "
     "--setup FILE sources a file before each",
-    141: "a program in the pipe was still writing when its reader ended, as in `… | head -1`; "
-    "add `|| true` if that is right",
+    "SIGKILL": "SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`",
 }
 
 
-def hints(outcome: Outcome, *, stated: bool = False) -> list[str]:
+def hint(outcome: Outcome, *, stated: bool = False) -> str:
     """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
     cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
-    texts = [_CAUSE_HINTS[cause]] if cause in _CAUSE_HINTS else []
-    if outcome.kind is OutcomeKind.EXITED and outcome.exit_code in _EXIT_HINTS:
-        texts.append(_EXIT_HINTS[outcome.exit_code])
-    if not texts and 9 in (outcome.signal, (outcome.exit_code or 0) - 128) and not outcome.cause:
-        texts.append("SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`")
-    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.cause != "idle":
-        texts.append("--time-limit TIME gives the next one longer")
-    if outcome.kind is OutcomeKind.LOST:
-        texts.append("its shepherd was killed too, for example by systemd, logind, docker stop or a reboot")
-    return texts
+    is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
+    keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
+    return next((_HINTS[key] for key in keys if key in _HINTS), "")

@@ -10,14 +10,14 @@ from typing import Any
 from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.progress import ItemGroup
-from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
+from gpusched.core.model import Device, DeviceProcess, JobState, RunningView, Sample
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import BoardDevice
 from gpusched.views.words import about, command_text, count, mib, rate
 
 # ---- devices ---------------------------------------------------------------------------------------
 
-_RUNNING_WHY = "runs a job of this queue"
+_SAID = {"free", "lost", "not read yet", "runs a job of this queue"}  # reasons that the word for the state says
 _SETTLING_WHY = "waiting for the memory of our last job: "
 
 
@@ -25,27 +25,44 @@ _SETTLING_WHY = "waiting for the memory of our last job: "
 class DeviceLine:
     """One GPU for people. `tone` is good, ours, wait, busy or bad; `detail` is the reason, unless `word` says it."""
 
-    uuid: str
-    label: str
-    name: str
-    used_bytes: int | None
-    total_bytes: int | None
-    foreign_bytes: int | None
-    utilisation: float | None
+    item: BoardDevice
     word: str
     detail: str
     tone: str
-    processes: tuple[str, ...]
     claimed: str = ""
 
     @property
+    def label(self) -> str:
+        return device_label(self.item.device)
+
+    @property
+    def name(self) -> str:
+        return clean(self.item.device.name)
+
+    @property
+    def sample(self) -> Sample | None:
+        return self.item.view.availability.sample
+
+    @property
+    def used_bytes(self) -> int | None:
+        return self.sample.used_bytes if self.sample else None
+
+    @property
+    def utilisation(self) -> float | None:
+        return self.sample.utilisation if self.sample else None
+
+    @property
     def memory(self) -> str:
-        total = mib(self.total_bytes)
+        total = mib(self.item.view.total_bytes)
         return f"{mib(self.used_bytes).rjust(len(total))}/{total} MiB"
 
     @property
     def use(self) -> str:
         return "?" if self.utilisation is None else f"{round(self.utilisation * 100)}%"
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return process_texts(self.sample.processes if self.sample and not self.sample.error else ())
 
 
 _TONES = {
@@ -64,43 +81,27 @@ def device_label(device: Device) -> str:
 
 def device_line(item: BoardDevice, max_checks: int, *, of_queue: str = "") -> DeviceLine:
     """Return the line of a device of a dispatcher's board. `of_queue` names the queue if there may be several."""
-    availability = item.view.availability
-    sample = availability.sample
     word, detail = _state_words(item, max_checks)
     if of_queue and item.job_ids:
         word += f" of {of_queue}"
-    return DeviceLine(
-        uuid=item.device.uuid,
-        label=device_label(item.device),
-        name=clean(item.device.name),
-        used_bytes=sample.used_bytes if sample else None,
-        total_bytes=item.view.total_bytes,
-        foreign_bytes=availability.foreign_bytes,
-        utilisation=sample.utilisation if sample else None,
-        word=word,
-        detail=clean(detail),
-        tone="busy" if item.view.refused else _TONES.get(availability.state, "bad"),
-        processes=process_texts(sample.processes if sample and not sample.error else ()),
-    )
+    tone = "busy" if item.view.refused else _TONES.get(item.view.availability.state, "bad")
+    return DeviceLine(item, word, clean(detail), tone)
 
 
 def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
+    """Return a word for the state, and the reason if there is more to say."""
     availability = item.view.availability
     state, why = availability.state, availability.why
+    detail = "" if why in _SAID else why.removeprefix(_SETTLING_WHY)
     if item.job_ids:
         jobs = "jobs " if len(item.job_ids) > 1 else "job "
-        return jobs + ", ".join(map(str, item.job_ids)), "" if why in (_RUNNING_WHY, "free") else why
+        return jobs + ", ".join(map(str, item.job_ids)), detail
     if item.view.refused:
         return "claimed", item.view.refused.removeprefix("claimed ")
     if state is DeviceState.CHECKING:
         return f"checking {availability.count}/{max_checks}", ""
-    if state is DeviceState.RUNNING:
-        return "ours", ""
-    word = state.value.replace("_", " ")
-    if state is DeviceState.UNKNOWN:
-        word = "not read"
-    plain = {"free", "lost", "not read yet"}
-    return word, "" if why in plain else why.removeprefix(_SETTLING_WHY)
+    words = {DeviceState.RUNNING: "ours", DeviceState.UNKNOWN: "not read"}
+    return words.get(state, state.value.replace("_", " ")), detail
 
 
 def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
@@ -123,17 +124,16 @@ class RunningLine:
 
     job_id: int
     line: int
-    attempt: int
     where: str
     elapsed_s: float
     command: str
-    logs: tuple[str, ...]
-    fraction: float | None = None
-    progress: str = ""
-    mark: str = ""  # stopping, or its leftover processes
+    fraction: float | None
+    progress: str
+    tail: str  # the last line of its log
+    mark: str  # stopping, or its leftover processes
 
 
-def running_line(view: RunningView, now: float) -> RunningLine:
+def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
     job, attempt = view.job, view.attempt
     report = parse_progress(attempt.progress)
     mark = "stopping" if view.stopping or job.cancel_requested_at is not None else ""
@@ -143,13 +143,12 @@ def running_line(view: RunningView, now: float) -> RunningLine:
     return RunningLine(
         job_id=job.id,
         line=job.line,
-        attempt=attempt.number,
         where=places(attempt.devices),
         elapsed_s=max(0.0, now - attempt.started_at),
         command=command_text(job.command),
-        logs=tuple(name for name in (attempt.log, attempt.error_log) if name),
         fraction=_fraction(report),
         progress=_progress_text(report),
+        tail=tail,
         mark=mark,
     )
 
@@ -229,12 +228,6 @@ class JobCounts:
 
 
 def tally(counts: Mapping[JobState, int], removed: int) -> JobCounts:
-    of = counts.get
-    return JobCounts(
-        of(JobState.QUEUED, 0),
-        of(JobState.HELD, 0),
-        of(JobState.RUNNING, 0),
-        of(JobState.SUCCEEDED, 0),
-        of(JobState.FAILED, 0),
-        of(JobState.CANCELLED, 0) - removed,
-    )
+    numbers = {state.value: counts.get(state, 0) for state in JobState}
+    numbers[JobState.CANCELLED.value] -= removed
+    return JobCounts(**numbers)

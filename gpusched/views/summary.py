@@ -11,64 +11,59 @@ from gpusched.core.model import AttemptRow, JobRow
 from gpusched.views import tables
 from gpusched.views.group_summary import group_rows
 from gpusched.views.tables import Line
-from gpusched.views.values import RunSummary
+from gpusched.views.values import RunSummary, Scene
 from gpusched.views.words import clock, command_text, count, short_path
 
 
 def summary_page(summary: RunSummary) -> list[Line]:
-    parts: list[tables.Cell] = []
-    for word, number in summary.counts.parts(ended_first=True):
-        if number or word in ("succeeded", "failed"):
-            parts += [", " if parts else "", (f"{number} {word}", tables.STATES[word] if number else "")]
+    scene = summary.scene
+    parts = [(word, n) for word, n in summary.counts.parts(ended_first=True) if n or word in ("succeeded", "failed")]
     spent = clock(summary.totals["total_runtime"])
-    lines = [tables.line(*parts, f" of {count(summary.counts.total, 'job')} in {spent}")]
+    lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
     for job, attempts in summary.failed:
-        lines += _failed_lines(summary, job, attempts)
+        lines += _failed_lines(scene, job, attempts)
     more = summary.counts.failed - summary.unlisted - len(summary.failed)
     if more:
-        lines.append(tables.line(f"  … and {more} more: gpusched status -q {summary.option} -v"))
+        lines.append(tables.line(f"  … and {more} more: gpusched status -q {scene.option} -v"))
     if summary.unlisted:
         no_longer = f"  {count(summary.unlisted, 'failed job')} no longer in the list: no failure of this run"
         lines.append(tables.line(no_longer))
     rows: list[tables.Row] = [row for group in summary.groups for row in group_rows(group)]
     rows += [
-        ["metrics", short_path(summary.metrics, summary.cwd)],
-        ["logs", f"{short_path(summary.logs, summary.cwd)}/"],
+        ["metrics", short_path(summary.metrics, scene.cwd)],
+        ["logs", f"{short_path(summary.logs, scene.cwd)}/"],
     ]
     rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
     return lines + tables.grid(["", ""], rows)
 
 
-def _failed_lines(summary: RunSummary, job: JobRow, attempts: Sequence[AttemptRow]) -> list[Line]:
+def _failed_lines(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[Line]:
     """Return one failed job: id, line, how; the command; the log."""
     last = attempts[-1] if attempts else None
     how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
     lines = [
         tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
-        tables.Line((("      " + command_text(job.command), ""),), table=True),
+        *tables.grid([""], [[command_text(job.command)]], indent=6),
     ]
     if last:
-        path = f"{summary.queue}/{last.error_log or last.log}"
-        lines.append(tables.line(("      " + short_path(path, summary.cwd), tables.DIM)))
+        lines.append(tables.line(("      " + scene.path(last.error_log or last.log), tables.DIM)))
     return lines
 
 
 def _next_steps(summary: RunSummary) -> list[str]:
     """Return what one may want to type next."""
-    counts, option, steps = summary.counts, summary.option, []
+    counts, scene, steps = summary.counts, summary.scene, []
     if summary.code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
-        disk = short_path(summary.full_disk, summary.cwd)
+        disk = short_path(summary.full_disk, scene.cwd)
         room = f"make room on the disk of {disk}; then " if disk else ""
         steps.append(f"{room}the same command records the jobs that have ended, and goes on")
     elif counts.queued and (summary.can_start or summary.code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
     if summary.has_held:
-        steps.append(f"gpusched release JOB -q {option}   (lets a held job start; --tag TAG: those of a tag)")
-    if summary.has_cancelled:
-        steps.append(f"gpusched requeue JOB -q {option}   (queues a cancelled job again)")
+        steps.append(f"gpusched release JOB -q {scene.option}   (lets a held job start; --tag TAG: those of a tag)")
     if counts.failed > summary.unlisted:
         steps.append("the same command with --retry-failed tries the failed ones again")
-        steps.append(f"gpusched explain JOB -q {option}   (how a job ended, and why)")
+        steps.append(f"gpusched explain JOB -q {scene.option}   (how a job ended, and why)")
     return steps

@@ -48,14 +48,14 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """One queue: its GPUs, what runs, what waits and why, what has failed. `running` comes with last log lines."""
+    """One queue: its GPUs, what runs, what waits and why, what has failed."""
 
     scene: Scene
     summary: QueueSummary
     source: str
     looked_at: float | None
     devices: Sequence[DeviceLine]
-    running: Sequence[tuple[RunningLine, str]]
+    running: Sequence[RunningLine]
     waiting: Sequence[JobRow]
     reasons: Reasons
     failed: Sequence[JobWithLast]
@@ -100,13 +100,10 @@ class DeviceReport:
 class RunSummary:
     """The end of a run."""
 
+    scene: Scene
     code: int
-    at: float
-    queue: str  # its path
     metrics: str
     logs: str
-    cwd: str
-    option: str  # the name of the queue after -q
     states: Mapping[JobState, int]
     removed: int
     totals: Mapping[str, float]
@@ -114,7 +111,6 @@ class RunSummary:
     unlisted: int  # failed jobs that are no longer in the list
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
-    has_cancelled: bool  # by a person
     full_disk: str
     groups: Sequence[GroupSummary]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.common.text import clean
@@ -26,14 +26,6 @@ def clock(seconds: float) -> str:
 def span(seconds: float) -> str:
     """Format a duration that may be short: 1.4 s, 1:05."""
     return f"{seconds:.1f} s" if seconds < 59.95 else clock(seconds)
-
-
-def age(seconds: float) -> str:
-    """Format a duration in its largest unit: 5s, 3m, 2h, 4d."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
 
 
 def moment(at: float, now: float) -> str:
@@ -84,17 +76,9 @@ def command_text(command: bytes) -> str:
     return re.sub("  +", " ", clean(shown_line(command)))
 
 
-def fit(text: str, width: int, cells: Callable[[str], int] = len, mark: str = "…") -> str:
-    """Cut the text to `width` cells; `mark` shows that it was longer."""
-    if cells(text) <= width:
-        return text
-    room = width - len(mark)
-    if room < 1:
-        return text[: max(0, width)] if text.isascii() else ""
-    text = text[:room]
-    while cells(text) > room:
-        text = text[:-1]
-    return text.rstrip() + mark
+def fit(text: str, width: int) -> str:
+    """Cut the text to `width` characters; a mark shows that it was longer."""
+    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
 
 
 def rate(per_s: float) -> str:
@@ -126,22 +110,21 @@ def time_left(pace: Pace, queued: int, running: Sequence[tuple[float, float | No
 
     `running` has each running job's elapsed time, and the fraction that it reports as done.
     """
+    estimates = [elapsed / fraction if fraction and fraction > 0.02 else None for elapsed, fraction in running]
+    reported = [estimate for estimate in estimates if estimate is not None]
+    window = pace.at - pace.since
     if not queued and not running:
         return None
-    estimates = [elapsed / fraction for elapsed, fraction in running if fraction and fraction > 0.02]
-    window = pace.at - pace.since
     if pace.finished:
         unfinished = sum(min(elapsed, window) for elapsed, _ in running)
         mean = max(0.0, pace.spent_s - unfinished) / pace.finished
-    elif estimates:
-        mean = sum(estimates) / len(estimates)
+    elif reported and (queued or len(reported) == len(running)):
+        mean = sum(reported) / len(reported)
     else:
         return None
-    if not pace.finished and not queued and len(estimates) < len(running):
-        return None
-    rest = []
-    for elapsed, fraction in running:
-        whole = elapsed / fraction if fraction and fraction > 0.02 else max(mean, elapsed)
-        rest.append(whole - elapsed)
+    rest = [
+        (max(mean, elapsed) if whole is None else whole) - elapsed
+        for whole, (elapsed, _) in zip(estimates, running, strict=True)
+    ]
     at_once = max(1.0, len(running), pace.spent_s / window if window > 0 else 0.0)
     return max((queued * mean + sum(rest)) / at_once, max(rest, default=0.0))

@@ -21,10 +21,11 @@ from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import DeviceUse, Event, JobState, RunningView
 from gpusched.core.plan.board import BoardDevice, Frame
 from gpusched.dispatcher import Observer
+from gpusched.views.lines import PatientWriter
 from gpusched.views.report import group_line, running_line
-from gpusched.views.terminal.area import PatientWriter
+from gpusched.views.tables import cut
 from gpusched.views.terminal.layout import Picture, lay_out
-from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView, LogTails
+from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView
 from gpusched.views.words import Pace
 from tests.support import build
 from tests.support.golden import golden
@@ -85,6 +86,7 @@ GROUPS = (
     ItemGroup(("ä",), 2, 0, 10, 0.0),
     ItemGroup(("c",), 2, 2, 10, 10.0),
     ItemGroup(("d",), 2, 2, 10, 10.0),
+    ItemGroup(("e",), 2, 2, 10, 10.0),
 )
 
 
@@ -93,14 +95,13 @@ def drawn(
     width: int,
     height: int,
     *,
-    unicode: bool = True,
     tail: str = "epoch 2, loss 0.5",
     pace: Pace = Pace(NOW - 754, NOW),  # noqa: B008
 ) -> list[str]:
-    running = [running_line(each, frame.at) for each in frame.running]
+    running = [running_line(each, frame.at, tail) for each in frame.running]
     groups = [group_line(group, 2.5) for group in frame.groups]
-    picture = Picture("commands", frame, running, pace, groups, lambda logs: tail)
-    lines = [line.plain for line in lay_out(picture, width, height, unicode=unicode)]
+    picture = Picture("commands", frame, running, pace, groups)
+    lines = [cut(line, width).plain for line in lay_out(picture, width, height)]
     assert len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines)
     return lines
@@ -122,15 +123,10 @@ def test_jobs_that_do_items_are_shown_as_one() -> None:
         "  45%  450/1000 items  2.5/s  ~4 min left  3 of 8 jobs done"
     )
     assert lines[at + 1].startswith("ä       ─") and lines[at + 2].startswith("c       ")
-    assert lines[at + 3] == "  and 1 more group"
-    few = drawn(replace(FRAME, groups=GROUPS), 60, 12, unicode=False)
-    assert any(text.startswith("shards  ####------  45%  450/1000 items") for text in few)
+    assert lines[at + 3] == "… and 2 more groups"
+    few = drawn(replace(FRAME, groups=GROUPS), 60, 12)
+    assert any(text.startswith("shards  ━━━━──────  45%  450/1000 items") for text in few)
     assert not any(text.startswith("c  ") for text in few)
-
-
-def test_the_view_in_ascii() -> None:
-    text = "\n".join(drawn(FRAME, 80, 24, unicode=False))
-    assert text.isascii() and "##" in text and "..." in text
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 20, 79, 133])
@@ -145,8 +141,8 @@ def test_many_gpus_and_jobs_are_summed_up() -> None:
     devices = tuple(BoardDevice(gpu(n), view(n, a_board().devices[n % 4].view.availability.state)) for n in range(64))
     running = tuple(running_view(n) for n in range(1, 41))
     text = "\n".join(drawn(replace(FRAME, board=a_board(devices=devices), running=running), 80, 24))
-    assert "64 GPUs: 16 running, 16 busy, 16 checking, 16 free" in text
-    assert re.search(r"and \d+ more running", text)
+    assert re.search(r"and \d+ more GPUs: (\d+ (busy|running|checking|free)(, |\n)){4}", text)
+    assert re.search(r"and \d+ more running jobs", text)
     text = "\n".join(drawn(replace(FRAME, board=a_board(devices=devices)), 80, 24))
     assert re.search(r"and \d+ more GPUs: ", text)
 
@@ -221,16 +217,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     return Terminal()
 
 
 @pytest.fixture
 def live(terminal: Terminal, tmp_path: Path) -> LiveView:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "0003.1-python.log").write_bytes(b"\r10%|#\r20%|##\x1b[0m")
-    observer: Observer = LiveView(terminal, str(tmp_path), width=80, height=24)
+    observer: Observer = LiveView(terminal, str(tmp_path), lambda attempt: "20%|##")
     return cast(LiveView, observer)
 
 
@@ -238,9 +234,9 @@ def test_a_frame_is_drawn_over_the_last_one(live: LiveView, terminal: Terminal) 
     live.frame(FRAME)
     live.frame(replace(FRAME, at=NOW + 1))
     lines = screen(terminal.take())
-    assert sum("GPU  MEMORY" in line for line in lines) == 1
+    assert sum("MEMORY  USE" in line for line in lines) == 1
     assert any("1:41" in line for line in lines) and not any("1:40" in line for line in lines)
-    assert any("20%|##" in line for line in lines) and not any("10%|#" in line for line in lines)
+    assert any("20%|##" in line for line in lines)
     live.close()
 
 
@@ -338,7 +334,7 @@ def test_detached_it_writes_nothing(live: LiveView, terminal: Terminal) -> None:
 def test_no_colour_and_no_thread(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     threads = threading.active_count()
-    live = LiveView(terminal, str(tmp_path), width=80, height=24)
+    live = LiveView(terminal, str(tmp_path), lambda attempt: "")
     live.frame(FRAME)
     assert threading.active_count() == threads
     live.close()
@@ -392,35 +388,3 @@ def test_what_was_kept_comes_when_the_terminal_reads_again(pair: tuple[int, Text
         read += len(os.read(master, 65536))
         writer.flush()
     assert not writer.behind
-
-
-# ---- logs ------------------------------------------------------------------------------------------
-
-
-def test_tails_are_read_again_only_when_the_log_has_grown(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.write_bytes(b"x" * 10_000 + b"\none\ntwo TOKEN=abc\n")
-    tails = LogTails(str(tmp_path))
-    assert tails.last(["a.log"]) == "two TOKEN=***"
-    stamp = log.stat()
-    log.write_bytes(b"y" * stamp.st_size)
-    os.utime(log, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert tails.last(["a.log"]) == "two TOKEN=***"
-    log.write_bytes(b"three\n")
-    assert tails.last(["a.log"]) == "three"
-    assert tails.last(["none.log"]) == "" and tails.last([]) == ""
-
-
-def test_the_log_that_was_written_last_is_shown(tmp_path: Path) -> None:
-    for name, at in (("a.out.log", 2), ("a.err.log", 1)):
-        (tmp_path / name).write_bytes(name.encode())
-        os.utime(tmp_path / name, (at, at))
-    assert LogTails(str(tmp_path)).last(["a.out.log", "a.err.log"]) == "a.out.log"
-
-
-def test_a_log_that_is_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "link.log").symlink_to(tmp_path / "secret")
-    os.mkfifo(tmp_path / "pipe.log")
-    tails = LogTails(str(tmp_path))
-    assert tails.last(["link.log"]) == "" and tails.last(["pipe.log"]) == ""

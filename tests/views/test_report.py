@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from rich.console import Console
 
 from gpusched.core.model import DeviceProcess, JobState, RunningView
@@ -33,11 +32,6 @@ def test_clock(seconds: float, text: str) -> None:
     assert words.clock(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.9, "59s"), (3599, "59m"), (7300, "2h"), (4e5, "4d")])
-def test_age(seconds: float, text: str) -> None:
-    assert words.age(seconds) == text
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "~5 s"), (43, "~45 s"), (100, "~2 min"), (5300, "~88 min"), (8000, "~2 h 10 min"), (3e5, "~3 days")],
@@ -49,9 +43,9 @@ def test_an_estimate_is_no_more_exact_than_it_is(seconds: float, text: str) -> N
 @settings(max_examples=40)
 @given(st.text(max_size=40), st.integers(0, 30))
 def test_fit_never_takes_more_cells(text: str, width: int) -> None:
-    fitted = words.fit(text, width, cell_len)
-    assert cell_len(fitted) <= width
-    if cell_len(text) <= width:
+    fitted = words.fit(text, width)
+    assert len(fitted) <= max(1, width)
+    if len(text) <= width:
         assert fitted == text
 
 
@@ -200,7 +194,7 @@ def test_a_grid_is_aligned_and_leaves_out_empty_columns() -> None:
     rows: list[tables.Row] = [["1", "", ("ok", "green"), ["a", "b"]], ["10", "", "比較", "c"]]
     lines = [line.plain for line in tables.grid(["N", "EMPTY", "HOW", "WHAT"], rows, right="N")]
     assert lines == [" N  HOW   WHAT", " 1  ok    a", "          b", "10  比較  c"]
-    assert tables.grid(["A"], []) == [] or [line.plain for line in tables.grid(["A"], [])] == [""]
+    assert tables.grid(["A"], []) == []
 
 
 def test_a_page_that_is_piped_is_whole_and_plain() -> None:
@@ -229,7 +223,7 @@ def test_on_a_terminal_columns_are_cut_and_prose_is_wrapped() -> None:
         "        free, and so",
         "        on",
         "one two three four",
-        "  five",
+        "five",
     ]
 
 
@@ -240,12 +234,11 @@ def test_a_path_is_never_broken() -> None:
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.text(st.characters(exclude_categories=["C"]), max_size=8), st.just("")), max_size=5),
+    st.lists(st.text(st.characters(exclude_categories=["C"]), max_size=8), max_size=5),
     st.integers(3, 20),
 )
-def test_a_cut_line_fits(parts: list[tables.Part], width: int) -> None:
-    cut = tables.cut(tables.Line(tuple(parts)), width)
-    assert sum(cell_len(text) for text, _ in cut.parts) <= width
+def test_a_cut_line_fits(parts: list[str], width: int) -> None:
+    assert tables.cut(tables.line(*parts), width).cell_len <= width
 
 
 @pytest.mark.parametrize(
@@ -260,5 +253,4 @@ def test_a_cut_line_fits(parts: list[tables.Part], width: int) -> None:
     ],
 )
 def test_bars(shares: list[tuple[float, str]], text: str) -> None:
-    assert "".join(part for part, _ in tables.bar(shares, 10)) == text
-    assert "".join(part for part, _ in tables.bar(shares, 10, plain=True)).isascii()
+    assert tables.bar(shares, 10).plain == text

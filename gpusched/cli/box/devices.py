@@ -77,9 +77,8 @@ def _draw(box: BoxReader, interval_s: float) -> None:
             now = queues.now()
             stamp = time.strftime("%H:%M:%S", time.localtime(now))
             head = tables.line((f"{stamp}, every {interval_s:g} s, Ctrl-C ends", tables.DIM))
-            width, height = area.size
-            lines = tables.fit_height([head, *devices_page(box.read(), now)], height - 1)
-            area.draw([tables.cut(line, width) for line in lines])
+            lines = tables.fit_height([head, *devices_page(box.read(), now)], area.size[1] - 1)
+            area.draw(lines)
             time.sleep(interval_s)
     finally:
         area.close(keep=True)

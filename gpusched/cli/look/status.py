@@ -33,7 +33,7 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> None:
         return
     from gpusched.views.pages import queue_page
 
-    print_page(queue_page(operation.read_queue(queue_dir, every_job=verbose), every_job=verbose))
+    print_page(queue_page(operation.read_queue(queue_dir, every_job=verbose)))
 
 
 def _print_all(known: list[QueueDir], *, as_json: bool) -> None:

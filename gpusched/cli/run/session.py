@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -62,11 +63,12 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
 
     out = sys.stderr if options.as_json else sys.stdout
     if out.isatty() and not options.quiet:
+        from gpusched.operations.status import read_last_line
         from gpusched.views.terminal.area import can_be_drawn_over
         from gpusched.views.terminal.live import LiveView
 
         if can_be_drawn_over(out):
-            return LiveView(out, queue.queue_dir.path)
+            return LiveView(out, queue.queue_dir.path, partial(read_last_line, queue.queue_dir))
     return EventLines(out, quiet=options.quiet)
 
 

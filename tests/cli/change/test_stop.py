@@ -53,7 +53,7 @@ def test_stop_takes_the_request_back_when_its_dispatcher_is_gone(
 ) -> None:
     seen = iter([PID, PID])  # while -q is resolved, and at the first look
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: next(seen, None))
-    assert "has just left by itself" in call(capsys, "stop")
+    assert "there is nothing to stop" in call(capsys, "stop")
     assert request_table.open_requests(sample.store) == []  # the next dispatcher is not stopped by it
 
 

@@ -68,7 +68,7 @@ def test_status_sees_a_full_disk_and_an_old_look(
     dispatched: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatched.publish(a_board(at=NOW - 621))
-    assert "reported nothing since its reading of the GPUs 10:21 ago" in shown(capsys, "status")
+    assert "which read the GPUs 10:21 ago" in shown(capsys, "status")
     real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
     fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
