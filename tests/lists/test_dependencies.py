@@ -43,7 +43,7 @@ def test_what_the_queue_has_may_be_waited_for() -> None:
         ("[after=b] x\n[name=b after=c] y\n[name=c after=b] z\n", 2, 15, "b (line 2) -> c (line 3) -> b (line 2)"),
         ("[name=a after=a] x\n", 1, 15, "wait for each other: a (line 1) -> a (line 1)"),
         ("[tag=t] w\n[tag=t after=t] x\n[tag=t after=t] y\n", 2, 14, "line 2 -> line 3 -> line 2"),
-        ("[tag=t after=t] x\n[tag=t after-any=b] y\n[name=b tag=t after=t] z", 1, 14, "line 1 -> line 2 -> b (line 3)"),
+        ("[tag=t after=t] x\n[tag=t after-any=b] y\n[name=b tag=t after=t] z", 1, 14, "line 1 -> b (line 3) -> line 1"),
         ("[name=t tag=t after=t] x\n[tag=t] y\n", 1, 21, "wait for each other: t (line 1) -> t (line 1)"),
         ("[name=a after=t] x\n[tag=t after=a] y\n[tag=t] z\n", 1, 15, "a (line 1) -> line 2 -> a (line 1)"),
     ],
