@@ -17,7 +17,7 @@ from typing import Any
 
 from ..read.json_file import read_json
 from ..read.tensors import ModelError
-from ..read.weight_files import model_weights
+from ..read.weight_files import choose_weights
 from .hub_errors import as_model_error
 from .locations import list_directory, local_path
 from .resolve import ADAPTER_CONFIG, ModelFiles, Ref, adapter_weights, holds_model
@@ -86,21 +86,30 @@ class Hub:
         return {each.rfilename: each.size for each in info.siblings or () if "/" not in each.rfilename}
 
     def fetch(self, ref: Ref) -> Path:
-        """Fetch the weights of a model that was looked at; return its path on this machine."""
+        """Fetch the weights of a whole model; return its path on this machine."""
         model = self.look(ref)
-        if model.is_local:
-            return model.path
-        names = model_weights(model.files) if holds_model(model.files) else []
-        if names and names[0].endswith(".index.json"):
-            index = self._download(ref.name, model.commit, names) / names[0]
-            names += _shards(ref.name, model.files, read_json(index, "download"))
-        if model.adapter_config is not None and adapter_weights(model.files):
-            names.append(adapter_weights(model.files))
+        if not model.is_local:
+            weights, _ = choose_weights(model.files, lambda name: self._read_index(ref, model, name), "download")
+            self._fetch_files(ref, model, weights)
+        return model.path
+
+    def fetch_adapter(self, ref: Ref) -> Path:
+        """Fetch the weights of an adapter; return the path of their file on this machine."""
+        model = self.look(ref)
+        file = adapter_weights(model.files)
+        if not model.is_local:
+            self._fetch_files(ref, model, [file])
+        return model.path / file
+
+    def _read_index(self, ref: Ref, model: ModelFiles, name: str) -> Mapping[str, Any]:
+        return read_json(self._download(ref.name, model.commit, [name]) / name, "download")
+
+    def _fetch_files(self, ref: Ref, model: ModelFiles, names: Sequence[str]) -> None:
         needed = sum(model.files[name] or 0 for name in names if not (model.path / name).exists())
         if needed:
             self._check_space(ref.name, model.path, needed)
             self._fetched.add(model.commit)
-        return self._download(ref.name, model.commit, names)
+        self._download(ref.name, model.commit, names)
 
     def _download(self, name: str, revision: str, files: Sequence[str]) -> Path:
         """Fetch the files that are not in the cache yet; return the directory of all."""
@@ -134,13 +143,3 @@ class Hub:
             with suppress(OSError):  # the files that are left only take space
                 cache = self._library.scan_cache_dir(self._cache_dir or None)
                 cache.delete_revisions(*self._fetched).execute()
-
-
-def _shards(name: str, files: Mapping[str, int | None], index: Mapping[str, Any]) -> list[str]:
-    """Return the files that an index names. Raises ModelError if one is not at the top of its repository."""
-    names = index.get("weight_map")
-    shards = sorted(set(map(str, names.values()))) if isinstance(names, Mapping) else []
-    for shard in shards:
-        if shard not in files:
-            raise ModelError("download", f"the index of {name} names {shard[:120]}, which is not in it")
-    return shards

@@ -12,7 +12,7 @@ from ..read.json_file import read_config
 from ..read.sources import open_local
 from ..read.tensors import TensorSource
 from .hub import Hub
-from .resolve import adapter_weights, resolve
+from .resolve import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,7 @@ def open_model(
             refuse_quantised(base_config, plan.adapters[0].name)
         source = opened.enter_context(closing(open_local(hub.fetch(plan.base))))
         for ref, config in zip(plan.adapters, configs, strict=True):
-            weights = hub.fetch(ref) / adapter_weights(hub.look(ref).files)
-            tensors = opened.enter_context(closing(open_local(weights)))
+            tensors = opened.enter_context(closing(open_local(hub.fetch_adapter(ref))))
             source = MergedSource(source, Adapter(ref.name, config, tensors))
         commits = {ref.name: hub.look(ref).commit for ref in (plan.base, *plan.adapters)}
         yield OpenedModel(source, commits, (*plan.notes, *hub.notes))

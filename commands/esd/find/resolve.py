@@ -15,7 +15,7 @@ from typing import Any
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
 from ..read.tensors import ModelError
-from ..read.weight_files import WEIGHTS, model_weights
+from ..read.weight_files import WEIGHTS, model_weights, no_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -79,7 +79,7 @@ def resolve(model: str, look: Look, *, source: str = "", relation: str = "", rev
         listed = source.strip() if source.strip() != model else ""
         return _follow(ref, listing, look, listed=listed, trusted=labelled)
     if not is_whole:
-        raise ModelError("resolve", _no_weights(model, listing.files))
+        raise ModelError("resolve", no_weights(model, listing.files))
     notes = []
     if labelled:
         notes.append(f"{model} is listed as {relation} but is a whole model: loaded as it is")
@@ -111,7 +111,7 @@ def _follow(ref: Ref, adapter: ModelFiles, look: Look, *, listed: str, trusted: 
             loop = " on ".join([*seen[seen.index(there.identity) :], there.identity])
             raise ModelError("resolve", f"the bases of {ref.name} form a loop: {loop}")
     if not holds_model(there.files):
-        raise ModelError("resolve", f"base of {ref.name}: {_no_weights(base.name, there.files)}")
+        raise ModelError("resolve", f"base of {ref.name}: {no_weights(base.name, there.files)}")
     for each in adapters:
         if not adapter_weights(look(each).files):
             raise ModelError("resolve", f"{each.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
@@ -171,8 +171,3 @@ def holds_model(files: Collection[str]) -> bool:
 def adapter_weights(files: Collection[str]) -> str:
     """Return the file with an adapter's tensors; an empty string if there is none."""
     return next((name for name in ADAPTER_WEIGHTS if name in files), "")
-
-
-def _no_weights(name: str, files: Collection[str]) -> str:
-    names = ", ".join(each[:40] for each in sorted(files)[:6]) or "nothing"
-    return f"{name} has no weights that can be read (safetensors or .bin), only {names}"

@@ -13,7 +13,7 @@ import torch
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
 from .tensors import ModelError, TensorInfo, TensorSource
-from .weight_files import PICKLES, model_weights
+from .weight_files import PICKLES, choose_weights, no_weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights
 
@@ -28,30 +28,11 @@ def open_local(path: str | os.PathLike[str]) -> TensorSource:
         raise ModelError("load", f"{path} does not exist")
     if not path.is_dir():
         return _open_files([path], read_config(path.parent))
-    names = sorted(entry.name for entry in path.iterdir())
-    weights = model_weights(names)
+    names = os.listdir(path)
+    weights, index = choose_weights(names, lambda name: read_json(path / name, "load"), "load")
     if not weights:
-        content = f"it holds {', '.join(name[:40] for name in names[:6])}" if names else "it is empty"
-        raise ModelError("load", f"{path} has no weights that can be read (safetensors or .bin); {content}")
-    config = read_config(path)
-    if weights[0].endswith(".index.json"):
-        index = _read_index(path / weights[0])
-        return _open_files([path / name for name in sorted(set(index.values()))], config, index)
-    if len(weights) > 1:
-        raise ModelError("load", f"{path} has {len(weights)} files of weights ({weights[0]} …), and no index")
-    return _open_files([path / weights[0]], config)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    """Return the file name of each tensor; all of them are in the directory of the index."""
-    weights = read_json(path, "load").get("weight_map")
-    if not isinstance(weights, Mapping) or not weights:
-        raise ModelError("load", f"{path.name} is no index of shards")
-    index = {str(tensor): str(file) for tensor, file in weights.items()}
-    for file in index.values():
-        if Path(file).name != file or not (path.parent / file).exists():
-            raise ModelError("load", f"{path.name} names {file[:200]}, which is missing in its directory")
-    return index
+        raise ModelError("load", no_weights(str(path), names))
+    return _open_files([path / name for name in weights], read_config(path), index)
 
 
 def _open_files(

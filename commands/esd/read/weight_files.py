@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from .tensors import ModelError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 # Files that training leaves beside the weights, in the same formats.
 _BESIDE = re.compile(r"(?:adapter_model|training_args|optimizer|scheduler|scaler|rng_state|random_states).*")
+
+
+def choose_weights(
+    files: Collection[str], read_index: Callable[[str], Mapping[str, Any]], stage: str
+) -> tuple[list[str], dict[str, str] | None]:
+    """Return the files to load, and the file of each tensor if there is an index. Raises ModelError with this stage."""
+    weights = model_weights(files)
+    if len(weights) > 1:
+        raise ModelError(stage, f"there are {len(weights)} files of weights ({weights[0]} …), and no index")
+    if not weights or not weights[0].endswith(".index.json"):
+        return weights, None
+    fields = read_index(weights[0]).get("weight_map")
+    if not isinstance(fields, Mapping) or not fields:
+        raise ModelError(stage, f"{weights[0]} is no index of shards")
+    index = {str(tensor): str(file) for tensor, file in fields.items()}
+    for file in index.values():
+        if file not in files:
+            raise ModelError(stage, f"{weights[0]} names {file[:200]}, which is missing in its directory")
+    return sorted(set(index.values())), index
+
+
+def no_weights(name: str, files: Collection[str]) -> str:
+    """Return a message for a model without weights."""
+    names = ", ".join(each[:40] for each in sorted(files)[:6]) or "nothing"
+    return f"{name} has no weights that can be read (safetensors or .bin), only {names}"
 
 
 def model_weights(files: Collection[str]) -> list[str]:

@@ -298,7 +298,8 @@ for name, revision in (("acme/other", ""), ("acme/base", "v9"), ("acme/cut", "")
         f"{COMMIT} a.q.weight",
         "download: acme/other is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
         "download: acme/base is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
-        "download: the index of acme/cut names model-00001-of-00001.safetensors, which is not in it",
+        "download: model.safetensors.index.json names model-00001-of-00001.safetensors, which is missing in its "
+        "directory",
     ]
 
 

@@ -135,8 +135,8 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "it is empty"),
-        ({"README.md": b"hi"}, r"no weights that can be read .* it holds README.md"),
+        ({}, "only nothing"),
+        ({"README.md": b"hi"}, r"no weights that can be read .*, only README.md"),
         ({"adapter_model.safetensors": raw({})}, "no weights that can be read"),
         ({INDEX: b"{}"}, "is no index"),
         ({INDEX: b'{"weight_map": {}}'}, "is no index"),
