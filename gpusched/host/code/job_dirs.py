@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -40,15 +41,18 @@ class JobDirs:
             root = self._root(self._without_links(home))
             self._tree = self._describe(root) if root else None
             if self._tree is None:
+                problem = "--snapshot copies a git work tree with a commit, and here is none"
+                if shutil.which("git") is None:
+                    problem = "--snapshot needs git, and git is not installed"
                 hint = "`git status` may say why; without --snapshot the jobs run where the files are"
-                raise GpuschedError("--snapshot copies a git work tree with a commit, and here is none", hint=hint)
+                raise GpuschedError(problem, hint=hint)
 
     def prepare(self) -> None:
         """Copy the work tree, if that is wanted and not done yet, and forget old answers of git. This may take long."""
         now = time.monotonic()
         self._known = {root: answer for root, answer in self._known.items() if now < answer[1]}
         if self._tree is not None and not self._copy:
-            self._copy = snapshot(self._tree, self._copies, leave_out=self._leave_out)
+            self._copy, self._tree = snapshot(self._tree.root, self._copies, leave_out=self._leave_out)
 
     def resolve(self, cwd: bytes) -> tuple[bytes, str]:
         """Return the directory in which a job of `cwd` runs, and its commit as in Requirements.git; "" outside git."""
@@ -80,30 +84,19 @@ class JobDirs:
 
     def _without_links(self, directory: str) -> str:
         """Return the directory without symbolic links in its path; it need not exist."""
-        real = self._physical.get(directory)
-        if real is None:
-            above = os.path.dirname(directory)
-            if os.path.islink(directory):
-                real = os.path.realpath(directory)
-            else:
-                real = (
-                    directory
-                    if above == directory
-                    else os.path.join(self._without_links(above), directory[len(above) :].strip("/"))
-                )
-            self._physical[directory] = real
-        return real
+        if directory not in self._physical:
+            self._physical[directory] = os.path.realpath(directory)
+        return self._physical[directory]
 
     def _root(self, directory: str) -> str:
-        root = self._roots.get(directory)
-        if root is None:
+        """Return the nearest directory, this one or one above, that holds a .git; "" if there is none."""
+        if directory not in self._roots:
             above = os.path.dirname(directory)
             if os.path.lexists(os.path.join(directory, ".git")):
-                root = directory
+                self._roots[directory] = directory
             else:
-                root = "" if above == directory else self._root(above)
-            self._roots[directory] = root
-        return root
+                self._roots[directory] = "" if above == directory else self._root(above)
+        return self._roots[directory]
 
     # ---- for the dispatcher that works on the same queue ----
 
