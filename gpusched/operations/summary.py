@@ -50,7 +50,6 @@ def summarize_run(
         can_start=startable_jobs.has_any(store),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
         has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
-        full_disk=queue_dir.full_disk(),
         groups=[
             summarize_group(
                 group,

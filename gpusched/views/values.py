@@ -115,7 +115,6 @@ class RunSummary:
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
     has_cancelled: bool  # by a person
-    full_disk: str
     groups: Sequence[GroupSummary]
 
     @property

@@ -11,7 +11,7 @@ from importlib import resources
 from types import TracebackType
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store.effects import DependencyEffects
 
 SCHEMA_VERSION = 3
@@ -269,9 +269,8 @@ def _operational(error: sqlite3.OperationalError, path: str) -> StoreError:
     text = str(error)
     if "full" in text or "disk I/O error" in text:
         return DiskFull(
-            f"cannot be written: {text}",
-            where=path,
-            hint="make room on that disk; running jobs go on, nothing new starts until then",
+            disk_full(path, text),
+            hint="make room on it; running jobs go on, nothing new starts until then",
             exit_code=EXIT_CANNOT_WORK,
         )
     if _lacks_rights(error, path):
