@@ -212,6 +212,18 @@ def test_the_view_of_the_box_is_built_in_one_place(name: str) -> None:
     assert dict(places) == {"core.plan.observe": 1}
 
 
+def test_the_tests_build_devices_jobs_and_attempts_in_one_place() -> None:
+    nouns = {"Device", "DeviceView", "Attempt", "Job", "AttemptRow", "JobRow"}
+    places: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if name in nouns:
+                    places[str(path.relative_to(ROOT))].add(name)
+    assert dict(places) == {"tests/support/build.py": nouns}
+
+
 def test_the_files_of_a_room_are_tested_in_the_folder_of_its_name() -> None:
     rooms = {path.name for path in (ROOT / "gpusched").iterdir() if (path / "__init__.py").exists()} | {"commands"}
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("**/test_*.py"))}

@@ -22,9 +22,10 @@ from gpusched.core.plan.availability import (
     settle_pause_s,
     vanish,
 )
+from tests.support import build
 from tests.support.traces import read_trace
 
-GPU = Device("GPU-a", 0, "NVIDIA A5000", 24564 * MIB)
+GPU = build.device(uuid="GPU-a", total_bytes=24564 * MIB)
 THREE = Criteria(max_checks=3)
 ONE = Criteria(max_checks=1)
 FREE, CHECKING, BUSY, RUNNING = DeviceState.FREE, DeviceState.CHECKING, DeviceState.BUSY, DeviceState.RUNNING

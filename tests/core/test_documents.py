@@ -10,38 +10,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
-from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind, Usage
+from gpusched.core.model import DeviceUse, JobState, Outcome, OutcomeKind, Usage
+from tests.support import build
 
-JOB = JobRow(
-    id=7,
+JOB = build.job_row(
+    7,
     command=b"python train.py --hub_token hf_abcdefghijklmnopqrstuvwxyz0123456789",
     line=12,
     cwd=b"/home/ann/caf\xe9",
     state=JobState.FAILED,
-    cause="",
-    gpus=1,
-    time_limit_s=None,
     retries=1,
     tries=2,
-    losses=0,
     attempts=2,
-    not_before=0.0,
     submitted_at=100.0,
     first_started_at=160.0,
     ended_at=330.0,
-    cancel_requested_at=None,
 )
-FIRST = AttemptRow(7, 1, 160.0, 200.0, Outcome(OutcomeKind.EXITED, exit_code=1), "logs/0007.1.log", "")
-LAST = AttemptRow(
+FIRST = build.attempt_row(
+    7,
+    started_at=160.0,
+    ended_at=200.0,
+    outcome=Outcome(OutcomeKind.EXITED, exit_code=1),
+    log="logs/0007.1.log",
+)
+LAST = build.attempt_row(
     7,
     2,
-    230.0,
-    330.0,
-    Outcome(OutcomeKind.SIGNALLED, signal=9, cause="host_oom", note="background"),
-    "logs/0007.2.out.log",
-    "logs/0007.2.err.log",
-    (DeviceUse("GPU-a", 3, "A10"),),
-    Usage(50, 2000, 1500.0, 0.5, 9.0),
+    started_at=230.0,
+    ended_at=330.0,
+    outcome=Outcome(OutcomeKind.SIGNALLED, signal=9, cause="host_oom", note="background"),
+    log="logs/0007.2.out.log",
+    error_log="logs/0007.2.err.log",
+    devices=(DeviceUse("GPU-a", 3, "A10"),),
+    usage=Usage(50, 2000, 1500.0, 0.5, 9.0),
     max_rss_bytes=4000,
     cpu_s=12.5,
     progress='{"done": 5, "total": 10}',

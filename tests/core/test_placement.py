@@ -25,8 +25,9 @@ from gpusched.core.plan.snapshot import (
     Snapshot,
     Start,
 )
+from tests.support import build
+from tests.support.build import GIB
 
-GIB = 1024 * MIB
 NOW = 1000.0
 CHECKS = 3
 MARGIN_GIB = MARGIN_BYTES / GIB
@@ -62,9 +63,13 @@ def card(
         foreign_bytes=None if foreign_mib is None else foreign_mib * MIB,
         settling_since=settling_since,
     )
-    held = bool(residents) if held is None else held
-    return DeviceView(
-        availability, round(total_gib * GIB), f"GPU {n}", held, held, "", residents, **{"name": "NVIDIA L4", **more}
+    return build.device_view(
+        n,
+        availability=availability,
+        total_gib=total_gib,
+        held=bool(residents) if held is None else held,
+        residents=residents,
+        **{"name": "NVIDIA L4", **more},
     )
 
 
@@ -75,7 +80,7 @@ def plan(devices: Sequence[DeviceView], waiting: Sequence[Job], limits: Limits |
         for resident in device.residents:
             on.setdefault(resident.job_id, []).append(device)
     attempts = [
-        Attempt(job, 1, tuple(d.uuid for d in found), mem_bytes=found[0].residents[0].budget_bytes)
+        build.attempt(job, *(d.uuid for d in found), mem_bytes=found[0].residents[0].budget_bytes)
         for job, found in on.items()
     ]
     snapshot = Snapshot(NOW, limits or Limits(8), tuple(devices), tuple(waiting), tuple(attempts), max_checks=CHECKS)
@@ -83,7 +88,7 @@ def plan(devices: Sequence[DeviceView], waiting: Sequence[Job], limits: Limits |
 
 
 def needs(job_id: int, mem_gib: float = 0, **more: Any) -> Job:
-    return replace(Job(job_id, mem_bytes=round(mem_gib * GIB)), **more)
+    return build.job(job_id, mem_gib=mem_gib, **more)
 
 
 def placed(found: Plan) -> dict[int, str]:
@@ -311,13 +316,13 @@ def grouped(groups: str, **more: Any) -> list[DeviceView]:
     ],
 )
 def test_several_gpus_for_one_job_are_of_one_group_where_one_will_do(groups: str, gpus: int, where: str) -> None:
-    assert placed(plan(grouped(groups), [Job(1, gpus)])) == {1: where}
+    assert placed(plan(grouped(groups), [build.job(1, gpus)])) == {1: where}
 
 
 def test_a_group_counts_by_what_is_free_of_it() -> None:
     devices = grouped("aabb")
     devices[1] = card(1, 0, group="a")
-    assert placed(plan(devices, [Job(1, 2)])) == {1: "2 3"}
+    assert placed(plan(devices, [build.job(1, 2)])) == {1: "2 3"}
 
 
 def test_shared_devices_of_one_group_are_preferred_too() -> None:
@@ -327,7 +332,7 @@ def test_shared_devices_of_one_group_are_preferred_too() -> None:
 
 
 def test_a_device_to_avoid_is_not_taken_for_the_sake_of_its_group() -> None:
-    job = Job(1, 2, avoid=frozenset({"GPU-1"}))
+    job = build.job(1, 2, avoid=frozenset({"GPU-1"}))
     assert placed(plan(grouped("aabb"), [job])) == {1: "2 3"}
     assert placed(plan(grouped("aab"), [job])) == {1: "0 2"}
     assert placed(plan(grouped("aa"), [job])) == {1: "0 1"}
@@ -337,7 +342,7 @@ def test_a_device_to_avoid_is_not_taken_for_the_sake_of_its_group() -> None:
 
 
 def tagged(job_id: int, *devices: int, tag: str = "t") -> Attempt:
-    return Attempt(job_id, 1, tuple(f"GPU-{n}" for n in devices), tags=(tag,))
+    return build.attempt(job_id, *devices, tags=(tag,))
 
 
 def test_a_tag_has_a_limit_of_its_own() -> None:
@@ -405,15 +410,15 @@ def test_nothing_is_kept_for_a_job_that_its_tag_holds_up() -> None:
 
 def test_smaller_jobs_pass_and_the_plan_says_whom() -> None:
     devices = [card(0, 0), card(1), card(2)]
-    found = plan(devices, [Job(1, 3), Job(2), Job(3, 2), Job(4, gpus=0)])
+    found = plan(devices, [build.job(1, 3), build.job(2), build.job(3, 2), build.job(4, gpus=0)])
     assert placed(found) == {2: "1", 4: ""}
     assert found.passed == (1,)
-    assert plan(devices, [Job(1, 3), Job(4, gpus=0)]).passed == ()
+    assert plan(devices, [build.job(1, 3), build.job(4, gpus=0)]).passed == ()
 
 
 def test_after_so_long_devices_are_kept_for_it_but_not_claimed() -> None:
     devices = [card(0, 0), card(1, held=True), card(2)]
-    waiting = [Job(1, 3), Job(2), Job(3, mem_bytes=GIB), Job(4, gpus=0)]
+    waiting = [build.job(1, 3), build.job(2), build.job(3, mem_bytes=GIB), build.job(4, gpus=0)]
     assert placed(plan(devices, waiting, waited_since={1: LATE + 1})) == {2: "1", 3: "2", 4: ""}
     found = plan(devices, waiting, waited_since={1: LATE})
     assert found.actions == (Release("GPU-1"), Start(4, ()))
@@ -425,10 +430,10 @@ def test_after_so_long_devices_are_kept_for_it_but_not_claimed() -> None:
 
 def test_only_as_many_are_kept_as_it_needs_those_that_are_soonest_free() -> None:
     devices = [card(0, state=DeviceState.BUSY), card(1, 0), card(2, 0), card(3)]
-    found = plan(devices, [Job(1, 2), Job(2)], waited_since={1: LATE})
+    found = plan(devices, [build.job(1, 2), build.job(2)], waited_since={1: LATE})
     assert why(found)[1].endswith("kept for it: GPU 3, GPU 1")
     devices[0] = card(0)
-    found = plan([*devices, card(4)], [Job(1, 4), Job(2), Job(3)], waited_since={1: LATE})
+    found = plan([*devices, card(4)], [build.job(1, 4), build.job(2), build.job(3)], waited_since={1: LATE})
     assert (placed(found), why(found)[1].endswith("kept for it: GPU 0, GPU 3, GPU 4, GPU 1")) == ({}, True)
 
 
@@ -441,7 +446,7 @@ def test_nobody_joins_a_device_that_is_kept() -> None:
 
 def test_what_is_kept_counts_for_max_gpus() -> None:
     devices = [card(0, 0), card(1), card(2), card(3)]
-    found = plan(devices, [Job(1, 2), Job(2)], Limits(2), waited_since={1: LATE})
+    found = plan(devices, [build.job(1, 2), build.job(2)], Limits(2), waited_since={1: LATE})
     assert placed(found) == {}
     assert why(found) == (
         "max_gpus",
@@ -452,15 +457,15 @@ def test_what_is_kept_counts_for_max_gpus() -> None:
 
 
 def test_a_job_before_it_gets_what_is_kept() -> None:
-    found = plan([card(0, 0), card(1)], [Job(5), Job(1, 2), Job(2)], waited_since={1: LATE})
+    found = plan([card(0, 0), card(1)], [build.job(5), build.job(1, 2), build.job(2)], waited_since={1: LATE})
     assert placed(found) == {5: "1"}
 
 
 def test_nothing_is_kept_for_a_job_that_it_would_not_help() -> None:
     devices = [card(0), card(1), card(2, state=DeviceState.LOST)]
-    found = plan(devices, [Job(1, 3), Job(2)], waited_since={1: LATE})
+    found = plan(devices, [build.job(1, 3), build.job(2)], waited_since={1: LATE})
     assert placed(found) == {2: "0"}
-    found = plan(devices, [Job(1, 2), Job(2)], Limits(1), waited_since={1: LATE})
+    found = plan(devices, [build.job(1, 2), build.job(2)], Limits(1), waited_since={1: LATE})
     assert placed(found) == {2: "0"}
     assert why(found) == ("max_gpus", "needs 2 GPUs, --max-gpus is 1")
 
@@ -470,15 +475,15 @@ def test_a_free_device_that_does_not_serve_a_job_is_not_kept_for_it() -> None:
     devices = [card(0, foreign_mib=400), card(1, 0, foreign_mib=0)]
     found = plan(devices, [needs(1, 23.4), needs(2, 5)], waited_since={1: LATE})
     assert (placed(found), why(found)[1].endswith("kept for it: GPU 1")) == ({2: "0"}, True)
-    job = Job(1, above_bytes=24 * GIB - 4 * MIB)
-    found = plan([card(0), card(1, 0, total_gib=80)], [job, Job(2)], waited_since={1: LATE})
+    job = build.job(1, above_bytes=24 * GIB - 4 * MIB)
+    found = plan([card(0), card(1, 0, total_gib=80)], [job, build.job(2)], waited_since={1: LATE})
     assert (placed(found), why(found)[1].endswith("kept for it: GPU 1")) == ({2: "0"}, True)
 
 
 def test_the_next_one_has_its_turn_while_the_first_waits_for_others() -> None:
     """Else a colleague on the only A100 could starve every larger job behind."""
     devices = [card(0, state=DeviceState.BUSY, name="A100"), card(1, 0), card(2)]
-    waiting = [Job(1, gpu_model="A100"), Job(2, 2), Job(3)]
+    waiting = [build.job(1, gpu_model="A100"), build.job(2, 2), build.job(3)]
     found = plan(devices, waiting, Limits(2), waited_since={1: LATE, 2: LATE})
     assert placed(found) == {}
     assert why(found)[1].endswith("kept for it: GPU 0")
@@ -488,7 +493,7 @@ def test_the_next_one_has_its_turn_while_the_first_waits_for_others() -> None:
 
 def test_one_after_the_other_where_this_queue_alone_decides() -> None:
     devices = [card(0, 0), card(1, 0), card(2)]
-    found = plan(devices, [Job(1, 2), Job(2, 3), Job(3)], waited_since={1: LATE, 2: LATE})
+    found = plan(devices, [build.job(1, 2), build.job(2, 3), build.job(3)], waited_since={1: LATE, 2: LATE})
     assert why(found)[1].endswith("kept for it: GPU 2, GPU 0")
     assert "kept for it" not in why(found, 2)[1]
 
@@ -521,7 +526,7 @@ class Box:
             sample = Sample(view.uuid, self.now)
             views.append(replace(view, availability=replace(view.availability, sample=sample)))
         attempts = tuple(
-            Attempt(job.id, 1, devices, mem_bytes=job.mem_bytes, tags=job.tags)
+            build.attempt(job.id, *devices, mem_bytes=job.mem_bytes, tags=job.tags)
             for job, devices, _ in self.running.values()
         )
         return Snapshot(
@@ -577,7 +582,7 @@ def test_a_job_for_all_gpus_starts_in_the_end(mem_gib: int) -> None:
     box = Box([24] * 8, Limits(8, max_bypass_s=600), lambda job: 10_000 if job.id == 1 else 250 + job.id * 37 % 90)
     box.waiting = [needs(next(small), mem_gib) for _ in range(20)]
     box.step(100)
-    box.waiting.insert(0, Job(1, 8))
+    box.waiting.insert(0, build.job(1, 8))
     for _ in range(30):
         box.waiting += [needs(next(small), mem_gib) for _ in range(20 - len(box.waiting))]
         box.step(50)
@@ -590,7 +595,7 @@ def test_several_large_jobs_start_one_after_the_other() -> None:
     box = Box([24] * 4, Limits(4), lambda job: 300)
     box.waiting = [needs(next(small)) for _ in range(8)]
     box.step(10)
-    box.waiting = [Job(1, 4), Job(2, 3), Job(3, 4), *box.waiting]
+    box.waiting = [build.job(1, 4), build.job(2, 3), build.job(3, 4), *box.waiting]
     for _ in range(100):
         box.waiting += [needs(next(small)) for _ in range(12 - len(box.waiting))]
         box.step(30)
@@ -599,8 +604,7 @@ def test_several_large_jobs_start_one_after_the_other() -> None:
 
 def job_lists() -> st.SearchStrategy[list[Job]]:
     job = st.builds(
-        Job,
-        id=st.just(0),
+        build.job,
         gpus=st.sampled_from([1, 1, 1, 2, 3]),
         mem_bytes=st.sampled_from([0, 2 * GIB, 5 * GIB, 11 * GIB, 20 * GIB]),
         tags=st.sampled_from([(), (), ("t",), ("u",), ("t", "u")]),

@@ -19,11 +19,11 @@ from gpusched.core.model import MIB, Attempt, AttemptFact, Job, Outcome, Outcome
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Close, DeviceView, Limits, Release, Snapshot, Start
+from tests.support import build
 
 pytestmark = pytest.mark.slow
 
 DEVICES = 64
-TOTAL = 24 << 30
 OK = Outcome(OutcomeKind.EXITED, exit_code=0)
 FREE = {n: Availability(f"GPU-{n}", 10, DeviceState.FREE, "free", foreign_bytes=4 * MIB) for n in range(DEVICES)}
 STATES = {
@@ -80,7 +80,7 @@ class Simulation:
         """Plan and act; whether another plan may find more to do without anything happening."""
         head = (*islice(self.gpu_jobs, self.wanted), *islice(self.cpu_jobs, self.wanted))
         views = tuple(
-            DeviceView(STATES[state][n], TOTAL, f"GPU {n}", n in self.held, n in self.looked)
+            build.device_view(n, availability=STATES[state][n], held=n in self.held, looked=n in self.looked)
             for n, state in self.state.items()
         )
         plan = make_plan(Snapshot(float(self.now), self.limits, views, head, tuple(self.open.values())))
@@ -110,7 +110,7 @@ class Simulation:
             assert self.state[device] is DeviceState.FREE  # so it is on no other job
             assert device in self.held
             self.state[device] = DeviceState.RUNNING
-        self.open[job.id] = Attempt(job.id, 1, action.devices)
+        self.open[job.id] = build.attempt(job.id, *action.devices)
         self.started.append(job.id)
         heapq.heappush(self.ends, (self.now + self.random.randint(2, 8), job.id))
 
@@ -120,7 +120,7 @@ def number(uuid: str) -> int:
 
 
 def test_100_000_jobs_on_64_devices() -> None:
-    simulation = Simulation([Job(i) for i in range(100_000)])
+    simulation = Simulation([build.job(i) for i in range(100_000)])
     simulation.run()
     assert simulation.started == list(range(100_000))
     assert simulation.most_looked_at == simulation.wanted
@@ -131,7 +131,7 @@ def test_100_000_jobs_on_64_devices() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_jobs_of_every_size(seed: int) -> None:
     draw = random.Random(seed)
-    simulation = Simulation([Job(i, draw.choice([0, 1, 1, 2, 4])) for i in range(4000)], seed, Limits(48, 3))
+    simulation = Simulation([build.job(i, draw.choice([0, 1, 1, 2, 4])) for i in range(4000)], seed, Limits(48, 3))
     simulation.run()
     assert sorted(simulation.started) == list(range(4000))
     assert simulation.most_looked_at <= 2 * simulation.wanted
@@ -161,15 +161,16 @@ def count_steps(work: Callable[[], object]) -> int:
 
 def box(state: DeviceState, *, free: int = 0) -> tuple[DeviceView, ...]:
     """64 devices, the first `free` of them free, the others in `state`."""
-    return tuple(DeviceView(STATES[DeviceState.FREE if n < free else state][n], TOTAL) for n in range(DEVICES))
+    states = [DeviceState.FREE if n < free else state for n in range(DEVICES)]
+    return tuple(build.device_view(n, availability=STATES[each][n]) for n, each in enumerate(states))
 
 
 WAITS = {
-    "behind": (box(DeviceState.BUSY, free=8), Job(0)),
-    "back_off": (box(DeviceState.BUSY, free=8), Job(0, not_before=9.0)),
-    "cpu_jobs": (box(DeviceState.BUSY), Job(0, 0)),
-    "max_gpus": (box(DeviceState.BUSY, free=DEVICES), Job(0)),
-    "devices": (box(DeviceState.BUSY, free=DEVICES - 1), Job(0, above_bytes=TOTAL - 501 * MIB, gpus=2)),
+    "behind": (box(DeviceState.BUSY, free=8), build.job(0)),
+    "back_off": (box(DeviceState.BUSY, free=8), build.job(0, not_before=9.0)),
+    "cpu_jobs": (box(DeviceState.BUSY), build.job(0, 0)),
+    "max_gpus": (box(DeviceState.BUSY, free=DEVICES), build.job(0)),
+    "devices": (box(DeviceState.BUSY, free=DEVICES - 1), build.job(0, above_bytes=24 * build.GIB - 501 * MIB, gpus=2)),
 }
 
 
@@ -190,7 +191,7 @@ def test_a_tick_costs_the_same_with_100_jobs_and_with_100_000() -> None:
     """After the same 300 starts the same instructions plan the head of a short queue and of a long one."""
     costs = []
     for n in (1000, 100_000):
-        simulation = Simulation([Job(i) for i in range(n)])
+        simulation = Simulation([build.job(i) for i in range(n)])
         while len(simulation.started) < 300:
             simulation.step()
             if not simulation.plan():

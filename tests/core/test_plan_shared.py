@@ -45,7 +45,9 @@ from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, startable_jobs, submission, transitions
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.dependencies import check
-from tests.core.test_placement import CHECKS, GIB, NOW, Box, card, plan
+from tests.core.test_placement import CHECKS, NOW, Box, card, plan
+from tests.support import build
+from tests.support.build import GIB
 
 OOM = Outcome(OutcomeKind.EXITED, 1, cause="gpu_oom")
 STRATEGIES = st.sampled_from(["fill-first", "round-robin", "memory-aware"])
@@ -55,9 +57,9 @@ STRATEGIES = st.sampled_from(["fill-first", "round-robin", "memory-aware"])
 
 
 def ended(mem_gib: float, *, outcome: Outcome = OOM, retries: int = 1, gpus: int = 1, **more: Any) -> Attempt:
-    devices = tuple(f"GPU-{n}" for n in range(gpus))
-    attempt = Attempt(9, 1, devices, AttemptFact.EXITED, outcome, retries=retries, mem_bytes=round(mem_gib * GIB))
-    return replace(attempt, **more)
+    return build.attempt(
+        9, *range(gpus), mem_gib=mem_gib, fact=AttemptFact.EXITED, outcome=outcome, retries=retries, **more
+    )
 
 
 def closed(attempt: Attempt, *cards: DeviceView) -> Close:
@@ -95,8 +97,8 @@ def test_what_the_driver_keeps_of_a_board_is_not_to_be_had() -> None:
     kept = replace(card(0, total_gib=80), reserved_bytes=904 * MIB)
     assert closed(ended(62.8), kept).verdict.event is JobEvent.RETRIED  # 78.5 GiB
     assert closed(ended(63), kept).verdict.event is JobEvent.FAILED  # 78.75 GiB
-    assert plan([kept], [Job(1, mem_bytes=round(78.5 * GIB))]).actions == (Claim(1, ("GPU-0",)),)
-    found = plan([kept], [Job(1, mem_bytes=79 * GIB)])
+    assert plan([kept], [build.job(1, mem_gib=78.5)]).actions == (Claim(1, ("GPU-0",)),)
+    found = plan([kept], [build.job(1, mem_gib=79)])
     assert found.reasons[1].text.endswith("(GPU 0: free, but only 80500 MiB to give)")
 
 
@@ -151,8 +153,7 @@ def cards(draw: st.DrawFn) -> list[DeviceView]:
 
 JOBS = st.lists(
     st.builds(
-        Job,
-        id=st.just(0),
+        build.job,
         gpus=st.sampled_from([0, 1, 1, 1, 1, 2, 3]),
         not_before=st.sampled_from([0.0, 0.0, 0.0, NOW + 5]),
         mem_bytes=st.sampled_from([0, 0, GIB, 2 * GIB, 5 * GIB, 11 * GIB, 30 * GIB]),
@@ -173,7 +174,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         for resident in device.residents:
             on[resident.job_id].append(device)
     attempts = [
-        Attempt(job, 1, tuple(d.uuid for d in found), tags=draw(st.sampled_from([(), ("t",)])))
+        build.attempt(job, *(d.uuid for d in found), tags=draw(st.sampled_from([(), ("t",)])))
         for job, found in on.items()
     ]
     waiting = [replace(job, id=n, mem_bytes=job.mem_bytes if job.gpus else 0) for n, job in enumerate(draw(JOBS), 1)]
@@ -282,7 +283,7 @@ def test_of_one_shape_the_first_come_first(snapshot: Snapshot) -> None:
 @given(snapshots(), st.integers(0, 15))
 def test_a_job_behind_all_others_takes_nothing_from_them(snapshot: Snapshot, gpus: int) -> None:
     """Whatever is added at the end of the queue, the others get what they would have got."""
-    last = Job(99, gpus % 4, mem_bytes=(gpus // 4) * GIB if gpus % 4 else 0)
+    last = build.job(99, gpus % 4, mem_gib=gpus // 4 if gpus % 4 else 0)
     before, after = make_plan(snapshot), make_plan(replace(snapshot, waiting=(*snapshot.waiting, last)))
     kept = [action for action in after.actions if not isinstance(action, Release | Look)]
     mine = [action for action in kept if isinstance(action, Start | Claim) and action.job_id == 99]
@@ -320,14 +321,14 @@ def test_no_job_waits_longer_than_others_may_pass_it(
     def fill(upto: int) -> None:
         while len(box.waiting) < upto:
             number = next(numbers)
-            box.waiting.append(Job(number, mem_bytes=round(small[number % len(small)] * GIB)))
+            box.waiting.append(build.job(number, mem_gib=small[number % len(small)]))
 
     fill(8)
     for _ in range(8):
         box.step(STEP_S)
         fill(8)
     began = box.now
-    box.waiting.insert(0, Job(1, gpus, mem_bytes=round(mem_gib * GIB)))
+    box.waiting.insert(0, build.job(1, gpus, mem_gib=mem_gib))
     while 1 not in box.started_at and box.now < began + 3600:
         box.step(STEP_S)
         fill(12)
@@ -398,7 +399,7 @@ def run_to_the_end(store: Store, specs: Sequence[JobSpec], data: st.DataObject) 
         if transitions.take_freed(store) or data.draw(st.booleans()):
             head.forget()
         views = [card(n, *([0] if f"GPU-{n}" in running else []), held=True) for n in range(2)]
-        attempts = tuple(Attempt(job, 1, (uuid,)) for uuid, job in running.items())
+        attempts = tuple(build.attempt(job, uuid) for uuid, job in running.items())
         found = head.plan(Snapshot(NOW, Limits(2), tuple(views), attempts=attempts, max_checks=CHECKS))
         states = {job.id: job.state for job in job_table.jobs(store)}
         for action in found.actions:

@@ -28,42 +28,17 @@ from gpusched.core.plan.snapshot import (
     Start,
     Stop,
 )
+from tests.support import build
 from tests.support.traces import read_trace
 
 FREE, CHECKING, BUSY, RUNNING = DeviceState.FREE, DeviceState.CHECKING, DeviceState.BUSY, DeviceState.RUNNING
 SETTLING, LOST, SET_ASIDE = DeviceState.SETTLING, DeviceState.LOST, DeviceState.SET_ASIDE
-GIB = 1024 * MIB
 WORDS = {BUSY: "20000 MiB in use by bo's python (pid 5), threshold 500 MiB", CHECKING: "free at 2 of 3 checks"}
 
 
-def view(
-    n: int,
-    state: DeviceState = FREE,
-    *,
-    held: bool = False,
-    looked: bool | None = None,
-    total_gib: int | None = 24,
-    foreign_mib: int | None = 4,
-    refused: str = "",
-) -> DeviceView:
-    """GPU n. What is held has been looked at, unless the opposite is said."""
-    return DeviceView(
-        Availability(
-            f"GPU-{n}",
-            state=state,
-            why=WORDS.get(state, state.value),
-            foreign_bytes=None if foreign_mib is None else foreign_mib * MIB,
-        ),
-        None if total_gib is None else total_gib * GIB,
-        f"GPU {n}",
-        held,
-        held if looked is None else looked,
-        refused,
-    )
-
-
-def running(job_id: int, *devices: int, **more: Any) -> Attempt:
-    return replace(Attempt(job_id, 1, tuple(f"GPU-{n}" for n in devices)), **more)
+def view(n: int, state: DeviceState = FREE, **more: Any) -> DeviceView:
+    """Return GPU n with the words of its state."""
+    return build.device_view(n, state, why=WORDS.get(state, ""), **more)
 
 
 def plan(
@@ -85,7 +60,7 @@ def why(found: Plan, job_id: int = 1) -> tuple[str, str]:
 
 
 def jobs(n: int, **more: Any) -> list[Job]:
-    return [replace(Job(i), **more) for i in range(1, n + 1)]
+    return [build.job(i, **more) for i in range(1, n + 1)]
 
 
 # ---- claim, look, start ----------------------------------------------------------------------------
@@ -100,7 +75,7 @@ def test_a_free_device_is_claimed_then_looked_at_then_used() -> None:
 
 
 def test_a_held_device_whose_newest_look_found_it_free_serves_the_next_job_at_once() -> None:
-    found = plan([view(0, RUNNING, held=True), view(1, held=True)], jobs(2), [running(9, 0)])
+    found = plan([view(0, RUNNING, held=True), view(1, held=True)], jobs(2), [build.attempt(9, 0)])
     assert found.actions == (Start(1, ("GPU-1",)),)
     assert why(found, 2)[0] == "devices"
 
@@ -166,7 +141,7 @@ def test_no_device_is_used_that_is_not_free(state: DeviceState) -> None:
 
 
 def test_a_device_with_a_job_on_it_is_full_whatever_its_reading_says() -> None:
-    found = plan([view(0, FREE, held=True)], jobs(1), [running(9, 0)])
+    found = plan([view(0, FREE, held=True)], jobs(1), [build.attempt(9, 0)])
     assert (found.actions, why(found)[0]) == ((), "devices")
 
 
@@ -202,7 +177,7 @@ def test_a_device_that_will_not_serve_soon_is_released(state: DeviceState) -> No
 @pytest.mark.parametrize("fact", [AttemptFact.ALIVE, AttemptFact.LINGERING])
 def test_the_devices_of_open_attempts_and_settling_ones_are_kept(fact: AttemptFact) -> None:
     devices = [view(0, RUNNING, held=True), view(1, SETTLING, held=True)]
-    assert plan(devices, [], [running(9, 0, fact=fact)]).actions == ()
+    assert plan(devices, [], [build.attempt(9, 0, fact=fact)]).actions == ()
 
 
 def test_devices_are_released_before_others_are_claimed() -> None:
@@ -214,7 +189,7 @@ def test_devices_are_released_before_others_are_claimed() -> None:
 
 def test_the_device_of_an_attempt_that_cannot_be_ended_is_left_to_its_shepherd() -> None:
     stuck = Outcome(OutcomeKind.TIMED_OUT, cause="unkillable")
-    attempt = running(9, 0, fact=AttemptFact.EXITED, outcome=stuck)
+    attempt = build.attempt(9, 0, fact=AttemptFact.EXITED, outcome=stuck)
     found = plan([view(0, SETTLING, held=True), view(1)], jobs(1), [attempt], max_gpus=1)
     assert [type(action) for action in found.actions] == [Close, Release, Claim]
     assert found.actions[1:] == (Release("GPU-0"), Claim(1, ("GPU-1",)))
@@ -233,8 +208,8 @@ def test_no_more_than_max_gpus() -> None:
 
 def test_running_and_settling_devices_count_for_max_gpus() -> None:
     devices = [view(0, RUNNING, held=True), view(1, SETTLING, held=True), view(2), view(3)]
-    assert why(plan(devices, jobs(1), [running(9, 0)], max_gpus=2))[0] == "max_gpus"
-    assert plan(devices, jobs(1), [running(9, 0)], max_gpus=3).actions == (Claim(1, ("GPU-2",)),)
+    assert why(plan(devices, jobs(1), [build.attempt(9, 0)], max_gpus=2))[0] == "max_gpus"
+    assert plan(devices, jobs(1), [build.attempt(9, 0)], max_gpus=3).actions == (Claim(1, ("GPU-2",)),)
 
 
 def test_a_settling_device_that_is_not_held_counts_for_nobody() -> None:
@@ -243,7 +218,7 @@ def test_a_settling_device_that_is_not_held_counts_for_nobody() -> None:
 
 def test_the_devices_of_several_attempts_and_jobs_count_one_by_one() -> None:
     devices = [view(n, RUNNING, held=True) for n in range(3)] + [view(3), view(4)]
-    found = plan(devices, jobs(1, gpus=2), [running(9, 0, 1, 2)], max_gpus=4)
+    found = plan(devices, jobs(1, gpus=2), [build.attempt(9, 0, 1, 2)], max_gpus=4)
     assert why(found) == ("max_gpus", "3 of 4 GPUs that this queue may hold are in use (--max-gpus)")
 
 
@@ -256,18 +231,18 @@ def test_a_job_that_is_larger_than_max_gpus_says_so() -> None:
 
 def test_lowered_limits_leave_running_jobs_alone() -> None:
     devices = [view(0, RUNNING, held=True), view(1, RUNNING, held=True), view(2)]
-    found = plan(devices, jobs(1), [running(8, 0), running(9, 1)], max_gpus=1)
+    found = plan(devices, jobs(1), [build.attempt(8, 0), build.attempt(9, 1)], max_gpus=1)
     assert (found.actions, why(found)[0]) == ((), "max_gpus")
 
 
 def test_cpu_jobs_wait_for_no_gpu() -> None:
-    found = plan([view(0, BUSY)], [Job(1), Job(2, 0), Job(3, 0), Job(4, 0)])
+    found = plan([view(0, BUSY)], [build.job(1), build.job(2, 0), build.job(3, 0), build.job(4, 0)])
     assert found.actions == (Start(2, ()), Start(3, ()))
     assert why(found, 4) == ("cpu_jobs", "2 CPU jobs run already (--cpu-jobs)")
 
 
 def test_running_cpu_jobs_count() -> None:
-    found = plan([], [Job(1, 0), Job(2, 0)], [running(9), running(8, 0)])
+    found = plan([], [build.job(1, 0), build.job(2, 0)], [build.attempt(9), build.attempt(8, 0)])
     assert (found.actions, why(found, 2)[0]) == ((Start(1, ()),), "cpu_jobs")
 
 
@@ -275,7 +250,7 @@ def test_running_cpu_jobs_count() -> None:
 
 
 def test_smaller_jobs_pass_a_larger_one_for_a_while_only() -> None:
-    waiting = [Job(1, 2), Job(2), Job(3)]
+    waiting = [build.job(1, 2), build.job(2), build.job(3)]
     found = plan([view(0), view(1, BUSY)], waiting)
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found, 1)[0] == why(found, 3)[0] == "devices"
@@ -287,14 +262,14 @@ def test_smaller_jobs_pass_a_larger_one_for_a_while_only() -> None:
 
 
 def test_a_job_that_backs_off_holds_nobody_up() -> None:
-    found = plan([view(0)], [Job(1, not_before=104.6), Job(2)])
+    found = plan([view(0)], [build.job(1, not_before=104.6), build.job(2)])
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found) == ("back_off", "tried again in 5 s")
-    assert plan([view(0)], [Job(1, not_before=100.0)]).actions == (Claim(1, ("GPU-0",)),)
+    assert plan([view(0)], [build.job(1, not_before=100.0)]).actions == (Claim(1, ("GPU-0",)),)
 
 
 def test_a_device_to_avoid_is_used_last() -> None:
-    job = Job(1, avoid=frozenset({"GPU-0", "GPU-1"}))
+    job = build.job(1, avoid=frozenset({"GPU-0", "GPU-1"}))
     assert plan([view(0), view(1), view(2)], [job]).actions == (Claim(1, ("GPU-2",)),)
     assert plan([view(0), view(1), view(2, BUSY)], [job]).actions == (Claim(1, ("GPU-0",)),)
     assert plan([view(0), view(1), view(2)], [replace(job, gpus=2)]).actions == (Claim(1, ("GPU-2", "GPU-0")),)
@@ -302,16 +277,16 @@ def test_a_device_to_avoid_is_used_last() -> None:
 
 # ---- after an out-of-memory ------------------------------------------------------------------------
 
-SMALL = 24 * GIB - 4 * MIB  # what was free on a card of 24 GiB when the job ran out of memory
+SMALL = 24 * build.GIB - 4 * MIB  # what was free on a card of 24 GiB when the job ran out of memory
 
 
 def test_after_out_of_memory_a_larger_device_is_taken() -> None:
-    found = plan([view(0), view(1, total_gib=80), view(2, total_gib=80)], [Job(1, above_bytes=SMALL)])
+    found = plan([view(0), view(1, total_gib=80), view(2, total_gib=80)], [build.job(1, above_bytes=SMALL)])
     assert found.actions == (Claim(1, ("GPU-1",)),)
 
 
 def test_a_larger_device_is_waited_for_and_others_go_by() -> None:
-    found = plan([view(0), view(1, BUSY, total_gib=80)], [Job(1, above_bytes=SMALL), Job(2), Job(3)])
+    found = plan([view(0), view(1, BUSY, total_gib=80)], [build.job(1, above_bytes=SMALL), build.job(2), build.job(3)])
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found)[0] == "devices"
     assert why(found)[1].startswith("waits for a GPU with more than 24572 MiB free, too little the last time (GPU 0: ")
@@ -319,46 +294,48 @@ def test_a_larger_device_is_waited_for_and_others_go_by() -> None:
 
 
 def test_a_larger_device_goes_to_the_first_that_waits_for_it() -> None:
-    waiting = [Job(1, above_bytes=SMALL), Job(2, above_bytes=SMALL), Job(3)]
+    waiting = [build.job(1, above_bytes=SMALL), build.job(2, above_bytes=SMALL), build.job(3)]
     found = plan([view(0), view(1, total_gib=80)], waiting)
     assert found.actions == (Claim(1, ("GPU-1",)), Claim(3, ("GPU-0",)))
 
 
 def test_larger_devices_are_kept_for_a_job_with_several_that_has_waited() -> None:
     devices = [view(0), view(1, total_gib=80), view(2, BUSY, total_gib=80)]
-    found = plan(devices, [Job(1, 2, above_bytes=SMALL), Job(2), Job(3)], waited_since={1: 0.0 - 600.0})
+    found = plan(
+        devices, [build.job(1, 2, above_bytes=SMALL), build.job(2), build.job(3)], waited_since={1: 0.0 - 600.0}
+    )
     assert found.actions == (Claim(2, ("GPU-0",)),)
     assert why(found)[0] == why(found, 3)[0] == "devices"
 
 
 def test_cards_of_one_size_are_not_waited_for() -> None:
     """Idle cards differ by a few MiB: a job that failed on the emptiest would wait for ever."""
-    found = plan([view(0, foreign_mib=9), view(1, foreign_mib=5)], [Job(1, above_bytes=SMALL)])
+    found = plan([view(0, foreign_mib=9), view(1, foreign_mib=5)], [build.job(1, above_bytes=SMALL)])
     assert found.actions == (Claim(1, ("GPU-1",)),)
-    found = plan([view(0, foreign_mib=9), view(1, BUSY)], [Job(1, above_bytes=SMALL)])
+    found = plan([view(0, foreign_mib=9), view(1, BUSY)], [build.job(1, above_bytes=SMALL)])
     assert found.actions == (Claim(1, ("GPU-0",)),)
 
 
 def test_where_much_foreign_memory_is_allowed_an_emptier_device_is_not_certain() -> None:
     devices = [view(0, foreign_mib=2000), view(1, CHECKING, foreign_mib=2000)]
-    job = Job(1, above_bytes=24 * GIB - 2000 * MIB)
+    job = build.job(1, above_bytes=24 * build.GIB - 2000 * MIB)
     assert plan(devices, [job], threshold_bytes=3000 * MIB).actions == (Claim(1, ("GPU-0",)),)
 
 
 @pytest.mark.parametrize("state", [LOST, SET_ASIDE])
 def test_a_larger_device_that_is_out_of_use_is_not_waited_for(state: DeviceState) -> None:
-    found = plan([view(0), view(1, state, total_gib=80)], [Job(1, above_bytes=SMALL)])
+    found = plan([view(0), view(1, state, total_gib=80)], [build.job(1, above_bytes=SMALL)])
     assert found.actions == (Claim(1, ("GPU-0",)),)
 
 
 def test_one_larger_device_is_no_help_for_a_job_with_two() -> None:
-    found = plan([view(0), view(1), view(2, BUSY, total_gib=80)], [Job(1, 2, above_bytes=SMALL)])
+    found = plan([view(0), view(1), view(2, BUSY, total_gib=80)], [build.job(1, 2, above_bytes=SMALL)])
     assert found.actions == (Claim(1, ("GPU-0", "GPU-1")),)
 
 
 def test_unknown_memory_is_not_room() -> None:
     devices = [view(0, total_gib=None, foreign_mib=None), view(1, total_gib=80, foreign_mib=None), view(2)]
-    found = plan(devices, [Job(1, above_bytes=SMALL - GIB)])
+    found = plan(devices, [build.job(1, above_bytes=SMALL - build.GIB)])
     assert found.actions == (Claim(1, ("GPU-2",)),)
 
 
@@ -366,14 +343,16 @@ def test_unknown_memory_is_not_room() -> None:
 
 
 def test_nothing_starts_when_closed_and_claims_are_let_go() -> None:
-    found = plan([view(0, held=True), view(1)], [Job(1), Job(2, 0)], closed_to_starts="stopping (Ctrl-C)")
+    found = plan([view(0, held=True), view(1)], [build.job(1), build.job(2, 0)], closed_to_starts="stopping (Ctrl-C)")
     assert found.actions == (Release("GPU-0"),)
     assert why(found) == why(found, 2) == ("closed", "stopping (Ctrl-C)")
 
 
 def test_while_nvml_is_silent_only_cpu_jobs_start() -> None:
     devices = [view(0, DeviceState.UNKNOWN, held=True)]
-    found = plan(devices, [Job(1), Job(2, 0)], [running(9, 0)], gpus_closed="NVML has not answered for 10 s")
+    found = plan(
+        devices, [build.job(1), build.job(2, 0)], [build.attempt(9, 0)], gpus_closed="NVML has not answered for 10 s"
+    )
     assert found.actions == (Start(2, ()),)
     assert why(found) == ("nvml", "NVML has not answered for 10 s")
 
@@ -384,7 +363,7 @@ def test_while_nvml_is_silent_only_cpu_jobs_start() -> None:
 @pytest.mark.parametrize("fact", [AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED])
 def test_an_ended_attempt_is_closed_with_its_verdict(fact: AttemptFact) -> None:
     outcome = Outcome(OutcomeKind.EXITED, exit_code=1)
-    attempt = running(9, 0, fact=fact, outcome=outcome, tries=1, retries=2, losses=1, cancel_requested=False)
+    attempt = build.attempt(9, 0, fact=fact, outcome=outcome, tries=1, retries=2, losses=1, cancel_requested=False)
     assert plan([], [], [attempt]).actions == (Close(attempt, Verdict(JobEvent.RETRIED, 2, 1, 2.0)),)
     cancelled = replace(attempt, cancel_requested=True)
     assert plan([], [], [cancelled], stop_all=True).actions == (Close(cancelled, Verdict(JobEvent.CANCELLED, 1, 1)),)
@@ -392,7 +371,7 @@ def test_an_ended_attempt_is_closed_with_its_verdict(fact: AttemptFact) -> None:
 
 @pytest.mark.parametrize("fact", [AttemptFact.ALIVE, AttemptFact.LINGERING])
 def test_an_attempt_is_stopped_once(fact: AttemptFact) -> None:
-    asked, other = running(8, 0, fact=fact, cancel_requested=True), running(9, 1, fact=fact)
+    asked, other = build.attempt(8, 0, fact=fact, cancel_requested=True), build.attempt(9, 1, fact=fact)
     assert plan([], [], [asked, other]).actions == (Stop(asked),)
     assert plan([], [], [replace(asked, stop_sent=True), other]).actions == ()
     assert plan([], [], [asked, other], stop_all=True).actions == (Stop(asked), Stop(other))
@@ -400,7 +379,7 @@ def test_an_attempt_is_stopped_once(fact: AttemptFact) -> None:
 
 
 def test_the_device_of_an_ended_attempt_settles_before_it_serves_again() -> None:
-    ended = running(9, 0, fact=AttemptFact.EXITED, outcome=Outcome(OutcomeKind.EXITED, exit_code=0))
+    ended = build.attempt(9, 0, fact=AttemptFact.EXITED, outcome=Outcome(OutcomeKind.EXITED, exit_code=0))
     found = plan([view(0, SETTLING, held=True)], jobs(1), [ended])
     assert found.actions == (Close(ended, Verdict(JobEvent.SUCCEEDED, 1, 0)),)
     assert why(found)[0] == "devices"
@@ -424,7 +403,8 @@ def test_somebody_takes_the_card_between_check_and_launch() -> None:
                     known[device.uuid] = fold(known[device.uuid], device, sample, polled=polled, criteria=criteria)
                     looked |= {device.uuid} & held
             views = [
-                DeviceView(known[u], 24 * GIB, f"GPU {n}", u in held, u in looked) for n, u in enumerate(trace.uuids)
+                build.device_view(n, availability=known[u], held=u in held, looked=u in looked)
+                for n, u in enumerate(trace.uuids)
             ]
             found = plan(views, [] if any(isinstance(a, Start) for _, acts in story for a in acts) else jobs(1))
             if found.actions:
@@ -449,12 +429,11 @@ def test_somebody_takes_the_card_between_check_and_launch() -> None:
 STATES = st.sampled_from([FREE, FREE, FREE, CHECKING, BUSY, SETTLING, LOST, SET_ASIDE, DeviceState.UNKNOWN])
 FACTS = st.sampled_from([AttemptFact.ALIVE, AttemptFact.ALIVE, AttemptFact.LINGERING, AttemptFact.EXITED])
 WAITING = st.builds(
-    Job,
-    id=st.just(0),
+    build.job,
     gpus=st.sampled_from([0, 1, 1, 1, 2, 3]),
     not_before=st.sampled_from([0.0, 0.0, 0.0, 101.0]),
     avoid=st.frozensets(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=2),
-    above_bytes=st.sampled_from([0, 0, 0, 0, 10 * GIB, SMALL, 79 * GIB]),
+    above_bytes=st.sampled_from([0, 0, 0, 0, 10 * build.GIB, SMALL, 79 * build.GIB]),
 )
 
 
@@ -480,7 +459,7 @@ def snapshots(draw: st.DrawFn, most_waiting: int = 12) -> Snapshot:
             fact = draw(FACTS)
             outcome = Outcome(OutcomeKind.EXITED, exit_code=draw(st.integers(0, 1)))
             attempts.append(
-                running(
+                build.attempt(
                     100 + n,
                     n,
                     fact=fact,
@@ -577,7 +556,7 @@ def test_never_more_than_the_limits_and_nothing_is_kept_for_nothing(snapshot: Sn
 @given(snapshots(), st.integers(1, 3))
 def test_the_preferred_devices_are_used_first(snapshot: Snapshot, gpus: int) -> None:
     """For jobs without a wish of their own, whatever is held already."""
-    plain = tuple(Job(job.id, gpus) for job in snapshot.waiting)
+    plain = tuple(build.job(job.id, gpus) for job in snapshot.waiting)
     found = make_plan(replace(snapshot, waiting=plain))
     kept = {uuid for attempt in snapshot.attempts for uuid in attempt.devices}
     ready = [d.uuid for d in snapshot.devices if d.availability.state is FREE and not d.refused and d.uuid not in kept]

@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE, GpuschedError
 from gpusched.core.model import Device
 from gpusched.core.plan.selection import Selection, select, visible_value
+from tests.support import build
 from tests.support.paths import TESTS
 
 CASES = TESTS / "cases" / "files"
 
 
 def gpu(index: int, name: str = "A5000") -> Device:
-    return Device(f"GPU-{index:08d}-aaaa-bbbb-cccc-{index:012d}", index, name)
+    return build.device(index, uuid=f"GPU-{index:08d}-aaaa-bbbb-cccc-{index:012d}", name=name)
 
 
 def instance(parent: Device, number: int) -> Device:
-    return Device(f"MIG-{parent.index}{number}000000-1111", parent.index, "1g.10gb", parent_uuid=parent.uuid)
+    return build.device(
+        parent.index, uuid=f"MIG-{parent.index}{number}000000-1111", name="1g.10gb", parent_uuid=parent.uuid
+    )
 
 
 BOX = tuple(gpu(index) for index in range(4))

@@ -30,7 +30,8 @@ from gpusched.core.model import (
 )
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState, OwnUse, fold, settle, vanish
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import Claim, Close, DeviceView, Limits, Plan, Release, Snapshot, Start, Stop
+from gpusched.core.plan.snapshot import Claim, Close, Limits, Plan, Release, Snapshot, Start, Stop
+from tests.support import build
 
 TOTALS_MIB = (24_000, 24_000, 80_000)
 UUIDS = tuple(f"GPU-{n}" for n in range(len(TOTALS_MIB)))
@@ -78,7 +79,14 @@ class Work:
 
     @property
     def waiting(self) -> Job:
-        return Job(self.id, self.gpus, self.not_before, self.tries, self.avoid, self.above_bytes)
+        return build.job(
+            self.id,
+            self.gpus,
+            not_before=self.not_before,
+            tries=self.tries,
+            avoid=self.avoid,
+            above_bytes=self.above_bytes,
+        )
 
 
 @dataclass
@@ -105,17 +113,17 @@ class Run:
     @property
     def planned(self) -> Attempt:
         job = self.job
-        return Attempt(
+        return build.attempt(
             job.id,
-            self.number,
-            self.devices,
-            self.fact,
-            self.outcome,
-            job.cancel_requested,
-            self.stop_sent,
-            job.tries,
-            job.retries,
-            job.losses,
+            *self.devices,
+            number=self.number,
+            fact=self.fact,
+            outcome=self.outcome,
+            cancel_requested=job.cancel_requested,
+            stop_sent=self.stop_sent,
+            tries=job.tries,
+            retries=job.retries,
+            losses=job.losses,
         )
 
 
@@ -171,7 +179,7 @@ class World(RuleBasedStateMachine):
     # ---- the dispatcher's tick -------------------------------------------------------------------------
 
     def device(self, uuid: str) -> Device:
-        return Device(uuid, UUIDS.index(uuid), "A5000", self.gpus[uuid].total_mib * MIB)
+        return build.device(UUIDS.index(uuid), total_bytes=self.gpus[uuid].total_mib * MIB)
 
     def sample(self, uuid: str) -> Sample:
         gpu = self.gpus[uuid]
@@ -245,13 +253,13 @@ class World(RuleBasedStateMachine):
 
     def snapshot(self) -> Snapshot:
         views = tuple(
-            DeviceView(
-                self.known[uuid],
-                self.gpus[uuid].total_mib * MIB,
-                f"GPU {n}",
-                uuid in self.held,
-                uuid in self.held and self.asked[uuid] >= self.held[uuid],
-                "claimed elsewhere" if uuid in self.refused else "",
+            build.device_view(
+                n,
+                availability=self.known[uuid],
+                total_gib=self.gpus[uuid].total_mib / 1024,
+                held=uuid in self.held,
+                looked=uuid in self.held and self.asked[uuid] >= self.held[uuid],
+                refused="claimed elsewhere" if uuid in self.refused else "",
             )
             for n, uuid in enumerate(UUIDS)
         )

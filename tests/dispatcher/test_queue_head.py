@@ -19,7 +19,8 @@ from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.host.store import Store, attempt_table, job_table, startable_jobs, submission
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 from gpusched.host.store.startable_jobs import SHAPES_MAX
-from tests.core.test_placement import GIB, card
+from tests.core.test_placement import card
+from tests.support.build import GIB
 
 NOW = 1000.0
 

@@ -24,12 +24,13 @@ from gpusched.config.settings import SETTINGS
 from gpusched.core.documents import job_document, metrics_head, parse_progress
 from gpusched.core.jobs import lifecycle, outcome, readiness
 from gpusched.core.jobs.lifecycle import TRANSITIONS, Verdict, judge
-from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind
+from gpusched.core.model import DeviceUse, JobState, Outcome, OutcomeKind
 from gpusched.core.plan.availability import DeviceState
 from gpusched.lists.attributes import KEYS
 from gpusched.lists.dependencies import check as check_dependencies
 from gpusched.lists.jobfile import parse as parse_list
 from gpusched.lists.yaml_jobs import parse as parse_jobs
+from tests.support import build
 from tests.support.paths import ROOT
 from tests.test_architecture import MODULES, TABLE, TREES
 
@@ -285,8 +286,8 @@ def first_cells(page: str, heading: str) -> set[str]:
 def test_every_field_of_the_metrics_is_in_the_docs_and_no_other() -> None:
     zeros = dict.fromkeys(("total_wait_time", "started_jobs", "total_job_time", "total_runtime", "start_time"), 0.0)
     head = metrics_head(dict.fromkeys(JobState, 0), 0, zeros, 0.0)
-    job = JobRow(1, b"x", 1, b"/", JobState.QUEUED, "", 1, None, 0, 0, 0, 0, 0.0, 0.0, None, None, None)
-    attempt = AttemptRow(1, 1, 0.0, None, None, "log", "", (DeviceUse("GPU-1", 0),))
+    job = build.job_row()
+    attempt = build.attempt_row(devices=(DeviceUse("GPU-1", 0),))
     row = job_document(job, [attempt], "/q")
     devices = {"uuid", "index", "name", "total_bytes", "state", "why"}
     assert first_cells("docs/reference.md", "The metrics") == {*head, *row, *devices, "devices", "jobs"}

@@ -19,8 +19,6 @@ from gpusched.core.model import (
     Attempt,
     Device,
     DeviceProcess,
-    Job,
-    JobRow,
     JobState,
     Reading,
     Requirements,
@@ -37,10 +35,11 @@ from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, Holder
 from gpusched.lists.submit import SubmitOptions
+from tests.support import build
+from tests.support.build import GIB
 from tests.support.sample import stand_still
 
 NOW = 1000.0
-GIB = 1024 * MIB
 OURS, FOREIGN = 70, 80  # pids
 
 
@@ -110,11 +109,11 @@ def boxes(draw: st.DrawFn) -> Box:
     for n in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from(["shared", "exclusive_process", "prohibited", "mig", "nameless"]))
         uuid = {"mig": f"MIG-{n}", "nameless": nameless_uuid(n)}.get(kind, f"GPU-{n}")
-        device = Device(
-            uuid,
+        device = build.device(
             n,
-            draw(st.sampled_from(["A100", "T4"])),
-            draw(sizes),
+            uuid=uuid,
+            name=draw(st.sampled_from(["A100", "T4"])),
+            total_bytes=draw(sizes),
             parent_uuid="GPU-9" if kind == "mig" else None,
             compute_mode=kind if kind in ("exclusive_process", "prohibited") else "default",
             group=draw(st.sampled_from(["", "a", "b"])),
@@ -177,7 +176,7 @@ def pids_of_ours(box: Box, sample: Sample) -> frozenset[int]:
 
 def attempts_on(box: Box) -> list[Attempt]:
     return [
-        Attempt(resident.job_id, 1, (uuid,), mem_bytes=resident.budget_bytes)
+        build.attempt(resident.job_id, uuid, mem_bytes=resident.budget_bytes)
         for uuid, residents in box.residents.items()
         for resident in residents
     ]
@@ -199,7 +198,7 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
         NOW,
         options.limits,
         tuple(view for _, view in book.views(box.residents)),
-        tuple(Job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order),
+        tuple(build.job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order),
         tuple(attempts_on(box)),
         threshold_bytes=chosen.gpu_mem_threshold * MIB,
         max_checks=1,
@@ -262,12 +261,14 @@ def test_two_jobs_with_a_budget_run_one_after_the_other_in_exclusive_mode(
 
 
 def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue() -> None:
-    device = Device("GPU-0", 0, "A100", 24 * GIB)
+    device = build.device()
     reading = Reading(NOW, NOW, (device,), (Sample("GPU-0", NOW, 0, 24 * GIB),))
     board = observe.first_board(
         reading, ["GPU-0"], {}, criteria=observe.criteria(Settings(), max_checks=1), limits=Limits()
     )
-    row = replace(ROW, mem_bytes=12 * GIB, stated_mem_bytes=10 * GIB, not_before=NOW + 20)
+    row = build.job_row(
+        tries=1, attempts=1, mem_bytes=12 * GIB, stated_mem_bytes=10 * GIB, not_before=NOW + 20, submitted_at=NOW
+    )
     needs = Requirements(mem_bytes=10 * GIB, stated_mem_bytes=10 * GIB)
     kept = DryRunJob(1, 1, "keep", JobState.QUEUED, b"true", needs)
     assert first_reasons([kept], {1: row}, [], board, NOW) == {1: "waits: tried again in 20 s"}
@@ -275,6 +276,3 @@ def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue() -> 
     assert first_reasons([kept], {1: grown}, [], board, NOW)[1].startswith("waits for a GPU with 24576 MiB")
     again = replace(kept, change="requeue")
     assert first_reasons([again], {1: row}, [], board, NOW) == {1: "starts on GPU 0"}
-
-
-ROW = JobRow(1, b"true", 1, b"/", JobState.QUEUED, "", 1, None, 0, 1, 0, 1, NOW, NOW, None, None, None)

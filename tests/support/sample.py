@@ -32,6 +32,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, dispatch_table, job_table, meta_table, submission
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.operations import queues
+from tests.support import build
 
 NOW = 1_760_000_000.0  # 08:53:20 UTC
 PID = 4242
@@ -44,7 +45,13 @@ OK = Outcome(OutcomeKind.EXITED, exit_code=0)
 
 
 def gpu(index: int) -> Device:
-    return Device(f"GPU-0000000{index}-aaaa", index, NAME, TOTAL, f"00000000:0{index + 1}:00.0")
+    return build.device(
+        index,
+        uuid=f"GPU-0000000{index}-aaaa",
+        name=NAME,
+        total_bytes=TOTAL,
+        bus_id=f"00000000:0{index + 1}:00.0",
+    )
 
 
 def view(
@@ -64,7 +71,7 @@ def view(
     sample = Sample(uuid, NOW - 1, used * MIB, TOTAL, who, util)
     others = used if foreign is None else foreign
     known = Availability(uuid, count, state, why or state.value, NOW - 60, sample, others * MIB)
-    return DeviceView(known, TOTAL, f"GPU {index}", held, held, refused)
+    return build.device_view(index, availability=known, total_gib=TOTAL / build.GIB, held=held, refused=refused)
 
 
 BO = DeviceProcess(51, 60988 * MIB, "C", "bo", "python")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.core.model import MIB, Device, DeviceProcess, Reading, Sample
+from tests.support import build
 from tests.support.paths import TESTS
 
 FILES = TESTS / "cases" / "files"
@@ -49,9 +50,9 @@ def read_trace(name: str, *, v1: bool = False, card: str | None = None) -> Trace
 
 def _device(gpu: dict[str, Any], index: int, card: str | None) -> Device:
     name = card or gpu["name"]
-    return Device(
+    return build.device(
+        index,
         uuid=gpu["uuid"],
-        index=index,
         name=name,
         total_bytes=_bytes(gpu["total_mib"]),
         bus_id=gpu["bus_id"],

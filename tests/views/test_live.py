@@ -18,7 +18,7 @@ import pytest
 from rich.cells import cell_len
 
 from gpusched.core.jobs.progress import ItemGroup
-from gpusched.core.model import AttemptRow, DeviceUse, Event, JobRow, JobState, RunningView
+from gpusched.core.model import DeviceUse, Event, JobState, RunningView
 from gpusched.core.plan.board import BoardDevice, Frame
 from gpusched.dispatcher import Observer
 from gpusched.views.report import group_line, running_line
@@ -26,6 +26,7 @@ from gpusched.views.terminal.area import PatientWriter
 from gpusched.views.terminal.layout import Picture, lay_out
 from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView, LogTails
 from gpusched.views.words import Pace
+from tests.support import build
 from tests.support.golden import golden
 from tests.support.sample import NAME, NOW, a_board, gpu, view
 
@@ -41,28 +42,19 @@ COUNTS = dict.fromkeys(JobState, 0) | {
 def running_view(
     job_id: int, *, gpus: tuple[int, ...] = (0,), command: bytes = b"python train.py", progress: str = ""
 ) -> RunningView:
-    job = JobRow(
-        id=job_id,
+    job = build.job_row(
+        job_id,
         command=command,
         line=job_id + 1,
-        cwd=b"/",
         state=JobState.RUNNING,
-        cause="",
         gpus=len(gpus),
-        time_limit_s=None,
-        retries=0,
-        tries=0,
-        losses=0,
         attempts=1,
-        not_before=0.0,
         submitted_at=NOW - 900,
         first_started_at=NOW - 100,
-        ended_at=None,
-        cancel_requested_at=None,
     )
     uses = tuple(DeviceUse(gpu(n).uuid, n, NAME) for n in gpus)
     log = f"logs/{job_id:04d}.1-python.log"
-    return RunningView(job, AttemptRow(job_id, 1, NOW - 100, None, None, log, "", uses, progress=progress))
+    return RunningView(job, build.attempt_row(job_id, started_at=NOW - 100, log=log, devices=uses, progress=progress))
 
 
 RUNNING = (

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpusched.core.model import Device, DeviceProcess, JobState, RunningView
+from gpusched.core.model import DeviceProcess, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.views import report, tables, words
 from gpusched.views.words import Pace, time_left
+from tests.support import build
 from tests.support.sample import BO, EVIL, NOW, gpu, view
 from tests.views.test_live import running_view
 
@@ -112,7 +113,7 @@ def test_who_is_on_a_device() -> None:
 
 
 def test_a_mig_instance_is_told_by_its_uuid() -> None:
-    assert report.device_label(Device("MIG-1234567890", 2, "x", parent_uuid="GPU-1")) == "2 MIG-12345678"
+    assert report.device_label(build.device(2, uuid="MIG-1234567890", parent_uuid="GPU-1")) == "2 MIG-12345678"
 
 
 # ---- jobs ------------------------------------------------------------------------------------------
