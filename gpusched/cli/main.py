@@ -163,7 +163,7 @@ def run(argv: Sequence[str]) -> int:
         if not is_disk_full(e):
             raise
         drop(sys.stdout)
-        return _fail(disk_full(e.filename or "standard output", e.strerror), EXIT_CANNOT_WORK)
+        return _fail(disk_full(e.filename or "standard output", e.strerror or ""), EXIT_CANNOT_WORK)
 
 
 def _fail(text: str, code: int) -> int:

@@ -22,24 +22,15 @@ from gpusched.host.store.connection import Store
 STOPPED_FOR_OTHERS = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)  # causes of jobs that are freed by themselves
 
 
-def move(store: Store, job_id: int, event: JobEvent, expected: JobState | None = None, **columns: object) -> JobState:
-    """Apply the transition table to a job, set these columns with it, and return the new state.
-
-    `expected` spares a query where the state is known; a job in another state is then moved from that one.
-    """
-    more = "".join(f", {name} = ?" for name in columns)
-    change = f"UPDATE jobs SET state = ?{more} WHERE id = ? AND state = ?"
-    if expected is not None:
-        state = next_state(expected, event, f"job {job_id}")
-        if store.execute(change, (state.value, *columns.values(), job_id, expected.value)).rowcount:
-            _ripple(store, job_id, expected, state)
-            return state
+def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobState:
+    """Apply the transition table to a job, set these columns with it, and return the new state."""
     row = store.row("SELECT state, line FROM jobs WHERE id = ?", (job_id,))
     if row is None:
         raise _no_such_job(job_id)
     before = JobState(row[0])
     state = next_state(before, event, f"job {job_id}, line {row[1]}")
-    store.execute(change, (state.value, *columns.values(), job_id, before.value))
+    more = "".join(f", {name} = ?" for name in columns)
+    store.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
     _ripple(store, job_id, before, state)
     return state
 
