@@ -57,7 +57,7 @@ def item_spans(store: Store, tags: Sequence[str]) -> list[Span]:
         "FROM jobs j JOIN attempts a ON a.job_id = j.id "
         "WHERE j.items > 0 AND j.tags = ? AND j.listed AND a.ended_at IS NOT NULL"
     )
-    return [Span(*columns, bool(succeeded)) for *columns, succeeded in store.rows(query, (",".join(tags),))]
+    return [Span(*columns) for columns in store.rows(query, (",".join(tags),))]
 
 
 def item_seconds(store: Store, tags: Sequence[str]) -> float:

@@ -65,7 +65,7 @@ def attempt_row(columns: Sequence[Any]) -> AttemptRow:
     """Return the attempt of a row of the columns ATTEMPT."""
     job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]
     kind, exit_code, signal, cause, note = columns[10:15]
-    *usage, by_device = columns[15:]
+    usage = dict(zip(_USAGE_FIELDS, columns[15:], strict=True))
     return AttemptRow(
         job_id=job_id,
         number=number,
@@ -75,7 +75,7 @@ def attempt_row(columns: Sequence[Any]) -> AttemptRow:
         log=log,
         error_log=error_log,
         devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
-        usage=Usage(*usage, bool(by_device)),
+        usage=Usage(**{**usage, "by_device": bool(usage["by_device"])}),
         max_rss_bytes=max_rss_bytes,
         cpu_s=cpu_s,
         progress=progress,
