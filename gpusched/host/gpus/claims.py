@@ -6,11 +6,13 @@ dispatcher, and the shepherds of its attempts. Labels say who claimed and since 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import pwd
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -37,17 +39,13 @@ class Holder:
 def file_system_type(path: str) -> str:
     """Return the type of the file system that holds `path`; "" if /proc cannot be read."""
     best, kind = "", ""
-    try:
-        real = os.path.realpath(path)
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                words = line.split(" ")
-                mount = words[1].replace("\\040", " ")
-                inside = mount == "/" or real == mount or real.startswith(mount + "/")
-                if inside and len(mount) >= len(best):
-                    best, kind = mount, words[2]
-    except OSError:
-        return ""
+    inside = os.path.join(os.path.realpath(path), "")
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split(" ")
+            mount = os.path.join(words[1].replace("\\040", " "), "")
+            if inside.startswith(mount) and len(mount) >= len(best):
+                best, kind = mount, words[2]
     return kind
 
 
@@ -82,22 +80,7 @@ def _prepare(path: str) -> str:
     try:
         status = os.lstat(path)
     except FileNotFoundError:
-        private = f"{path}.{os.getpid()}"
-        try:
-            os.mkdir(private, 0o700)
-            os.chmod(private, 0o1777)
-            os.rename(private, path)
-        except OSError as error:
-            if os.path.isdir(private):
-                os.rmdir(private)
-            if not os.path.isdir(path):
-                raise GpuschedError(
-                    f"cannot make the claims directory: {error.strerror}",
-                    where=path,
-                    hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
-                    exit_code=EXIT_CANNOT_WORK,
-                ) from None
-        status = os.lstat(path)
+        status = _make(path)
     trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
     if not stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
         raise GpuschedError(
@@ -107,6 +90,26 @@ def _prepare(path: str) -> str:
             exit_code=EXIT_CANNOT_WORK,
         )
     return path
+
+
+def _make(path: str) -> os.stat_result:
+    """Make the directory under a private name, so that nobody ever sees it with another mode; return its status."""
+    private = f"{path}.{os.getpid()}"
+    try:
+        os.mkdir(private, 0o700)
+        os.chmod(private, 0o1777)
+        os.rename(private, path)
+    except OSError as error:
+        if os.path.isdir(private):
+            os.rmdir(private)
+        if not os.path.isdir(path):  # nor has somebody else just made it
+            raise GpuschedError(
+                f"cannot make the claims directory: {error.strerror}",
+                where=path,
+                hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
+                exit_code=EXIT_CANNOT_WORK,
+            ) from None
+    return os.lstat(path)
 
 
 class Claims:
@@ -136,10 +139,8 @@ class Claims:
 
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
-        try:
+        with suppress(OSError):  # a label is for people; the claim stands without it
             write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
-        except OSError:
-            pass  # a label is for people; the claim stands without it
 
     def holder(self, uuid: str) -> Holder | None:
         """Return who holds the device, as far as that can be found out; None if nobody does."""
@@ -147,27 +148,12 @@ class Claims:
         pids = locks.holders(path)
         if not pids and not locks.is_held(path):
             return None
-        labels = sorted(self._labels(path), key=lambda label: label.since or 0.0)
-        for label in labels:
-            if pids and label.pid in pids:
-                return label
-        if pids:
-            owner = _owner_of(pids[0])
-            for label in reversed(labels):
-                if owner is None or label.user == owner:
-                    return label
-            return Holder(owner or "?", pids[0], "", None)
-        return labels[-1] if labels else Holder("?", None, "", None)
-
-    def _labels(self, path: str) -> list[Holder]:
-        directory, base = os.path.split(path)
-        labels = []
-        for name in os.listdir(directory):
-            if name.startswith(base + ".by-") and name.rpartition("-")[2].isdigit():
-                label = _read_label(f"{directory}/{name}")
-                if label:
-                    labels.append(label)
-        return labels
+        pid = pids[0] if pids else None
+        owner = None if pid is None else _owner_of(pid)
+        labels = [label for name in glob.glob(f"{glob.escape(path)}.by-*") if (label := _read_label(name))]
+        likely = [label for label in labels if label.pid in (pids or ())]
+        likely = likely or [label for label in labels if owner in (None, label.user)]
+        return max(likely, key=lambda label: label.since or 0.0, default=Holder(owner or "?", pid, "", None))
 
 
 def _read_label(path: str) -> Holder | None:

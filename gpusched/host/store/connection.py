@@ -36,8 +36,7 @@ class Store:
     def __init__(self, path: str, *, create: bool = False, read_only: bool = False) -> None:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
 
-        With `read_only`, a database that cannot be written is read too: directly while others work on it, else from
-        a copy in memory.
+        With `read_only`, a database that cannot be written can be read while others work on it.
         """
         self.path = path
         self.effects = DependencyEffects()
@@ -155,15 +154,7 @@ def _make(path: str) -> None:
 def _open(path: str, *, read_only: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
-        try:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-        except sqlite3.OperationalError as error:
-            copy = _copy_at_rest(path) if read_only and _lacks_rights(error, path) else None
-            if copy is None:
-                raise
-            db.close()
-            db = copy
-            (version,) = db.execute("PRAGMA user_version").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
             raise StoreError(
                 f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
@@ -176,32 +167,6 @@ def _open(path: str, *, read_only: bool) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _copy_at_rest(path: str) -> sqlite3.Connection | None:
-    """Copy a database that nobody uses into memory; None if somebody may be using it.
-
-    A process that uses it has a -wal file beside it, and changes the database only while that is there. So the copy is
-    whole if there was none before and after, and the file is the same.
-    """
-    from urllib.parse import quote
-
-    before = _stamp_at_rest(path)
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as original:
-        original.backup(copy)
-    if before is not None and _stamp_at_rest(path) == before:
-        return copy
-    copy.close()
-    return None
-
-
-def _stamp_at_rest(path: str) -> tuple[int, ...] | None:
-    """Return values that differ when the content of the file does; None while somebody may change it."""
-    status = os.stat(path)
-    if os.path.lexists(f"{path}-wal"):
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # ---- errors ----------------------------------------------------------------------------------------
