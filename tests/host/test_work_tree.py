@@ -459,7 +459,6 @@ def test_what_git_said_counts_for_a_while(repo: Path, asked: list[str], monkeypa
     dirs.prepare()
     assert dirs.resolve(place)[1] == clean
     monkeypatch.setattr(job_dirs, "FRESH_S", 0.0)
-    monkeypatch.setattr(job_dirs, "FRESH_TIMES", 0.0)
     dirs._known.clear()
     dirs.resolve(place)
     dirs.prepare()

@@ -98,12 +98,17 @@ def exists(path: str) -> bool:
 
 def read_progress(path: str) -> bytes | None:
     """Return the first PROGRESS_LIMIT_BYTES of the job's progress file; None if there is no file that can be read."""
+    return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
+
+
+def read_part(path: str, limit_bytes: int, *, at_end: bool = False) -> bytes | None:
+    """Return the first bytes of a file that a job may write, or the last ones; None if it cannot be read."""
     try:
-        fd = os.open(f"{path}/{PROGRESS}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return os.read(fd, PROGRESS_LIMIT_BYTES)
+        return os.pread(fd, limit_bytes, max(0, os.fstat(fd).st_size - limit_bytes) if at_end else 0)
     except OSError:
         return None
     finally:

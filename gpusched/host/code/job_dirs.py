@@ -5,6 +5,7 @@ Thousands of jobs may have directories of their own in a few work trees: git is 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -16,8 +17,7 @@ from gpusched.host.code import work_tree
 from gpusched.host.code.tree_copy import snapshot
 from gpusched.host.code.work_tree import WorkTree
 
-FRESH_S = 10.0  # the answer of git about a tree is used so long, or longer where git is slow
-FRESH_TIMES = 50
+FRESH_S = 10.0  # the answer of git about a tree is used so long
 
 
 class JobDirs:
@@ -31,7 +31,7 @@ class JobDirs:
         """
         self._leave_out = leave_out
         self._copies = copies
-        self._physical: dict[str, str] = {}  # directories, without links
+        self._without_links = functools.cache(os.path.realpath)  # of a directory that need not exist
         self._roots: dict[str, str] = {}  # directory -> the nearest one above that holds a .git; "": none
         self._known: dict[str, tuple[WorkTree | None, float]] = {}  # by root, with the moment up to which it counts
         self._tree: WorkTree | None = None  # the one that is copied
@@ -76,17 +76,9 @@ class JobDirs:
 
     def _describe(self, root: str) -> WorkTree | None:
         if root not in self._known:
-            began = time.monotonic()
             tree = work_tree.describe(root, self._leave_out)
-            now = time.monotonic()
-            self._known[root] = tree, now + max(FRESH_S, FRESH_TIMES * (now - began))
+            self._known[root] = tree, time.monotonic() + FRESH_S
         return self._known[root][0]
-
-    def _without_links(self, directory: str) -> str:
-        """Return the directory without symbolic links in its path; it need not exist."""
-        if directory not in self._physical:
-            self._physical[directory] = os.path.realpath(directory)
-        return self._physical[directory]
 
     def _root(self, directory: str) -> str:
         """Return the nearest directory, this one or one above, that holds a .git; "" if there is none."""

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import socket
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -96,16 +95,10 @@ class QueueDir:
 
     def ring(self) -> None:
         """Wake the dispatcher, if there is one, to look at a request."""
-        try:
+        with suppress(OSError):
             fd = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return
-        try:
-            os.write(fd, b"!")
-        except OSError:
-            pass
-        finally:
-            os.close(fd)
+            with os.fdopen(fd, "wb", buffering=0) as pipe:
+                pipe.write(b"!")
 
 
 def locate(path: str, state_dir: str | None = None) -> QueueDir:
@@ -130,29 +123,16 @@ def prepare(queue: QueueDir) -> None:
             os.makedirs(path, 0o700, exist_ok=True)
             status = os.stat(path)
         except OSError as error:
-            raise GpuschedError(
-                f"cannot make the queue directory: {error.strerror}",
-                where=path,
-                hint="choose another --log-dir",
-            ) from None
+            problem = f"cannot make the queue directory: {error.strerror}"
+            raise GpuschedError(problem, where=path, hint="choose another --log-dir") from None
         if status.st_uid != os.getuid():
             raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
     if made:  # keeps the files of the queue out of the work tree that it lies in
         with suppress(OSError):
             write_atomically(f"{queue.path}/.gitignore", b"*\n")
-    if not _is_fifo(queue.wake):
-        try:
-            os.mkfifo(queue.wake, 0o600)
-        except FileExistsError:
-            pass
+    with suppress(FileExistsError):
+        os.mkfifo(queue.wake, 0o600)
     _refuse_other_host(queue)
-
-
-def _is_fifo(path: str) -> bool:
-    try:
-        return stat.S_ISFIFO(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _refuse_other_host(queue: QueueDir) -> None:
@@ -201,11 +181,9 @@ def remember(queue: QueueDir) -> None:
     if register is None:
         return
     name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
-    try:
+    with suppress(OSError):
         os.makedirs(register, 0o700, exist_ok=True)
         write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
-    except OSError:
-        pass
 
 
 def list_queues(state_dir: str | None = None) -> list[QueueDir]:
