@@ -63,13 +63,8 @@ def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
         if value is not None:
             text = str(value).replace("\n", " ")
             lines.append(f"{key}={text}"[:FIELD_LIMIT])
-    data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16]
-    os.pwrite(
-        fd,
-        b"%b\n%b" % (data, end.encode())  # one write: readers see the old or the new
-        + b"\n" * (RECORD_BYTES - len(data) - 1 - len(end)),
-        0,
-    )
+    data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16] + b"\n" + end.encode()
+    os.pwrite(fd, data.ljust(RECORD_BYTES, b"\n"), 0)  # one write: readers see the old or the new
     os.fdatasync(fd)
 
 

@@ -20,13 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pynvml
+
 from gpusched.common import processes
 from gpusched.host.gpus.nvml_groups import Groups
-
-try:
-    import pynvml
-except ImportError:  # main() reports it
-    pynvml = None
 
 UNKNOWN_BYTES = 2**64 - 1
 HIDDEN_BYTES = 256 << 20  # more than a driver keeps for itself: if nothing is listed, something is hidden
@@ -96,7 +93,6 @@ class Reader:
         self._versions = f"NVML {library}, driver {driver}"
         self._people = people
         self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
-        self._fixed: dict[str, Fields] = {}  # what never changes of a GPU
         self._memory_v1 = False
         self._groups = Groups(pynvml)
         # Early R535 drivers put longer records into the _v3 lists; they are recognised by the functions that they have.
@@ -133,7 +129,11 @@ class Reader:
         device: Fields = {"uuid": uuid, "index": index, "name": "GPU that does not answer"}
         parts: list[Fields] = []
         try:
-            device |= self._fixed.get(uuid) or self._look_up(uuid, handle)
+            device["name"] = pynvml.nvmlDeviceGetName(handle)
+            pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
+            device["bus_id"] = os.fsdecode(pci.busId) if pci else ""
+            device["unified_memory"] = bool(UNIFIED.search(device["name"]))
+            device |= self._board(handle)
             mode = _maybe(pynvml.nvmlDeviceGetComputeMode, handle)
             device["compute_mode"] = COMPUTE_MODES.get(mode, "default")
             device["mig_parent"] = (_maybe(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1
@@ -152,18 +152,6 @@ class Reader:
         self._handles[uuid] = part
         own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(part), "parent_uuid": parent["uuid"]}
         return [{**parent, **own, "mig_parent": False, **self._board(part)}]
-
-    def _look_up(self, uuid: str, handle: Any) -> Fields:
-        """Return the values of a GPU that never change."""
-        name = pynvml.nvmlDeviceGetName(handle)
-        pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
-        self._fixed[uuid] = {
-            "name": name,
-            "bus_id": os.fsdecode(pci.busId) if pci else "",
-            **self._board(handle),
-            "unified_memory": bool(UNIFIED.search(name)),
-        }
-        return self._fixed[uuid]
 
     def _sample(self, uuid: str, whole: bool) -> Fields:
         """Read one device. `whole` adds the values that take a board long."""
@@ -292,7 +280,7 @@ def main() -> int:
             try:
                 reader, answer = _answer(reader, people, json.loads(line))
             except Exception as error:
-                answer = {"trouble": ["ImportError" if pynvml is None else type(error).__name__, str(error)]}
+                answer = {"trouble": [type(error).__name__, str(error)]}
             replies.write(json.dumps(answer).encode() + b"\n")
             replies.flush()
             if "trouble" in answer:

@@ -41,7 +41,6 @@ TROUBLES = {  # exception of the child: its meaning, and the remedy
         "no permission to use the NVIDIA driver",
         "this user may not open /dev/nvidia*: ask for the group that may, often `video`",
     ),
-    "ImportError": ("the Python package nvidia-ml-py is not there", "install gpusched again"),
 }
 
 

@@ -166,20 +166,17 @@ def default_path(stem: str, source: str | None = None) -> str:
 # ---- this user's queues ----------------------------------------------------------------------------
 
 
-def _register() -> str | None:
-    """Return the directory of the list; None for a user without a home directory."""
-    try:
+def _register() -> str:
+    """Return the directory of the list; "" for a user without a home directory."""
+    with suppress(RuntimeError):
         path = platformdirs.user_state_dir("gpusched")
-    except RuntimeError:
-        return None
-    return os.path.join(path, "queues") if os.path.isabs(path) else None
+        return os.path.join(path, "queues") if os.path.isabs(path) else ""
+    return ""
 
 
 def remember(queue: QueueDir) -> None:
     """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()
-    if register is None:
-        return
     name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
     with suppress(OSError):
         os.makedirs(register, 0o700, exist_ok=True)
@@ -191,30 +188,24 @@ def list_queues(state_dir: str | None = None) -> list[QueueDir]:
 
     The queues under ./gpusched-runs are always among them, since a home that cannot be written keeps no list.
     """
-    queues: dict[str, tuple[float, QueueDir]] = {}
-    register = _register()
-    for entry in _entries(register) if register else []:
-        if not re.fullmatch("[0-9a-f]{16}", entry.name):
-            continue
-        try:
-            with open(entry.path, "rb") as file:
-                path, _, state = os.fsdecode(file.read()).partition("\0")
-            changed_at = entry.stat().st_mtime
-        except OSError:
-            continue
-        queue = QueueDir(path, state)
-        if queue.exists():
-            queues[path] = (changed_at, queue)
-        elif not os.path.exists(path):
-            with suppress(OSError):
-                os.unlink(entry.path)
+    used_at: dict[QueueDir, float] = {}
+    for entry in _entries(_register()):
+        with suppress(OSError):
+            if re.fullmatch("[0-9a-f]{16}", entry.name):
+                with open(entry.path, "rb") as file:
+                    path, _, state = os.fsdecode(file.read()).partition("\0")
+                queue = QueueDir(path, state)
+                used_at[queue] = entry.stat().st_mtime
+                if not queue.exists() and not os.path.exists(path):
+                    os.unlink(entry.path)
+    paths = {queue.path for queue in used_at}
     for entry in _entries(DEFAULT_PARENT):
         queue = locate(entry.path, state_dir)
         with suppress(OSError):
             status = os.stat(queue.database)
-            if queue.path not in queues and status.st_uid == os.getuid():
-                queues[queue.path] = (status.st_mtime, queue)
-    return [queue for _, queue in sorted(queues.values(), key=lambda pair: pair[0], reverse=True)]
+            if queue.path not in paths and status.st_uid == os.getuid():
+                used_at[queue] = status.st_mtime
+    return sorted((queue for queue in used_at if queue.exists()), key=used_at.__getitem__, reverse=True)
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
