@@ -36,7 +36,6 @@ class JobDirs:
         self._known: dict[str, tuple[WorkTree | None, float]] = {}  # by root, with the moment up to which it counts
         self._tree: WorkTree | None = None  # the one that is copied
         self._copy = ""
-        self._made: set[str] = set()  # directories of jobs in the copy
         if copies:
             root = self._root(self._without_links(home))
             self._tree = self._describe(root) if root else None
@@ -68,10 +67,8 @@ class JobDirs:
     def _in_copy(self, directory: str, inside: str) -> str:
         """Return the directory in the copy; it is made, empty, where git has no files in it."""
         path = os.path.normpath(os.path.join(self._copy, inside))
-        if path not in self._made:
-            self._made.add(path)
-            if os.path.isdir(directory):
-                os.makedirs(path, exist_ok=True)
+        if os.path.isdir(directory):
+            os.makedirs(path, exist_ok=True)
         return path
 
     def _describe(self, root: str) -> WorkTree | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import glob
 import json
 import os
-import pwd
 import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
@@ -77,39 +77,31 @@ def find_directory(configured: str | None) -> str:
 
 
 def _prepare(path: str) -> str:
-    try:
+    """Make the directory if it is missing, and return it. Raises GpuschedError if no claims can be made in it."""
+    with suppress(OSError):
+        if not os.path.lexists(path):
+            _make(path)
         status = os.lstat(path)
-    except FileNotFoundError:
-        status = _make(path)
-    trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
-    if not stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
-        raise GpuschedError(
-            "is not a directory in which this user can make claims",
-            where=path,
-            hint="it must be a real directory of mode 1777; ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
-            exit_code=EXIT_CANNOT_WORK,
-        )
-    return path
+        is_trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
+        if stat.S_ISDIR(status.st_mode) and os.access(path, os.W_OK | os.X_OK) and is_trusted:
+            return path
+    raise GpuschedError(
+        "is not a directory in which this user can make claims",
+        where=path,
+        hint="make a real directory of mode 1777 there, ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
+        exit_code=EXIT_CANNOT_WORK,
+    )
 
 
-def _make(path: str) -> os.stat_result:
-    """Make the directory under a private name, so that nobody ever sees it with another mode; return its status."""
+def _make(path: str) -> None:
+    """Make the directory under a private name, so that nobody ever sees it with another mode."""
     private = f"{path}.{os.getpid()}"
+    os.mkdir(private, 0o700)
     try:
-        os.mkdir(private, 0o700)
         os.chmod(private, 0o1777)
         os.rename(private, path)
-    except OSError as error:
-        if os.path.isdir(private):
-            os.rmdir(private)
-        if not os.path.isdir(path):  # nor has somebody else just made it
-            raise GpuschedError(
-                f"cannot make the claims directory: {error.strerror}",
-                where=path,
-                hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
-                exit_code=EXIT_CANNOT_WORK,
-            ) from None
-    return os.lstat(path)
+    except OSError:  # somebody else has just made it
+        os.rmdir(private)
 
 
 class Claims:
@@ -167,20 +159,15 @@ def _read_label(path: str) -> Holder | None:
             return None
         try:
             data = json.loads(file.read(4096))
-            return Holder(_user(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
+            return Holder(
+                processes.user_name(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"])
+            )
         except (ValueError, KeyError, TypeError):
-            return Holder(_user(status.st_uid), None, "", None)
+            return Holder(processes.user_name(status.st_uid), None, "", None)
 
 
 def _owner_of(pid: int) -> str | None:
     try:
-        return _user(os.stat(f"/proc/{pid}").st_uid)
+        return processes.user_name(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         return None
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import pwd
 import re
 import signal
 import sys
@@ -57,18 +56,14 @@ class People:
         stat = processes.process_stat(pid)
         with suppress(OSError):
             if stat is not None and (pid not in self._known or self._known[pid][0] != stat[19]):
-                self._known[pid] = stat[19], {"user": _user(pid), "program": _program(pid)}
+                self._known[pid] = (
+                    stat[19],
+                    {"user": processes.user_name(os.stat(f"/proc/{pid}").st_uid), "program": _program(pid)},
+                )
         return self._known[pid][1] if pid in self._known else None
 
     def forget_all_but(self, pids: set[int]) -> None:
         self._known = {pid: process for pid, process in self._known.items() if pid in pids}
-
-
-def _user(pid: int) -> str:
-    uid = os.stat(f"/proc/{pid}").st_uid
-    with suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return str(uid)
 
 
 def _program(pid: int) -> str:

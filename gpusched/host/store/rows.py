@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind, Requirements, Usage
@@ -31,6 +32,7 @@ NEEDS = (
     *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
     *("name", "tags", "gpu_model", "env", "git", "items", "shape"),
 )  # the columns of a job that its requirements fill
+_read_needs = attrgetter(*NEEDS)
 _READERS: dict[str, Callable[[Any], object]] = {
     "state": JobState,
     "avoid": lambda text: frozenset(_words(text)),
@@ -44,13 +46,12 @@ _JOB_READERS = [(_JOB_FIELDS.index(name), read) for name, read in _READERS.items
 
 def needs_columns(needs: Requirements) -> dict[str, object]:
     """Return the columns NEEDS of a job with these requirements."""
+    columns = dict(zip(NEEDS, _read_needs(needs), strict=True))
+    columns["stated_mem_bytes"] = needs.stated_mem_bytes or needs.mem_bytes
+    columns["tags"] = ",".join(needs.tags)
     env = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env]
-    return {
-        **{name: getattr(needs, name) for name in NEEDS},
-        "stated_mem_bytes": needs.stated_mem_bytes or needs.mem_bytes,
-        "tags": ",".join(needs.tags),
-        "env": json.dumps(env),
-    }
+    columns["env"] = json.dumps(env) if env else "[]"
+    return columns
 
 
 def job_row(columns: Sequence[Any]) -> JobRow:

@@ -26,7 +26,7 @@ def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobSt
     """Apply the transition table to a job, set these columns with it, and return the new state."""
     row = store.row("SELECT state, line FROM jobs WHERE id = ?", (job_id,))
     if row is None:
-        raise _no_such_job(job_id)
+        raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
     before = JobState(row[0])
     state = next_state(before, event, f"job {job_id}, line {row[1]}")
     more = "".join(f", {name} = ?" for name in columns)
@@ -35,16 +35,8 @@ def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobSt
     return state
 
 
-def _no_such_job(job_id: int) -> GpuschedError:
-    return GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
-
-
 def queue_again(store: Store, job_id: int) -> None:
     """Queue a job that has ended as if it were new; its budget of memory stays."""
-    row = store.row("SELECT shape, mem_bytes FROM jobs WHERE id = ?", (job_id,))
-    if row is None:
-        raise _no_such_job(job_id)
-    shape, mem_bytes = row
     move(
         store,
         job_id,
@@ -57,8 +49,9 @@ def queue_again(store: Store, job_id: int) -> None:
         not_before=0.0,
         avoid="",
         above_bytes=0,
-        shape=reshape(shape, mem_bytes, 0),
     )
+    shape, mem_bytes = store.row("SELECT shape, mem_bytes FROM jobs WHERE id = ?", (job_id,))
+    store.update("jobs", "id = ?", (job_id,), shape=reshape(shape, mem_bytes, 0))
     weigh(store, job_id)
 
 
