@@ -5,7 +5,6 @@ Imports only click: the module of a verb is imported when the verb is used, and 
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -15,7 +14,15 @@ from typing import NoReturn, TextIO
 import click
 
 from gpusched import __version__
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, GpuschedError
+from gpusched.common.errors import (
+    EXIT_CANNOT_WORK,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    GpuschedError,
+    disk_full,
+    is_disk_full,
+)
 
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
 
@@ -153,11 +160,10 @@ def run(argv: Sequence[str]) -> int:
         drop(sys.stdout)
         return EXIT_BROKEN_PIPE
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(e):
             raise
         drop(sys.stdout)
-        name = f" (while writing {e.filename})" if e.filename else ""
-        return _fail(f"{e.strerror}{name}", EXIT_CANNOT_WORK)
+        return _fail(disk_full(e.filename or "standard output", e.strerror or ""), EXIT_CANNOT_WORK)
 
 
 def _fail(text: str, code: int) -> int:

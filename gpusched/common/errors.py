@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 EXIT_OK = 0
 EXIT_SOME_FAILED = 1
 EXIT_USAGE = 2
@@ -29,3 +32,19 @@ class GpuschedError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  {self.hint}" if self.hint else head
+
+
+_DISK_FULL = "the disk is full"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(where: str, detail: str = "") -> str:
+    """Return the sentence about a full disk, or a quota that is used up: of this file or directory."""
+    return f"{_DISK_FULL} ({where})" + (detail and f": {detail}")
+
+
+def is_disk_full(error: BaseException | str) -> bool:
+    """Return True if this is the error of a full disk or of a used up quota, or its text."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    return str(error).startswith((_DISK_FULL, *map(os.strerror, _NO_ROOM)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 
 
@@ -20,6 +21,14 @@ def process_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return data[data.rindex(b")") + 2 :].decode("ascii").split()
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; the number where the box has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def boot_id() -> str:

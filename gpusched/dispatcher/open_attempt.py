@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpusched.common.errors import is_disk_full
 from gpusched.core.jobs.lifecycle import TERMINATED
 from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
@@ -16,7 +15,6 @@ from gpusched.host.attempts.reaper import LifeReading
 
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
 OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)  # by the command itself
-_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _UNREAD = LifeReading(AttemptFact.ALIVE)
 
 
@@ -112,7 +110,7 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
     if fact is AttemptFact.NOT_STARTED:
         cause = "dispatcher_gone" if attempt.is_adopted else ""
         if error:
-            cause = "disk_full" if error.startswith(_DISK_FULL) else "cannot_start"
+            cause = "disk_full" if is_disk_full(error) else "cannot_start"
         return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
     if fact is AttemptFact.LOST:
         return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")

@@ -179,6 +179,6 @@ class Reporter:
         """Note the end of this dispatcher, and withdraw the board."""
         try:
             dispatch_table.touch(self._store, self._dispatch, at)
-        except DiskFull:
-            log.warning("the disk is full: when this dispatcher was last here is not noted")
+        except DiskFull as error:
+            log.warning("%s; when this dispatcher was last here is not noted", error.what)
         board_file.remove(self._queue.board)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from gpusched.common.errors import disk_full, is_disk_full
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
@@ -33,12 +33,10 @@ class Trouble:
         except (DiskFull, OSError) as error:
             self.note(error, now)
 
-    def note(self, error: Exception | str, now: Moment, *, disk_full: bool = False) -> None:
+    def note(self, error: Exception | str, now: Moment) -> None:
         """Let nothing start until it is time to try again."""
-        disk_full = disk_full or isinstance(error, DiskFull)
-        disk_full = disk_full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
         where = self._queue.full_disk() or self._queue.state
-        self.reason = f"the disk is full ({where})" if disk_full else "no job can be started"
+        self.reason = disk_full(where) if is_disk_full(error) else "no job can be started"
         self._since_s = now.monotonic_s
         self._until_s = now.monotonic_s + TROUBLE_AGAIN_S
         if self.reason != self._reported:
@@ -54,7 +52,7 @@ class Trouble:
         for attempt in ended:
             outcome = attempt.outcome
             if outcome is not None and outcome.cause in ("disk_full", "cannot_start"):
-                self.note(outcome.note, now, disk_full=outcome.cause == "disk_full")
+                self.note(outcome.note, now)
 
     def expire(self, now: Moment) -> None:
         """Let jobs start again, once it is time to try."""

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 import time
+from contextlib import suppress
 
 _RETRY_FOR_S = 0.05  # a refused caller tries again this long: somebody who asks may hold the lock for an instant
 _RETRY_STEP_S = 0.005
@@ -50,17 +51,14 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
 
 def _open_or_make(path: str, mode: int) -> int:
     while True:
-        try:
+        with suppress(FileNotFoundError):
             return _open_lock_file(path)
-        except FileNotFoundError:
-            pass
         private = f"{path}.{os.getpid()}.{time.monotonic_ns():x}"
         fd = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, mode)
-            os.link(private, path, follow_symlinks=False)
-        except FileExistsError:
-            pass
+            with suppress(FileExistsError):
+                os.link(private, path, follow_symlinks=False)
         finally:
             os.close(fd)
             os.unlink(private)

@@ -203,18 +203,16 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except DiskFull as error:
-            raise _without_room(error, f"kill {pid}" if at_once else f"kill -INT {pid}", pid) from None
+            if pid:
+                signal = "" if at_once else "-INT "
+                error.hint = f"make room on it; or ask by `kill {signal}{pid}`, which does the same and needs no room"
+            raise
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)
         if answer == "left":
             # Nobody is left to hear it, and the next dispatcher must not.
             request_table.acknowledge(store, request, queues.now())
         return StopReport(pid, running, answer)
-
-
-def _without_room(error: DiskFull, signal: str, pid: int) -> GpuschedError:
-    same = f"make room on that disk; or ask by `{signal}`, which does the same and needs no room" if pid else ""
-    return GpuschedError(error.what, where=error.where, hint=same or error.hint, exit_code=error.exit_code)
 
 
 def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:

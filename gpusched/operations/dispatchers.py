@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpusched.common.errors import disk_full
 from gpusched.core.plan.board import Board
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -28,7 +29,7 @@ class DispatcherStatus:
     def closed(self) -> str:
         """The reason why nothing new starts; empty if jobs may start."""
         published = self.board.closed if self.board is not None else ""
-        return published or (f"the disk is full ({self.full_disk})" if self.full_disk else "")
+        return published or (disk_full(self.full_disk) if self.full_disk else "")
 
 
 def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:

@@ -46,7 +46,6 @@ def summarize_run(
         unlisted=job_table.count_failed_unlisted(store),
         can_start=startable_jobs.has_any(store),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
-        full_disk=queue_dir.full_disk(),
         groups=[
             summarize_group(
                 group,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
@@ -46,9 +47,8 @@ def queue_page(report: QueueReport) -> list[Line]:
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
     lines.append(line(_by_whom(scene, head, report.looked_at)))
     if head.full_disk:
-        where = clean(short_path(head.full_disk, scene.cwd))
-        what = f"the disk of {where} is full: until it has room, no job starts and no end of a job is recorded"
-        lines.append(line((what, "bold red")))
+        what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
+        lines.append(line((clean(what), "bold red")))
     lines.append(counted(head.counts.parts()))
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
     blocks = (

@@ -56,9 +56,7 @@ def _next_steps(summary: RunSummary) -> list[str]:
     if summary.code == EXIT_QUIT and counts.running:
         steps.append("the running jobs go on; the same command takes them over and runs the rest")
     elif counts.running:  # they have ended, and that could not be booked
-        disk = short_path(summary.full_disk, scene.cwd)
-        room = f"make room on the disk of {disk}; then " if disk else ""
-        steps.append(f"{room}the same command records the jobs that have ended, and goes on")
+        steps.append("the same command records the jobs that have ended, and goes on")
     elif counts.queued and (summary.can_start or summary.code not in (EXIT_OK, EXIT_SOME_FAILED)):
         steps.append("the same command goes on with what is queued")
     if summary.has_held:

@@ -111,7 +111,6 @@ class RunSummary:
     unlisted: int  # failed jobs that are no longer in the list
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
-    full_disk: str
     groups: Sequence[GroupSummary]
 
     @property

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.host.store import meta_table
 from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -520,39 +519,16 @@ def readers(box: Box) -> Iterator[Callable[..., Ended]]:
 
 @pytest.mark.slow
 @NEEDS_SETPRIV
-def test_a_queue_that_cannot_be_written_can_be_read(box: Box) -> None:
+def test_a_queue_at_rest_that_cannot_be_written_is_read_from_a_copy_by_hand(box: Box) -> None:
     assert box.run("echo one", "false").code == 1
     before = (box.queue() / "queue.db").read_bytes()
     with readers(box) as gpusched:
-        for words, says in (
-            (["status", "-q", "list"], "0 running, 0 queued, 1 succeeded, 1 failed"),
-            (["logs", "1", "-q", "list"], "one\n"),
-            (["explain", "2"], "exit 1"),
-            (["status"], "1 succeeded, 1 failed"),
-        ):
+        for words in (["status", "-q", "list"], ["requeue", "2", "-q", "list"]):
             ended = gpusched(*words)
-            assert ended.code == 0 and says in ended.out and not ended.err, ended.text
-        ended = gpusched("requeue", "2", "-q", "list")
-        assert ended.code == 3 and "Traceback" not in ended.err
-        assert "queue.db: you may not write to this database: attempt to write a readonly database\n" in ended.err
-        assert f"cp -r {box.queue()} COPY" in ended.err
+            assert ended.code == 3 and "Traceback" not in ended.err
+            assert "queue.db: you may not write to this database: " in ended.err
+            assert f"cp -r {box.queue()} COPY" in ended.err
     assert (box.queue() / "queue.db").read_bytes() == before
-
-
-@pytest.mark.slow
-@NEEDS_SETPRIV
-def test_what_is_not_at_rest_is_not_read_past_its_newest_changes(box: Box) -> None:
-    """As a killed writer leaves it, without the index that a reader cannot make: only half of it is in queue.db."""
-    box.run("echo one")
-    with box.store() as store:
-        meta_table.write(store, "later", "than queue.db")
-        for name in ("queue.db", "queue.db-wal"):
-            shutil.copy(box.queue() / name, box.root / name)
-    for name in ("queue.db", "queue.db-wal"):
-        os.replace(box.root / name, box.queue() / name)
-    with readers(box) as gpusched:
-        ended = gpusched("status", "-q", "list")
-        assert ended.code == 3 and "you may not write to this database" in ended.err and "COPY" in ended.err, ended.text
 
 
 @pytest.mark.slow
@@ -765,7 +741,7 @@ def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
         running = box.start("run", "list.txt", *options)
         running.wait_until_said(f"the disk is full ({disk}/q)")
         shown = box.gpusched("status").out
-        assert f"the disk of {disk}/q is full: " in shown
+        assert f"the disk is full ({disk}/q): until" in shown
         assert f"the disk is full ({disk}/q):\n" in shown  # what job 2 waits for
         assert "has ended; how is noted once the disk has room" in shown
         assert f"why   the disk is full ({disk}/q)" in box.gpusched("explain", "2").out
@@ -774,7 +750,7 @@ def test_a_full_disk_is_told_by_whoever_is_asked(box: Box) -> None:
         wait_for(lambda: box.claimed() == set(), "giving the GPU back")
         running.signal(signal.SIGTERM)
         ended = running.wait()
-        assert ended.code == 143 and f"make room on the disk of {disk}/q; then" in ended.out
+        assert ended.code == 143 and "the same command records the jobs that have ended" in ended.out
         for log in (disk / "q/logs").iterdir():
             log.unlink()
         assert box.gpusched("run", "list.txt", *options).code == 0

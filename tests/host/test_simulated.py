@@ -169,7 +169,7 @@ def test_a_slow_device_delays_the_answer_not_the_caller(directory: str) -> None:
 def test_a_simulation_that_is_removed_is_an_outage(directory: str) -> None:
     source = SimulatedSource(directory)
     os.rename(directory, f"{directory}.gone")
-    assert "cannot be read" in (look(source).error or "")
+    assert "simulation is gone" in (look(source).error or "")
     os.rename(f"{directory}.gone", directory)
     assert look(source).error is None
 

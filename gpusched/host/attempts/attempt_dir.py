@@ -63,13 +63,8 @@ def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
         if value is not None:
             text = str(value).replace("\n", " ")
             lines.append(f"{key}={text}"[:FIELD_LIMIT])
-    data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16]
-    os.pwrite(
-        fd,
-        b"%b\n%b" % (data, end.encode())  # one write: readers see the old or the new
-        + b"\n" * (RECORD_BYTES - len(data) - 1 - len(end)),
-        0,
-    )
+    data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16] + b"\n" + end.encode()
+    os.pwrite(fd, data.ljust(RECORD_BYTES, b"\n"), 0)  # one write: readers see the old or the new
     os.fdatasync(fd)
 
 
@@ -98,12 +93,17 @@ def exists(path: str) -> bool:
 
 def read_progress(path: str) -> bytes | None:
     """Return the first PROGRESS_LIMIT_BYTES of the job's progress file; None if there is no file that can be read."""
+    return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
+
+
+def read_part(path: str, limit_bytes: int, *, at_end: bool = False) -> bytes | None:
+    """Return the first bytes of a file that a job may write, or the last ones; None if it cannot be read."""
     try:
-        fd = os.open(f"{path}/{PROGRESS}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return os.read(fd, PROGRESS_LIMIT_BYTES)
+        return os.pread(fd, limit_bytes, max(0, os.fstat(fd).st_size - limit_bytes) if at_end else 0)
     except OSError:
         return None
     finally:

@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 
 import gpusched
 from gpusched.common.errors import GpuschedError
@@ -45,6 +46,9 @@ class Order:
     grace_s: float = 10.0
     leftovers: str = "wait"  # wait | stop
     marker: tuple[bytes, ...] = ()  # NAME=value words that all processes of the attempt have in their environment
+
+
+_WIRE_NAMES = {"directory": "dir", "time_limit_s": "time_limit", "grace_s": "grace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +83,20 @@ class Launcher:
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
         """Hand the attempt over. The caller still has to close its own descriptors."""
-        message = marshal.dumps(
-            {
-                "op": "start",
-                "dir": order.directory,
-                "argv": list(order.argv),
-                "cwd": order.cwd,
-                "environment": order.environment,
-                "log": order.log,
-                "error_log": order.error_log,
-                "time_limit": order.time_limit_s,
-                "grace": order.grace_s,
-                "leftovers": order.leftovers,
-                "marker": order.marker,
-            }
-        )
+        words = {_WIRE_NAMES.get(each.name, each.name): getattr(order, each.name) for each in fields(order)}
+        message = marshal.dumps({"op": "start", **words})
         fds = array.array("i", [life, *claims])
         while True:
             shepherd = self._idle.pop() if self._idle else self._start()
             try:
                 shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+                shepherd.directory = order.directory
+                self._busy[order.directory] = shepherd
+                return
             except OSError as error:
                 self._drop(shepherd)
-                if error.errno in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
-                    continue
-                raise
-            shepherd.directory = order.directory
-            self._busy[order.directory] = shepherd
-            return
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
+                    raise
 
     def _start(self) -> _ShepherdProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -128,39 +118,38 @@ class Launcher:
         return shepherd
 
     def _receive(self, shepherd: _ShepherdProcess) -> None:
+        directory, error = shepherd.directory, ""
         try:
             data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
-            directory = shepherd.directory
-            self._drop(shepherd)
-            if directory:
-                self._on_notice(ShepherdNotice(directory))
-            return
-        text, reusable = marshal.loads(data)
-        directory, _, error = text.partition("\0")
-        self._busy.pop(directory, None)
-        shepherd.directory = ""
-        if reusable:
-            self._idle.append(shepherd)
+        if data:
+            text, reusable = marshal.loads(data)
+            directory, _, error = text.partition("\0")
+            self._busy.pop(directory, None)
+            shepherd.directory = ""
+            if reusable:
+                self._idle.append(shepherd)
+            else:
+                self._disconnect(shepherd)
         else:
-            self._selector.unregister(shepherd.channel)
-            shepherd.channel.close()
-        self._on_notice(ShepherdNotice(directory, error))
+            self._drop(shepherd)
+        if directory:
+            self._on_notice(ShepherdNotice(directory, error))
 
     def _drop(self, shepherd: _ShepherdProcess) -> None:
-        self._selector.unregister(shepherd.channel)
-        shepherd.channel.close()
+        self._disconnect(shepherd)
         if shepherd in self._idle:
             self._idle.remove(shepherd)
         self._busy.pop(shepherd.directory, None)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
-        except subprocess.TimeoutExpired:
-            pass
+
+    def _disconnect(self, shepherd: _ShepherdProcess) -> None:
+        self._selector.unregister(shepherd.channel)
+        shepherd.channel.close()
 
     def has(self, directory: str) -> bool:
         """Return True if a shepherd of this launcher has the attempt."""
@@ -176,32 +165,26 @@ class Launcher:
         shepherd = self._busy.get(directory)
         if shepherd is None:
             return False
-        try:
+        with suppress(OSError):
             shepherd.channel.send(marshal.dumps({"op": "stop", "dir": directory}))
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
-        for shepherd in self._idle:  # all at once: each ends at the end of its channel
-            self._selector.unregister(shepherd.channel)
-            shepherd.channel.close()
+        for shepherd in (*self._idle, *self._busy.values()):
+            self._disconnect(shepherd)
         for shepherd in self._idle:
             shepherd.process.wait()
-        self._idle.clear()
         for shepherd in self._busy.values():
-            self._selector.unregister(shepherd.channel)
-            shepherd.channel.close()
             shepherd.process.returncode = 0  # it outlives us by design: nothing to wait for
+        self._idle.clear()
         self._busy.clear()
 
 
 def find_shell(name: str) -> tuple[bytes, ...]:
     """Return the words before a command: `bash -o pipefail -c` where there is bash, else `sh -c`."""
-    path = shutil.which(name)
-    if path is None and name == "bash":
-        path = shutil.which("sh")
+    path = shutil.which(name) or (shutil.which("sh") if name == "bash" else None)
     if path is None:
         raise GpuschedError(f"no shell {name!r} on PATH", where="--shell", hint="name a shell that is installed")
     if os.path.basename(path) in ("bash", "zsh", "ksh"):

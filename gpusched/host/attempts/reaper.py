@@ -78,15 +78,7 @@ def end_strays(marker: tuple[bytes, ...], number: int) -> None:
 
 def log_tail(path: str) -> bytes:
     """Return the last LOG_TAIL_BYTES of a log; nothing if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        size = os.fstat(fd).st_size
-        return os.pread(fd, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
-    finally:
-        os.close(fd)
+    return attempt_dir.read_part(path, LOG_TAIL_BYTES, at_end=True) or b""
 
 
 def shepherds_of(pids: Iterable[int], shepherds: Mapping[int, str]) -> dict[int, str]:
@@ -96,13 +88,10 @@ def shepherds_of(pids: Iterable[int], shepherds: Mapping[int, str]) -> dict[int,
     """
     owners: dict[int, str] = {}
     for pid in pids:
-        current, steps = pid, 0
-        while current > 1 and steps < 64:
-            if current in shepherds:
-                owners[pid] = shepherds[current]
-                break
+        current = pid
+        while current > 1 and current not in shepherds:
             fields = processes.process_stat(current)
-            if fields is None:
-                break
-            current, steps = int(fields[1]), steps + 1
+            current = 0 if fields is None else int(fields[1])
+        if current in shepherds:
+            owners[pid] = shepherds[current]
     return owners

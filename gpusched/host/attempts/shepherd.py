@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import marshal
+import math
 import os
 import select
 import signal
@@ -146,7 +147,8 @@ class Shepherd:
         attempt = _RunningCommand(self, order, life, mark)
         logs: list[int] = []
         try:
-            logs += _open_logs(order)
+            for path in filter(None, (order["log"], order["error_log"])):
+                logs.append(_open_log(path))
             attempt_dir.write_mark(life, mark)
             attempt.start(logs)
         except OSError as error:
@@ -195,7 +197,7 @@ class _RunningCommand:
         self.error = ""  # why the command could not be started
         self.began = 0.0
         self.status: int | None = None
-        self.background: int | None = None  # status of the last leftover that failed
+        self.background = 0  # status of the last leftover that failed
         self.stopping = ""
         self.max_rss_kib = 0
         self.cpu_s = 0.0
@@ -212,63 +214,47 @@ class _RunningCommand:
         except OSError as error:
             if error.errno in _NO_PROCESS:
                 raise
-            where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
-            self.error = f"{error.strerror}: {where}" if where else str(error.strerror)
+            self.error = _describe(error)
 
     def run(self) -> dict[str, object]:
         """Stay until the attempt has ended; return the exit record."""
         if self.error:
             return self._record(error=self.error)
-        began = self.began
-        limit = self.order["time_limit"]
-        limit_at = began + limit if limit else None
-        leftovers_noted = False
-        main_ended_at = kill_at = give_up_at = None
+        limit_at = self.began + self.order["time_limit"] if self.order["time_limit"] else math.inf
+        leftovers_at = kill_at = math.inf
+        has_ended = False
         while True:
             alive = self._reap()
             now = time.monotonic()
             if not alive and not (self.stopping and _strays(self.order["marker"])):
                 return self._record()
-            if self.status is not None and main_ended_at is None:
-                main_ended_at = now
-            if main_ended_at is not None and not leftovers_noted and now - main_ended_at >= LEFTOVER_GRACE_S:
-                leftovers_noted = True
+            if self.status is not None and not has_ended:
+                has_ended = True
+                leftovers_at = now + LEFTOVER_GRACE_S
+            if now >= leftovers_at:
+                leftovers_at = math.inf
                 self._mark_leftovers()
-                if self.order["leftovers"] == "stop" and not self.stopping:
-                    self.stopping = "leftovers"
-            if not self.stopping:
-                if limit_at is not None and now >= limit_at:
-                    self.stopping = "timed_out"
-                elif self.shepherd.terminated:
-                    self.stopping = "terminated"
-                elif self.shepherd.stop_wanted == self.order["dir"]:
-                    self.stopping = "requested"
-            if self.stopping and kill_at is None:
+                if self.order["leftovers"] == "stop":
+                    self.stopping = self.stopping or "leftovers"
+            self.stopping = self.stopping or self._stop_reason(now >= limit_at)
+            if self.stopping and kill_at == math.inf:
                 kill_at = now + self.order["grace"]
-                give_up_at = kill_at + UNKILLABLE_AFTER_S
                 self._signal_all(signal.SIGTERM)
-            if kill_at is not None and give_up_at is not None and now >= kill_at:
-                if now >= give_up_at:
+            if now >= kill_at:
+                if now >= kill_at + UNKILLABLE_AFTER_S:
                     return self._record(note="unkillable")
                 self._signal_all(signal.SIGKILL)
-            self.shepherd.pause(self._next_pause(now, limit_at, kill_at, main_ended_at, leftovers_noted))
+            until = min(limit_at, leftovers_at)
+            if self.stopping:
+                until = min(now + KILL_AGAIN_S, kill_at if now < kill_at else math.inf)
+            self.shepherd.pause(None if until == math.inf else until - now)
 
-    def _next_pause(
-        self,
-        now: float,
-        limit_at: float | None,
-        kill_at: float | None,
-        main_ended_at: float | None,
-        leftovers_noted: bool,
-    ) -> float | None:
-        if kill_at is not None:
-            return KILL_AGAIN_S if now >= kill_at else min(KILL_AGAIN_S, kill_at - now)
-        waits = []
-        if limit_at is not None:
-            waits.append(limit_at - now)
-        if main_ended_at is not None and not leftovers_noted:
-            waits.append(main_ended_at + LEFTOVER_GRACE_S - now)
-        return min(waits) if waits else None
+    def _stop_reason(self, over_time: bool) -> str:
+        if over_time:
+            return "timed_out"
+        if self.shepherd.terminated:
+            return "terminated"
+        return "requested" if self.shepherd.stop_wanted == self.order["dir"] else ""
 
     def _spawn(self, logs: list[int]) -> int:
         order, null = self.order, self.shepherd.null
@@ -350,20 +336,6 @@ def _open_log(path: str) -> int:
     except FileNotFoundError:
         os.mkdir(os.path.dirname(path), 0o700)  # somebody has cleared the logs away
         return os.open(path, flags, 0o600)
-
-
-def _open_logs(order: dict[str, Any]) -> list[int]:
-    """Open the log, and the one for stderr if that has its own; return their descriptors."""
-    logs: list[int] = []
-    try:
-        for path in (order["log"], order["error_log"]):
-            if path:
-                logs.append(_open_log(path))
-        return logs
-    except OSError:
-        for fd in logs:
-            os.close(fd)
-        raise
 
 
 def _describe(error: OSError) -> str:

@@ -5,8 +5,10 @@ Thousands of jobs may have directories of their own in a few work trees: git is 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -15,8 +17,7 @@ from gpusched.host.code import work_tree
 from gpusched.host.code.tree_copy import snapshot
 from gpusched.host.code.work_tree import WorkTree
 
-FRESH_S = 10.0  # the answer of git about a tree is used so long, or longer where git is slow
-FRESH_TIMES = 50
+FRESH_S = 10.0  # the answer of git about a tree is used so long
 
 
 class JobDirs:
@@ -30,25 +31,27 @@ class JobDirs:
         """
         self._leave_out = leave_out
         self._copies = copies
-        self._physical: dict[str, str] = {}  # directories, without links
+        self._without_links = functools.cache(os.path.realpath)  # of a directory that need not exist
         self._roots: dict[str, str] = {}  # directory -> the nearest one above that holds a .git; "": none
         self._known: dict[str, tuple[WorkTree | None, float]] = {}  # by root, with the moment up to which it counts
         self._tree: WorkTree | None = None  # the one that is copied
         self._copy = ""
-        self._made: set[str] = set()  # directories of jobs in the copy
         if copies:
             root = self._root(self._without_links(home))
             self._tree = self._describe(root) if root else None
             if self._tree is None:
+                problem = "--snapshot copies a git work tree with a commit, and here is none"
+                if shutil.which("git") is None:
+                    problem = "--snapshot needs git, and git is not installed"
                 hint = "`git status` may say why; without --snapshot the jobs run where the files are"
-                raise GpuschedError("--snapshot copies a git work tree with a commit, and here is none", hint=hint)
+                raise GpuschedError(problem, hint=hint)
 
     def prepare(self) -> None:
         """Copy the work tree, if that is wanted and not done yet, and forget old answers of git. This may take long."""
         now = time.monotonic()
         self._known = {root: answer for root, answer in self._known.items() if now < answer[1]}
         if self._tree is not None and not self._copy:
-            self._copy = snapshot(self._tree, self._copies, leave_out=self._leave_out)
+            self._copy, self._tree = snapshot(self._tree.root, self._copies, leave_out=self._leave_out)
 
     def resolve(self, cwd: bytes) -> tuple[bytes, str]:
         """Return the directory in which a job of `cwd` runs, and its commit as in Requirements.git; "" outside git."""
@@ -64,46 +67,25 @@ class JobDirs:
     def _in_copy(self, directory: str, inside: str) -> str:
         """Return the directory in the copy; it is made, empty, where git has no files in it."""
         path = os.path.normpath(os.path.join(self._copy, inside))
-        if path not in self._made:
-            self._made.add(path)
-            if os.path.isdir(directory):
-                os.makedirs(path, exist_ok=True)
+        if os.path.isdir(directory):
+            os.makedirs(path, exist_ok=True)
         return path
 
     def _describe(self, root: str) -> WorkTree | None:
         if root not in self._known:
-            began = time.monotonic()
             tree = work_tree.describe(root, self._leave_out)
-            now = time.monotonic()
-            self._known[root] = tree, now + max(FRESH_S, FRESH_TIMES * (now - began))
+            self._known[root] = tree, time.monotonic() + FRESH_S
         return self._known[root][0]
 
-    def _without_links(self, directory: str) -> str:
-        """Return the directory without symbolic links in its path; it need not exist."""
-        real = self._physical.get(directory)
-        if real is None:
-            above = os.path.dirname(directory)
-            if os.path.islink(directory):
-                real = os.path.realpath(directory)
-            else:
-                real = (
-                    directory
-                    if above == directory
-                    else os.path.join(self._without_links(above), directory[len(above) :].strip("/"))
-                )
-            self._physical[directory] = real
-        return real
-
     def _root(self, directory: str) -> str:
-        root = self._roots.get(directory)
-        if root is None:
+        """Return the nearest directory, this one or one above, that holds a .git; "" if there is none."""
+        if directory not in self._roots:
             above = os.path.dirname(directory)
             if os.path.lexists(os.path.join(directory, ".git")):
-                root = directory
+                self._roots[directory] = directory
             else:
-                root = "" if above == directory else self._root(above)
-            self._roots[directory] = root
-        return root
+                self._roots[directory] = "" if above == directory else self._root(above)
+        return self._roots[directory]
 
     # ---- for the dispatcher that works on the same queue ----
 

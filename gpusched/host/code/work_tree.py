@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import signal
+import stat
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import DIRTY
 
 TIME_LIMIT_S = 10.0  # of one git command
 LIST_TIME_LIMIT_S = 120.0  # of one that lists every file
-GITLINK = "160000"  # a submodule's mode in the index
 _NOT_OURS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
 _CAREFUL = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 _PLAIN = ("core.fsmonitor=", "diff.renames=false", "status.renames=false")  # starts no helper, compares no contents
@@ -32,16 +30,6 @@ class WorkTree:
     @property
     def label(self) -> str:
         return self.commit + (DIRTY if self.dirty else "")
-
-
-@dataclass(slots=True)
-class TreeListing:
-    """The files of a work tree and of the repositories in it, by their paths from the root."""
-
-    commits: list[str] = field(default_factory=list)  # of each repository, with its path; that of the root first
-    paths: list[str] = field(default_factory=list)
-    tracked_changes: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)  # untracked, or not watched by git: no commit has them
 
 
 def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMIT_S) -> WorkTree | None:
@@ -64,36 +52,20 @@ def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMI
 def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
     """Return the output of a git command; None if it fails, is not installed, or takes too long."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    command = ["git", "-C", directory, *(word for setting in _PLAIN for word in ("-c", setting)), *words]
     try:
-        process = subprocess.Popen(
-            ["git", "-C", directory, *(word for setting in _PLAIN for word in ("-c", setting)), *words],
+        done = subprocess.run(
+            command,
             env=environment | _CAREFUL,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that all that it starts can be ended
+            timeout=limit_s,
+            start_new_session=True,  # a Ctrl-C at the terminal is not for it
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.returncode is None:
-            _end(process)
-    return output if process.returncode == 0 else None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.stdout is not None:
-        process.stdout.close()
-    try:
-        process.wait(timeout=1.0)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # stuck in the kernel: nobody can wait for it
+    return done.stdout if done.returncode == 0 else None
 
 
 def _without(root: str, leave_out: Iterable[str]) -> Iterator[str]:
@@ -104,49 +76,32 @@ def _without(root: str, leave_out: Iterable[str]) -> Iterator[str]:
             yield f":(top,literal,exclude){inside}"
 
 
-def list_files(
-    root: str, leave_out: Sequence[str], prefix: str = "", listing: TreeListing | None = None
-) -> TreeListing:
-    """List the files under `prefix`, without those under `leave_out` and ignored ones.
+def list_files(root: str, leave_out: Iterable[str], prefix: str = "") -> dict[str, os.stat_result]:
+    """Return the files and links under `prefix` that git tracks or does not ignore, by their paths from the root.
 
-    Raises GpuschedError if git cannot list them.
+    Repositories in the tree are listed like directories. Files under `leave_out` are not. Raises GpuschedError if git
+    cannot list them.
     """
-    listing = listing or TreeListing()
-    files = os.path.join(root, prefix)
-    without = ("--", *_without(os.path.realpath(files), leave_out))
-    changes = ("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all", "--ignore-submodules=all")
-    entries = ("ls-files", "-s", "-v", "-z")
-    status = _git(files, LIST_TIME_LIMIT_S, *changes, *without)
-    index = _git(files, LIST_TIME_LIMIT_S, *entries, *without)
-    if status is None or index is None:
-        raise GpuschedError("git cannot list the files of this work tree", where=files, hint="`git status` may say why")
-    nested = set()
-    for record in _records(status):
-        kind, _, rest = record.partition(" ")
-        if kind == "#" and rest.startswith("branch.oid "):
-            listing.commits.append(prefix + rest.removeprefix("branch.oid "))
-        elif kind == "?":
-            if rest.endswith("/"):  # git lists no directory, unless it is a repository of its own
-                nested.add(rest)
-            else:
-                listing.others.add(prefix + rest)
-        elif kind in ("1", "u"):
-            listing.tracked_changes.add(prefix + rest.split(" ", 7 if kind == "1" else 9)[-1])
-    for record in _records(index):
-        marks, _, path = record.partition("\t")
-        tag, mode, *_ = marks.split(" ")
-        if mode == GITLINK:
-            nested.add(f"{path}/")
+    top = os.path.realpath(os.path.join(root, prefix))
+    words = ("ls-files", "-co", "--exclude-standard", "-z", "--", *_without(top, leave_out))
+    output = _git(top, LIST_TIME_LIMIT_S, *words)
+    if output is None:
+        raise GpuschedError("git cannot list the files of this work tree", where=top, hint="`git status` may say why")
+    files: dict[str, os.stat_result] = {}
+    linked: dict[str, bool] = {}  # directories: True if a link has taken their place since they were committed
+    for name in filter(None, os.fsdecode(output).split("\0")):
+        path = os.path.join(top, name.rstrip("/"))
+        parent = os.path.dirname(path)
+        if parent not in linked:
+            linked[parent] = os.path.realpath(parent) != parent
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        listing.paths.append(prefix + path)
-        if tag != "H":  # such as skip-worktree or assume-unchanged
-            listing.others.add(prefix + path)
-    listing.paths = [*dict.fromkeys((*listing.paths, *sorted(listing.others)))]
-    for path in sorted(nested):
-        if os.path.lexists(os.path.join(files, path, ".git")):  # else a submodule that is not checked out
-            list_files(root, leave_out, prefix + path, listing)
-    return listing
-
-
-def _records(data: bytes) -> list[str]:
-    return [os.fsdecode(record) for record in data.split(b"\0") if record]
+        if linked[parent]:
+            continue
+        if stat.S_ISDIR(status.st_mode) and os.path.lexists(f"{path}/.git"):
+            files |= list_files(root, leave_out, f"{prefix}{name.rstrip('/')}/")
+        elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            files[prefix + name] = status
+    return files

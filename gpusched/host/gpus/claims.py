@@ -6,13 +6,15 @@ dispatcher, and the shepherds of its attempts. Labels say who claimed and since 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-import pwd
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
+from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
@@ -37,17 +39,13 @@ class Holder:
 def file_system_type(path: str) -> str:
     """Return the type of the file system that holds `path`; "" if /proc cannot be read."""
     best, kind = "", ""
-    try:
-        real = os.path.realpath(path)
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                words = line.split(" ")
-                mount = words[1].replace("\\040", " ")
-                inside = mount == "/" or real == mount or real.startswith(mount + "/")
-                if inside and len(mount) >= len(best):
-                    best, kind = mount, words[2]
-    except OSError:
-        return ""
+    inside = os.path.join(os.path.realpath(path), "")
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split(" ")
+            mount = os.path.join(words[1].replace("\\040", " "), "")
+            if inside.startswith(mount) and len(mount) >= len(best):
+                best, kind = mount, words[2]
     return kind
 
 
@@ -79,34 +77,31 @@ def find_directory(configured: str | None) -> str:
 
 
 def _prepare(path: str) -> str:
+    """Make the directory if it is missing, and return it. Raises GpuschedError if no claims can be made in it."""
+    with suppress(OSError):
+        if not os.path.lexists(path):
+            _make(path)
+        status = os.lstat(path)
+        is_trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
+        if stat.S_ISDIR(status.st_mode) and os.access(path, os.W_OK | os.X_OK) and is_trusted:
+            return path
+    raise GpuschedError(
+        "is not a directory in which this user can make claims",
+        where=path,
+        hint="make a real directory of mode 1777 there, ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
+        exit_code=EXIT_CANNOT_WORK,
+    )
+
+
+def _make(path: str) -> None:
+    """Make the directory under a private name, so that nobody ever sees it with another mode."""
+    private = f"{path}.{os.getpid()}"
+    os.mkdir(private, 0o700)
     try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        private = f"{path}.{os.getpid()}"
-        try:
-            os.mkdir(private, 0o700)
-            os.chmod(private, 0o1777)
-            os.rename(private, path)
-        except OSError as error:
-            if os.path.isdir(private):
-                os.rmdir(private)
-            if not os.path.isdir(path):
-                raise GpuschedError(
-                    f"cannot make the claims directory: {error.strerror}",
-                    where=path,
-                    hint="make it by hand with mode 1777, or set claims_dir (GPUSCHED_CLAIMS_DIR)",
-                    exit_code=EXIT_CANNOT_WORK,
-                ) from None
-        status = os.lstat(path)
-    trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
-    if not stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK | os.X_OK) or not trusted:
-        raise GpuschedError(
-            "is not a directory in which this user can make claims",
-            where=path,
-            hint="it must be a real directory of mode 1777; ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
-            exit_code=EXIT_CANNOT_WORK,
-        )
-    return path
+        os.chmod(private, 0o1777)
+        os.rename(private, path)
+    except OSError:  # somebody else has just made it
+        os.rmdir(private)
 
 
 class Claims:
@@ -136,10 +131,8 @@ class Claims:
 
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
-        try:
+        with suppress(OSError):  # a label is for people; the claim stands without it
             write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
-        except OSError:
-            pass  # a label is for people; the claim stands without it
 
     def holder(self, uuid: str) -> Holder | None:
         """Return who holds the device, as far as that can be found out; None if nobody does."""
@@ -147,27 +140,12 @@ class Claims:
         pids = locks.holders(path)
         if not pids and not locks.is_held(path):
             return None
-        labels = sorted(self._labels(path), key=lambda label: label.since or 0.0)
-        for label in labels:
-            if pids and label.pid in pids:
-                return label
-        if pids:
-            owner = _owner_of(pids[0])
-            for label in reversed(labels):
-                if owner is None or label.user == owner:
-                    return label
-            return Holder(owner or "?", pids[0], "", None)
-        return labels[-1] if labels else Holder("?", None, "", None)
-
-    def _labels(self, path: str) -> list[Holder]:
-        directory, base = os.path.split(path)
-        labels = []
-        for name in os.listdir(directory):
-            if name.startswith(base + ".by-") and name.rpartition("-")[2].isdigit():
-                label = _read_label(f"{directory}/{name}")
-                if label:
-                    labels.append(label)
-        return labels
+        pid = pids[0] if pids else None
+        owner = None if pid is None else _owner_of(pid)
+        labels = [label for name in glob.glob(f"{glob.escape(path)}.by-*") if (label := _read_label(name))]
+        likely = [label for label in labels if label.pid in (pids or ())]
+        likely = likely or [label for label in labels if owner in (None, label.user)]
+        return max(likely, key=lambda label: label.since or 0.0, default=Holder(owner or "?", pid, "", None))
 
 
 def _read_label(path: str) -> Holder | None:
@@ -181,20 +159,15 @@ def _read_label(path: str) -> Holder | None:
             return None
         try:
             data = json.loads(file.read(4096))
-            return Holder(_user(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"]))
+            return Holder(
+                processes.user_name(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"])
+            )
         except (ValueError, KeyError, TypeError):
-            return Holder(_user(status.st_uid), None, "", None)
+            return Holder(processes.user_name(status.st_uid), None, "", None)
 
 
 def _owner_of(pid: int) -> str | None:
     try:
-        return _user(os.stat(f"/proc/{pid}").st_uid)
+        return processes.user_name(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         return None
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

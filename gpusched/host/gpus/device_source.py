@@ -16,7 +16,7 @@ from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Reading
 from gpusched.host.gpus.nvml_source import NvmlSource
-from gpusched.host.gpus.simulated import SimulatedSource
+from gpusched.host.gpus.simulated import LocalSource, SimulatedSource
 
 
 class DeviceSource(Protocol):
@@ -95,33 +95,5 @@ def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
         waiter.poll(max(0.0, until - now) * 1000 + 1)
 
 
-class NoSource:
+class NoSource(LocalSource):
     """The source of a box without GPUs, for queues whose jobs need none."""
-
-    def __init__(self) -> None:
-        self._readings: list[Reading] = []
-
-    def request(self, uuids: frozenset[str] | None, now: float) -> None:
-        self._readings.append(Reading(now, now, complete=uuids is None))
-
-    def poll(self, now: float) -> list[Reading]:
-        readings, self._readings = self._readings, []
-        return readings
-
-    def deadline(self) -> float | None:
-        return 0.0 if self._readings else None
-
-    def fileno(self) -> int | None:
-        return None
-
-    def trouble(self) -> GpuschedError | None:
-        return None
-
-    def job_environment(self) -> dict[str, str]:
-        return {}
-
-    def describe(self) -> str:
-        return "no GPUs"
-
-    def close(self) -> None:
-        return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import pwd
 import re
 import signal
 import sys
@@ -20,12 +19,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gpusched.host.gpus.nvml_groups import Groups
+import pynvml
 
-try:
-    import pynvml
-except ImportError:  # main() reports it
-    pynvml = None
+from gpusched.common import processes
+from gpusched.host.gpus.nvml_groups import Groups
 
 UNKNOWN_BYTES = 2**64 - 1
 HIDDEN_BYTES = 256 << 20  # more than a driver keeps for itself: if nothing is listed, something is hidden
@@ -52,26 +49,21 @@ class People:
     """The users and programs of processes, read once for each process."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[bytes, Fields]] = {}  # pid -> start time, user and program
+        self._known: dict[int, tuple[str, Fields]] = {}  # pid -> start time, user and program
 
     def of(self, pid: int) -> Fields | None:
         """Return user and program; None for a pid never seen here, which may be of another namespace."""
-        with suppress(OSError, IndexError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                start = file.read().rpartition(b")")[2].split()[19]
-            if pid not in self._known or self._known[pid][0] != start:
-                self._known[pid] = start, {"user": _user(pid), "program": _program(pid)}
+        stat = processes.process_stat(pid)
+        with suppress(OSError):
+            if stat is not None and (pid not in self._known or self._known[pid][0] != stat[19]):
+                self._known[pid] = (
+                    stat[19],
+                    {"user": processes.user_name(os.stat(f"/proc/{pid}").st_uid), "program": _program(pid)},
+                )
         return self._known[pid][1] if pid in self._known else None
 
     def forget_all_but(self, pids: set[int]) -> None:
         self._known = {pid: process for pid, process in self._known.items() if pid in pids}
-
-
-def _user(pid: int) -> str:
-    uid = os.stat(f"/proc/{pid}").st_uid
-    with suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return str(uid)
 
 
 def _program(pid: int) -> str:
@@ -90,42 +82,23 @@ def _program(pid: int) -> str:
 class Reader:
     """An initialised NVML, and the values of its devices that do not change."""
 
-    def __init__(self) -> None:
-        self._people = People()
-        self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
-        self._fixed: dict[str, Fields] = {}  # what never changes of a GPU
-        self._memory_v1 = False
-        self._versions = ""  # of the library and the driver
-        self._groups = Groups(pynvml)
-        self._suffix = ""  # of the newest call for processes that this library has
-        self._record: Any = _ListedV1
-        self._start()
-
-    def _start(self) -> None:
+    def __init__(self, people: People) -> None:
         pynvml.nvmlInit()
         library, driver = pynvml.nvmlSystemGetNVMLVersion(), pynvml.nvmlSystemGetDriverVersion()
         self._versions = f"NVML {library}, driver {driver}"
-        self._handles.clear()
+        self._people = people
+        self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
+        self._memory_v1 = False
         self._groups = Groups(pynvml)
         # Early R535 drivers put longer records into the _v3 lists; they are recognised by the functions that they have.
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
         suffixes = ("_v2", "") if _has(size) and not _has(details) else ("_v3", "_v2", "")
+        # of the newest call for processes that this library has
         self._suffix = next(s for s in suffixes if not s or _has(f"nvmlDeviceGetComputeRunningProcesses{s}"))
-        self._record = _Listed if self._suffix else _ListedV1
+        self._record: Any = _Listed if self._suffix else _ListedV1
 
-    def answer(self, uuids: list[str] | None) -> Fields:
-        """Return the answer to a question, after a fresh start of NVML if need be. Raises if NVML does not work."""
-        try:
-            return self._read(uuids)
-        except pynvml.NVMLError as error:
-            if error.value not in AS_A_WHOLE:
-                raise
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-        self._start()
-        return self._read(uuids)
-
-    def _read(self, uuids: list[str] | None) -> Fields:
+    def read(self, uuids: list[str] | None) -> Fields:
+        """Return the answer to a question. Raises if NVML does not work."""
         answer: Fields = {"devices": [], "samples": [], "nameless": [], "versions": self._versions}
         if uuids is None:
             self._handles = {}
@@ -151,7 +124,11 @@ class Reader:
         device: Fields = {"uuid": uuid, "index": index, "name": "GPU that does not answer"}
         parts: list[Fields] = []
         try:
-            device |= self._fixed.get(uuid) or self._look_up(uuid, handle)
+            device["name"] = pynvml.nvmlDeviceGetName(handle)
+            pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
+            device["bus_id"] = os.fsdecode(pci.busId) if pci else ""
+            device["unified_memory"] = bool(UNIFIED.search(device["name"]))
+            device |= self._board(handle)
             mode = _maybe(pynvml.nvmlDeviceGetComputeMode, handle)
             device["compute_mode"] = COMPUTE_MODES.get(mode, "default")
             device["mig_parent"] = (_maybe(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1
@@ -170,18 +147,6 @@ class Reader:
         self._handles[uuid] = part
         own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(part), "parent_uuid": parent["uuid"]}
         return [{**parent, **own, "mig_parent": False, **self._board(part)}]
-
-    def _look_up(self, uuid: str, handle: Any) -> Fields:
-        """Return the values of a GPU that never change."""
-        name = pynvml.nvmlDeviceGetName(handle)
-        pci = _maybe(pynvml.nvmlDeviceGetPciInfo, handle)
-        self._fixed[uuid] = {
-            "name": name,
-            "bus_id": os.fsdecode(pci.busId) if pci else "",
-            **self._board(handle),
-            "unified_memory": bool(UNIFIED.search(name)),
-        }
-        return self._fixed[uuid]
 
     def _sample(self, uuid: str, whole: bool) -> Fields:
         """Read one device. `whole` adds the values that take a board long."""
@@ -229,7 +194,7 @@ class Reader:
 
     def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
         """Return the processes on the device; None where they cannot be identified (container, WSL, no permission)."""
-        processes: dict[int, Fields] = {}
+        listed: dict[int, Fields] = {}
         for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
             records = _maybe(self._list, handle, name)
             if records is None and kind == "C":
@@ -239,9 +204,9 @@ class Reader:
                 if who is None:
                     return None
                 used = None if record.used == UNKNOWN_BYTES else record.used
-                processes[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
+                listed[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
         hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
-        return None if not processes and (memory["used_bytes"] or 0) > hidden else list(processes.values())
+        return None if not listed and (memory["used_bytes"] or 0) > hidden else list(listed.values())
 
     def _list(self, handle: Any, name: str) -> list[Any]:
         function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")
@@ -286,17 +251,31 @@ def _words(error: Any) -> str:
     return "lost" if error.value in LOST else str(error)
 
 
+def _answer(reader: Reader | None, people: People, uuids: list[str] | None) -> tuple[Reader, Fields]:
+    """Return a reader and its answer. If NVML has stopped to work since the last question, the reader is a new one."""
+    if reader is not None:
+        try:
+            return reader, reader.read(uuids)
+        except pynvml.NVMLError as error:
+            if error.value not in AS_A_WHOLE:
+                raise
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    reader = Reader(people)
+    return reader, reader.read(uuids)
+
+
 def main() -> int:
     """Answer questions until the other side is gone, or NVML fails."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the dispatcher
+    people = People()
     reader: Reader | None = None
     with open(os.dup(0), "wb") as replies:
         for line in sys.stdin.buffer:
             try:
-                reader = reader or Reader()
-                answer = reader.answer(json.loads(line))
+                reader, answer = _answer(reader, people, json.loads(line))
             except Exception as error:
-                answer = {"trouble": ["ImportError" if pynvml is None else type(error).__name__, str(error)]}
+                answer = {"trouble": [type(error).__name__, str(error)]}
             replies.write(json.dumps(answer).encode() + b"\n")
             replies.flush()
             if "trouble" in answer:

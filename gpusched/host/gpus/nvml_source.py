@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.core.model import Device, DeviceProcess, Reading, Sample, nameless_uuid
+from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 
 RETRY_S = (15.0, 30.0, 60.0)  # pauses before fresh starts of an NVML that does not work; the last one repeats
 STUCK_LIMIT = 3  # of children that KILL has not ended yet: a driver that hangs them would hang more
@@ -41,7 +41,6 @@ TROUBLES = {  # exception of the child: its meaning, and the remedy
         "no permission to use the NVIDIA driver",
         "this user may not open /dev/nvidia*: ask for the group that may, often `video`",
     ),
-    "ImportError": ("the Python package nvidia-ml-py is not there", "install gpusched again"),
 }
 
 
@@ -77,7 +76,7 @@ class _Child:
         self.line, theirs = socket.socketpair()
         self.line.setblocking(False)
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
-        try:
+        with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpusched.host.gpus.nvml"],
                 cwd="/",  # -m would import from the working directory
@@ -87,11 +86,6 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError:
-            self.line.close()
-            raise
-        finally:
-            theirs.close()
 
     def ask(self, uuids: list[str] | None) -> None:
         """Send a question. The end of a child shows when its answer is read."""
@@ -102,21 +96,16 @@ class _Child:
                 self.line.shutdown(socket.SHUT_RD)
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the answer once it has come whole, else None. Raises EOFError if the child is gone."""
+        """Return the answer once it has come whole, else None. Raises OSError or ValueError if the child is gone."""
         while b"\n" not in self.buffer:
             try:
-                more = self.line.recv(1 << 18)
+                self.buffer += self.line.recv(1 << 18) or b"\n"  # an empty answer: the end
             except BlockingIOError:
                 return None
-            except OSError:
-                more = b""
-            if not more:
-                raise EOFError
-            self.buffer += more
         text, _, self.buffer = self.buffer.partition(b"\n")
+        answer = dict(json.loads(text))
         self.answered = True
-        document: dict[str, Any] = json.loads(text)
-        return document
+        return answer
 
 
 class NvmlSource:
@@ -172,10 +161,8 @@ class NvmlSource:
         self._abandon()
         self._epoll.close()
         for process in self._dying:
-            try:
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for it
                 process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                process.returncode = -9  # stuck in the kernel: nobody can wait for it
 
     def _ask(self, now: float) -> None:
         """Send the next question, unless one is in flight or a pause after a failure lasts."""
@@ -200,8 +187,11 @@ class NvmlSource:
             return
         try:
             answer = self._child.answer()
-        except (EOFError, ValueError):
-            return self._ended(self._child, now)
+        except (OSError, ValueError):
+            if self._child.answered and now - self._child.born >= RETRY_S[0]:
+                self._abandon()  # it worked until somebody ended it: go on at once
+                return self._ask(now)
+            return self._fail(_trouble("the NVML helper process ended unexpectedly"), now)
         if answer is None:
             if self._asked is not None and now - self._asked_since >= self._patience_s():
                 silent = f"NVML has not answered for {self._patience_s():g} s"
@@ -218,12 +208,6 @@ class NvmlSource:
             hopeless = question.everything and all(sample.error for sample in reading.samples)
             if hopeless and now - self._child.born >= RETRY_S[0]:
                 self._abandon()  # perhaps the driver was reloaded: the next question gets a fresh start
-
-    def _ended(self, child: _Child, now: float) -> None:
-        if child.answered and now - child.born >= RETRY_S[0]:
-            self._abandon()  # it worked until somebody ended it: go on at once
-            return self._ask(now)
-        self._fail(_trouble("the NVML helper process ended unexpectedly"), now)
 
     def _patience_s(self) -> float:
         fresh = self._child is not None and not self._child.answered
@@ -252,8 +236,10 @@ class NvmlSource:
             self._child = None
 
     def _reading(self, question: _Question, answer: dict[str, Any], now: float) -> Reading:
-        devices = [Device(**device) for device in answer["devices"]]
-        samples = [_sample(sample) for sample in answer["samples"]]
+        import msgspec  # not at the start of every command
+
+        devices = msgspec.convert(answer["devices"], list[Device])
+        samples = msgspec.convert(answer["samples"], list[Sample])
         for index, error in answer["nameless"]:  # a GPU whose UUID cannot be read
             device = self._known.get(index)
             if device is None or any(other.uuid == device.uuid for other in devices):
@@ -268,10 +254,3 @@ class NvmlSource:
         missing = sorted(question.uuids - {sample.uuid for sample in samples})
         samples += [Sample(uuid, answer["at"], processes=None, error="lost") for uuid in missing]
         return Reading(question.asked_at, now, tuple(devices), tuple(samples), question.everything)
-
-
-def _sample(fields: dict[str, Any]) -> Sample:
-    processes = fields.pop("processes")
-    if processes is not None:
-        processes = tuple(DeviceProcess(**process) for process in processes)
-    return Sample(**fields, processes=processes)

@@ -7,69 +7,43 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
 
 from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import MIB, Device, DeviceProcess, Reading, Sample
 
 
-@dataclass(slots=True)
-class _File:
-    """A key=value file, read again only when it has changed."""
+class LocalSource:
+    """A source that is read in this process: request() takes the reading, poll() returns it. This one has no GPU."""
 
-    path: str
-    stamp: tuple[int, int, int] = (0, 0, 0)  # of what `keys` was read from
-    keys: dict[str, str] = field(default_factory=dict)
-
-    def read(self) -> dict[str, str]:
-        status = os.stat(self.path)
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if stamp != self.stamp:
-            self.keys, self.stamp = simulation.read_keys(self.path), stamp
-        return self.keys
-
-
-@dataclass(slots=True)
-class _Gpu:
-    n: int
-    state: _File
-
-
-class SimulatedSource:
-    """A simulation as a source, read in this process: request() takes the reading, poll() returns it."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        numbers = simulation.gpu_numbers(directory)
-        self._box = _File(os.path.join(directory, "box"))
-        self._gpus = [_Gpu(n, _File(os.path.join(simulation.gpu_path(directory, n), "state"))) for n in numbers]
-        self._by_uuid = {gpu.state.read()["uuid"]: gpu for gpu in self._gpus}
-        self._ready: deque[tuple[float, Reading]] = deque()  # with the moment from which poll() returns it
+    def __init__(self) -> None:
+        self._ready: deque[Reading] = deque()
         self._trouble: GpuschedError | None = None
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
         try:
             reading = self._read(uuids, now)
-        except (OSError, KeyError, ValueError) as error:
-            text = f"the simulation in {self.directory} cannot be read: {error}"
-            reading = Reading(now, now, complete=uuids is None, error=text)
+        except (OSError, KeyError) as error:
+            reading = Reading(now, now, complete=uuids is None, error=f"{self.describe()} cannot be read: {error}")
         if not reading.error:
             self._trouble = None
-            self._ready.append((reading.at, reading))
+            self._ready.append(reading)
         elif self._trouble is None:  # one message an outage
             self._trouble = GpuschedError(reading.error, exit_code=EXIT_CANNOT_WORK)
-            self._ready.append((now, reading))
+            self._ready.append(reading)
+
+    def _read(self, uuids: frozenset[str] | None, now: float) -> Reading:
+        return Reading(now, now, complete=uuids is None)
 
     def poll(self, now: float) -> list[Reading]:
         readings: list[Reading] = []
-        while self._ready and self._ready[0][0] <= now:
-            readings.append(self._ready.popleft()[1])
+        while self._ready and self._ready[0].at <= now:
+            readings.append(self._ready.popleft())
         return readings
 
     def deadline(self) -> float | None:
-        return self._ready[0][0] if self._ready else None
+        return self._ready[0].at if self._ready else None
 
     def fileno(self) -> None:
         return None
@@ -78,68 +52,82 @@ class SimulatedSource:
         return self._trouble
 
     def job_environment(self) -> dict[str, str]:
-        return {simulation.ENV_DIRECTORY: self.directory}
+        return {}
 
     def describe(self) -> str:
-        names = [gpu.state.keys.get("name", "?") for gpu in self._gpus]
-        return f"simulated GPUs ({', '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names))})"
+        return "no GPUs"
 
     def close(self) -> None:
         self._ready.clear()
 
+
+class SimulatedSource(LocalSource):
+    """A simulation as a source. A slow device delays the reading, not the caller."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self.directory = directory
+        self._numbers = {self._state(n)["uuid"]: n for n in simulation.gpu_numbers(directory)}
+
+    def job_environment(self) -> dict[str, str]:
+        return {simulation.ENV_DIRECTORY: self.directory}
+
+    def describe(self) -> str:
+        names = Counter(self._state(n).get("name", "?") for n in self._numbers.values())
+        return f"simulated GPUs ({', '.join(f'{count} {name}' for name, count in names.items())})"
+
+    def _state(self, n: int) -> dict[str, str]:
+        return simulation.read_keys(os.path.join(simulation.gpu_path(self.directory, n), "state"))
+
     def _read(self, uuids: frozenset[str] | None, now: float) -> Reading:
-        box = self._box.read()
+        box = simulation.read_keys(os.path.join(self.directory, "box")) or {"fail": "the simulation is gone"}
         if "fail" in box:
             return Reading(now, now, complete=uuids is None, error=box["fail"])
-        at = time.time()
+        slow_ms = 0
         devices: list[Device] = []
         samples: list[Sample] = []
-        slow_ms, release_ms = 0, simulation.number(box.get("release_ms"))
-        gone: set[str] = set()
-        chosen = self._gpus if uuids is None else [self._by_uuid[u] for u in uuids if u in self._by_uuid]
-        for gpu in chosen:
-            state = gpu.state.read()
+        chosen = self._numbers if uuids is None else sorted(uuids)
+        for uuid in chosen:
+            state = self._state(self._numbers[uuid]) if uuid in self._numbers else {}
             slow_ms += simulation.number(state.get("slow_ms"))
-            if state.get("present") == "0":
-                gone.add(state["uuid"])
+            if not state or state.get("present") == "0":
+                samples += [] if uuids is None else [Sample(uuid, time.time(), processes=None, error="lost")]
                 continue
             if uuids is None:
-                devices.append(_device(state, len(devices)))
-            samples.append(self._sample(gpu, state, release_ms, uuids is None, at))
-        if uuids is not None:
-            unknown = sorted(gone | (uuids - self._by_uuid.keys()))
-            samples += [Sample(uuid, at, processes=None, error="lost") for uuid in unknown]
+                devices.append(_device(uuid, state, len(devices)))
+            samples.append(self._sample(uuid, state, simulation.number(box.get("release_ms")), whole=uuids is None))
         return Reading(now, now + slow_ms / 1000, tuple(devices), tuple(samples), uuids is None)
 
-    def _sample(self, gpu: _Gpu, state: dict[str, str], release_ms: int, whole: bool, at: float) -> Sample:
+    def _sample(self, uuid: str, state: dict[str, str], release_ms: int, *, whole: bool) -> Sample:
+        at = time.time()
         fail = state.get("fail", "ok")
         if fail != "ok":
-            text = "Unknown Error" if fail == "unknown" else fail
-            return Sample(state["uuid"], at, processes=None, error=text)
-        holders = simulation.holders(self.directory, gpu.n, release_ms)
-        used = simulation.number(state.get("foreign")) + sum(record.mib for record in holders)
+            return Sample(uuid, at, processes=None, error="Unknown Error" if fail == "unknown" else fail)
+        records = simulation.holders(self.directory, self._numbers[uuid], release_ms)
+        used = simulation.number(state.get("foreign")) + sum(record.mib for record in records)
+        alive = [record for record in records if record.alive]
+        load = sum(simulation.number(record.keys.get("util")) for record in alive)
         readable = state.get("memory") != "na"
-        processes: tuple[DeviceProcess, ...] | None = None
-        if state.get("hidden") != "1":
-            processes = tuple(_process(record, readable) for record in holders if record.alive)
-        load = sum(simulation.number(record.keys.get("util")) for record in holders if record.alive)
-        load = min(100, simulation.number(state.get("util", str(load))))
         return Sample(
-            uuid=state["uuid"],
-            at=at,
+            uuid,
+            at,
             used_bytes=used * MIB if readable else None,
-            total_bytes=simulation.number(state["total"]) * MIB if readable else None,
-            processes=processes,
-            utilisation=load / 100 if whole else None,
+            total_bytes=_total_bytes(state),
+            processes=None if state.get("hidden") == "1" else tuple(_process(record, readable) for record in alive),
+            utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100 if whole else None,
         )
 
 
-def _device(state: dict[str, str], index: int) -> Device:
+def _total_bytes(state: dict[str, str]) -> int | None:
+    return None if state.get("memory") == "na" else simulation.number(state["total"]) * MIB
+
+
+def _device(uuid: str, state: dict[str, str], index: int) -> Device:
     return Device(
-        uuid=state["uuid"],
-        index=index,
+        uuid,
+        index,
         name=state["name"],
-        total_bytes=simulation.number(state["total"]) * MIB if state.get("memory") != "na" else None,
+        total_bytes=_total_bytes(state),
         bus_id=state.get("bus", ""),
         compute_mode=state.get("compute_mode", "default"),
         unified_memory=state.get("unified") == "1",
@@ -149,10 +137,5 @@ def _device(state: dict[str, str], index: int) -> Device:
 
 def _process(record: simulation.Record, readable: bool) -> DeviceProcess:
     keys = record.keys
-    return DeviceProcess(
-        pid=record.pid,
-        used_bytes=record.mib * MIB if readable else None,
-        kind=keys.get("kind", "C"),
-        user=keys.get("user", "?"),
-        program=keys.get("program", "?"),
-    )
+    used_bytes = record.mib * MIB if readable else None
+    return DeviceProcess(record.pid, used_bytes, keys.get("kind", "C"), keys.get("user", "?"), keys.get("program", "?"))

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import socket
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -96,16 +95,10 @@ class QueueDir:
 
     def ring(self) -> None:
         """Wake the dispatcher, if there is one, to look at a request."""
-        try:
+        with suppress(OSError):
             fd = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return
-        try:
-            os.write(fd, b"!")
-        except OSError:
-            pass
-        finally:
-            os.close(fd)
+            with os.fdopen(fd, "wb", buffering=0) as pipe:
+                pipe.write(b"!")
 
 
 def locate(path: str, state_dir: str | None = None) -> QueueDir:
@@ -130,29 +123,16 @@ def prepare(queue: QueueDir) -> None:
             os.makedirs(path, 0o700, exist_ok=True)
             status = os.stat(path)
         except OSError as error:
-            raise GpuschedError(
-                f"cannot make the queue directory: {error.strerror}",
-                where=path,
-                hint="choose another --log-dir",
-            ) from None
+            problem = f"cannot make the queue directory: {error.strerror}"
+            raise GpuschedError(problem, where=path, hint="choose another --log-dir") from None
         if status.st_uid != os.getuid():
             raise GpuschedError("belongs to another user", where=path, hint="choose another --log-dir")
     if made:  # keeps the files of the queue out of the work tree that it lies in
         with suppress(OSError):
             write_atomically(f"{queue.path}/.gitignore", b"*\n")
-    if not _is_fifo(queue.wake):
-        try:
-            os.mkfifo(queue.wake, 0o600)
-        except FileExistsError:
-            pass
+    with suppress(FileExistsError):
+        os.mkfifo(queue.wake, 0o600)
     _refuse_other_host(queue)
-
-
-def _is_fifo(path: str) -> bool:
-    try:
-        return stat.S_ISFIFO(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _refuse_other_host(queue: QueueDir) -> None:
@@ -186,26 +166,21 @@ def default_path(stem: str, source: str | None = None) -> str:
 # ---- this user's queues ----------------------------------------------------------------------------
 
 
-def _register() -> str | None:
-    """Return the directory of the list; None for a user without a home directory."""
-    try:
+def _register() -> str:
+    """Return the directory of the list; "" for a user without a home directory."""
+    with suppress(RuntimeError):
         path = platformdirs.user_state_dir("gpusched")
-    except RuntimeError:
-        return None
-    return os.path.join(path, "queues") if os.path.isabs(path) else None
+        return os.path.join(path, "queues") if os.path.isabs(path) else ""
+    return ""
 
 
 def remember(queue: QueueDir) -> None:
     """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()
-    if register is None:
-        return
     name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
-    try:
+    with suppress(OSError):
         os.makedirs(register, 0o700, exist_ok=True)
         write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
-    except OSError:
-        pass
 
 
 def list_queues(state_dir: str | None = None) -> list[QueueDir]:
@@ -213,30 +188,24 @@ def list_queues(state_dir: str | None = None) -> list[QueueDir]:
 
     The queues under ./gpusched-runs are always among them, since a home that cannot be written keeps no list.
     """
-    queues: dict[str, tuple[float, QueueDir]] = {}
-    register = _register()
-    for entry in _entries(register) if register else []:
-        if not re.fullmatch("[0-9a-f]{16}", entry.name):
-            continue
-        try:
-            with open(entry.path, "rb") as file:
-                path, _, state = os.fsdecode(file.read()).partition("\0")
-            changed_at = entry.stat().st_mtime
-        except OSError:
-            continue
-        queue = QueueDir(path, state)
-        if queue.exists():
-            queues[path] = (changed_at, queue)
-        elif not os.path.exists(path):
-            with suppress(OSError):
-                os.unlink(entry.path)
+    used_at: dict[QueueDir, float] = {}
+    for entry in _entries(_register()):
+        with suppress(OSError):
+            if re.fullmatch("[0-9a-f]{16}", entry.name):
+                with open(entry.path, "rb") as file:
+                    path, _, state = os.fsdecode(file.read()).partition("\0")
+                queue = QueueDir(path, state)
+                used_at[queue] = entry.stat().st_mtime
+                if not queue.exists() and not os.path.exists(path):
+                    os.unlink(entry.path)
+    paths = {queue.path for queue in used_at}
     for entry in _entries(DEFAULT_PARENT):
         queue = locate(entry.path, state_dir)
         with suppress(OSError):
             status = os.stat(queue.database)
-            if queue.path not in queues and status.st_uid == os.getuid():
-                queues[queue.path] = (status.st_mtime, queue)
-    return [queue for _, queue in sorted(queues.values(), key=lambda pair: pair[0], reverse=True)]
+            if queue.path not in paths and status.st_uid == os.getuid():
+                used_at[queue] = status.st_mtime
+    return sorted((queue for queue in used_at if queue.exists()), key=used_at.__getitem__, reverse=True)
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:

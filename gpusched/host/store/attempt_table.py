@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import NOTHING_USED, AttemptRow, DeviceUse, JobRow, JobState, Outcome, Usage, reshape
 from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
-from gpusched.host.store.rows import ATTEMPT, JOB, USAGE, attempt_row, devices_text, job_row, usage_columns
+from gpusched.host.store.rows import ATTEMPT, JOB, attempt_row, devices_text, job_row
+
+_OPEN = "job_id = ? AND number = ? AND ended_at IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,15 @@ def start(
             return None
         number = int(row[1]) + 1
         first = started_at if row[2] is None else row[2]
-        event = JobEvent.STARTED
-        transitions.move(store, job_id, event, JobState.QUEUED, attempts=number, first_started_at=first)
-        store.execute(
-            "INSERT INTO attempts (job_id, number, started_at, log, error_log, devices) VALUES (?, ?, ?, ?, ?, ?)",
-            (job_id, number, started_at, log, error_log, devices_text(devices)),
+        transitions.move(store, job_id, JobEvent.STARTED, attempts=number, first_started_at=first)
+        store.insert(
+            "attempts",
+            job_id=job_id,
+            number=number,
+            started_at=started_at,
+            log=log,
+            error_log=error_log,
+            devices=devices_text(devices),
         )
         return number
 
@@ -68,28 +74,24 @@ def close(
     """Close an open attempt with its end, and move its job as the verdict says; return the job's new state."""
     outcome = end.outcome
     with store.transaction():
-        store.execute(
-            "UPDATE attempts SET ended_at = ?, outcome = ?, exit_code = ?, signal = ?, cause = ?, note = ?, "
-            f"({USAGE}) = (?, ?, ?, ?, ?, ?, ?), max_rss_bytes = ?, cpu_s = ?, progress = ? "
-            "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
-            (
-                end.ended_at,
-                outcome.kind.value,
-                outcome.exit_code,
-                outcome.signal,
-                outcome.cause,
-                verdict.note or outcome.note,
-                *usage_columns(end.usage),
-                end.max_rss_bytes,
-                end.cpu_s,
-                end.progress,
-                job_id,
-                number,
-            ),
+        store.update(
+            "attempts",
+            _OPEN,
+            (job_id, number),
+            ended_at=end.ended_at,
+            outcome=outcome.kind.value,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            cause=outcome.cause,
+            note=verdict.note or outcome.note,
+            max_rss_bytes=end.max_rss_bytes,
+            cpu_s=end.cpu_s,
+            progress=end.progress,
+            **asdict(end.usage),
         )
         if verdict.event is JobEvent.SUCCEEDED:
             columns = {"cause": "", "ended_at": end.ended_at, "tries": verdict.tries}
-            return transitions.move(store, job_id, verdict.event, JobState.RUNNING, **columns)
+            return transitions.move(store, job_id, verdict.event, **columns)
         job = job_table.get(store, job_id)
         budget = job.mem_bytes if wishes.mem_bytes is None else wishes.mem_bytes
         ends = verdict.event in (JobEvent.FAILED, JobEvent.CANCELLED)
@@ -118,11 +120,8 @@ def blame_shutdown(store: Store, since: float) -> list[int]:
             (since,),
         )
         for job_id, number in rows:
-            store.execute(
-                "UPDATE attempts SET outcome = 'interrupted', note = 'ended with the shutdown' "
-                "WHERE job_id = ? AND number = ?",
-                (job_id, number),
-            )
+            key, note = (job_id, number), "ended with the shutdown"
+            store.update("attempts", "job_id = ? AND number = ?", key, outcome="interrupted", note=note)
             transitions.queue_again(store, job_id)
     return [job_id for job_id, _ in rows]
 
@@ -130,11 +129,7 @@ def blame_shutdown(store: Store, since: float) -> list[int]:
 def save_usage(store: Store, job_id: int, number: int, usage: Usage, progress: str) -> None:
     """Store what an open attempt has used so far, for the next dispatcher."""
     with store.transaction():
-        store.execute(
-            f"UPDATE attempts SET ({USAGE}) = (?, ?, ?, ?, ?, ?, ?), progress = ? "
-            "WHERE job_id = ? AND number = ? AND ended_at IS NULL",
-            (*usage_columns(usage), progress, job_id, number),
-        )
+        store.update("attempts", _OPEN, (job_id, number), progress=progress, **asdict(usage))
 
 
 def attempts(store: Store, job_id: int) -> list[AttemptRow]:
@@ -145,14 +140,10 @@ def attempts(store: Store, job_id: int) -> list[AttemptRow]:
 
 def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
     """Return every running job with its open attempt."""
-    query = f"SELECT {ATTEMPT} FROM attempts WHERE job_id = ? AND ended_at IS NULL"
-    pairs = []
-    for columns in store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"):
-        job = job_row(columns)
-        row = store.row(query, (job.id,))
-        if row is not None:
-            pairs.append((job, attempt_row(row)))
-    return pairs
+    opened = map(attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
+    attempts_by_job = {attempt.job_id: attempt for attempt in opened}
+    jobs = map(job_row, store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"))
+    return [(job, attempts_by_job[job.id]) for job in jobs if job.id in attempts_by_job]
 
 
 def last_of_name(store: Store, name: str) -> AttemptRow | None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from importlib import resources
-from types import TracebackType
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store.effects import DependencyEffects
 
 SCHEMA_VERSION = 3
-BUSY_TIMEOUT_MS = 10_000
-CACHE_KIB, LARGE_CACHE_KIB, MANY_ROWS = 2000, 32_000, 10_000
+BUSY_TIMEOUT_S = 10.0
+CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 
 
 class StoreError(GpuschedError):
@@ -37,31 +36,23 @@ class Store:
     def __init__(self, path: str, *, create: bool = False, read_only: bool = False) -> None:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
 
-        With `read_only`, a database that cannot be written is read too: directly while others work on it, else from
-        a copy in memory.
+        With `read_only`, a database that cannot be written can be read while others work on it.
         """
         self.path = path
         self.effects = DependencyEffects()
         self._in_transaction = False
-        if not create and not os.path.exists(path):
-            raise StoreError(
-                "there is no queue here",
-                where=os.path.dirname(path),
-                hint="`gpusched status` lists the queues",
-            )
-        try:
-            if create and not os.path.exists(path):
+        if not os.path.exists(path) and not create:
+            hint = "`gpusched status` lists the queues"
+            raise StoreError("there is no queue here", where=os.path.dirname(path), hint=hint)
+        with _errors_in_words(path):
+            if not os.path.exists(path):
                 _make(path)
             self._db = _open(path, read_only=read_only)
-        except sqlite3.Error as error:
-            raise _translated(error, path) from error
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -71,24 +62,28 @@ class Store:
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run one statement that changes something."""
-        try:
+        with _errors_in_words(self.path):
             return self._db.execute(statement, values)
-        except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
 
-    def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+    def execute_many(self, statement: str, rows: Iterable[Sequence[object] | Mapping[str, object]]) -> None:
         """Run one statement for each row of values."""
-        try:
+        with _errors_in_words(self.path):
             self._db.executemany(statement, rows)
-        except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+
+    def insert(self, table: str, **columns: object) -> int:
+        """Add a row, and return its number."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        cursor = self.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(columns.values()))
+        return int(cursor.lastrowid or 0)
+
+    def update(self, table: str, where: str, key: Sequence[object], **columns: object) -> int:
+        """Set columns of the rows that fulfil `where`, a condition on the values of `key`; return their number."""
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        return self.execute(f"UPDATE {table} SET {changes} WHERE {where}", (*columns.values(), *key)).rowcount
 
     def row(self, query: str, values: Sequence[object] = ()) -> Any:
         """Return the first row of the answer, or None."""
-        try:
-            return self._db.execute(query, values).fetchone()
-        except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+        return next(self.stream(query, values), None)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
         """Return the first column of the first row, or None where there is no row."""
@@ -97,17 +92,12 @@ class Store:
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Return all rows of the answer."""
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+        return list(self.stream(query, values))
 
     def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
         """Yield the rows of an answer that may be long, one by one."""
-        try:
+        with _errors_in_words(self.path):
             yield from self._db.execute(query, values)
-        except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has changed the database."""
@@ -132,11 +122,8 @@ class Store:
                 self.execute("ROLLBACK")
 
     @contextmanager
-    def large_cache(self, rows: int) -> Iterator[None]:
+    def large_cache(self) -> Iterator[None]:
         """Keep the indexes that many new rows go into, each at a random place, in memory; free it at the end."""
-        if rows < MANY_ROWS:
-            yield
-            return
         self.execute(f"PRAGMA cache_size = -{LARGE_CACHE_KIB}")
         try:
             yield
@@ -156,133 +143,62 @@ def _make(path: str) -> None:
         # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
         os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with closing(sqlite3.connect(private, isolation_level=None)) as db:
-            db.execute("BEGIN IMMEDIATE")
-            for statement in _statements(schema):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            db.execute("COMMIT")
-        os.link(private, path, follow_symlinks=False)
-    except FileExistsError:
-        pass  # somebody else has just made it
+            db.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        with suppress(FileExistsError):  # somebody else has just made it
+            os.link(private, path, follow_symlinks=False)
     finally:
-        if os.path.exists(private):
+        with suppress(FileNotFoundError):
             os.unlink(private)
 
 
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a schema (triggers hold semicolons, so SQLite says where one ends)."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
 def _open(path: str, *, read_only: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
-        db.execute("PRAGMA foreign_keys = ON")
-        if read_only:
-            db = _readable(db, path)
-        else:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-        _check_version(db, path)
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
+                where=path,
+                hint="use that version, or another --log-dir",
+            )
+        if not read_only:
+            db.executescript("PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
     except (sqlite3.Error, StoreError):
         db.close()
         raise
     return db
 
 
-def _readable(db: sqlite3.Connection, path: str) -> sqlite3.Connection:
-    """Return `db`, or a copy of it in memory where SQLite may not make the files that it needs beside it to read."""
-    try:
-        db.execute("PRAGMA user_version").fetchone()
-        return db
-    except sqlite3.OperationalError as error:
-        copy = _copy_at_rest(path) if _lacks_rights(error, path) else None
-        if copy is None:
-            raise
-    db.close()
-    return copy
-
-
-def _check_version(db: sqlite3.Connection, path: str) -> None:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
-            where=path,
-            hint="use that version, or another --log-dir",
-        )
-
-
-def _copy_at_rest(path: str) -> sqlite3.Connection | None:
-    """Copy a database that nobody uses into memory; None if somebody may be using it.
-
-    A process that uses it has a -wal file beside it, and changes the database only while that is there. So the copy is
-    whole if there was none before and after, and the file is the same.
-    """
-    from urllib.parse import quote
-
-    before = _stamp_at_rest(path)
-    if before is None:
-        return None
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as original:
-        original.backup(copy)
-    if _stamp_at_rest(path) == before:
-        return copy
-    copy.close()
-    return None
-
-
-def _stamp_at_rest(path: str) -> tuple[int, ...] | None:
-    """Return values that differ when the content of the file does; None while somebody may change it."""
-    status = os.stat(path)
-    if os.path.lexists(f"{path}-wal"):
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
 # ---- errors ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _errors_in_words(path: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(error, path) from error
 
 
 def _translated(error: sqlite3.Error, path: str) -> Exception:
     """Return SQLite's error in words for people; the error itself if it is a fault of this program."""
-    if isinstance(error, sqlite3.OperationalError):
-        return _operational(error, path)
-    if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)) or not isinstance(
-        error, sqlite3.DatabaseError
-    ):
-        return error
-    return StoreError(
-        f"is damaged ({error})",
-        where=path,
-        hint="it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)",
-        exit_code=EXIT_CANNOT_WORK,
-    )
-
-
-def _operational(error: sqlite3.OperationalError, path: str) -> StoreError:
     text = str(error)
-    if "full" in text or "disk I/O error" in text:
-        return DiskFull(
-            f"cannot be written: {text}",
-            where=path,
-            hint="make room on that disk; running jobs go on, nothing new starts until then",
-            exit_code=EXIT_CANNOT_WORK,
-        )
-    if _lacks_rights(error, path):
-        return StoreError(
-            f"you may not write to this database: {text}",
-            where=path,
-            hint="its files and their directory are not writable for you; to look at what is there: "
-            f"cp -r {shlex.quote(os.path.dirname(path))} COPY, then -q ./COPY",
-            exit_code=EXIT_CANNOT_WORK,
-        )
-    return StoreError(f"cannot be used: {text}", where=path, exit_code=EXIT_CANNOT_WORK)
+    is_own_fault = isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError))
+    if is_own_fault or not isinstance(error, sqlite3.DatabaseError):
+        return error
+    if not isinstance(error, sqlite3.OperationalError):
+        problem = f"is damaged ({text})"
+        hint = "it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)"
+    elif "full" in text or "disk I/O error" in text:
+        hint = "make room on it; running jobs go on, nothing new starts until then"
+        return DiskFull(disk_full(path, text), hint=hint, exit_code=EXIT_CANNOT_WORK)
+    elif _lacks_rights(error, path):
+        problem = f"you may not write to this database: {text}"
+        hint = "its files and their directory are not writable for you; to look at what is there: "
+        hint += f"cp -r {shlex.quote(os.path.dirname(path))} COPY, then -q ./COPY"
+    else:
+        problem, hint = f"cannot be used: {text}", ""
+    return StoreError(problem, where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
 def _lacks_rights(error: sqlite3.OperationalError, path: str) -> bool:

@@ -14,24 +14,22 @@ from gpusched.host.store import job_table
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 
+_UPSTREAM = (
+    f"SELECT kind, {JOB} FROM dependencies d JOIN members m ON m.set_id = d.set_id "
+    "JOIN jobs ON jobs.id = m.upstream_id WHERE d.job_id = ?"
+)
+
 
 def upstream(store: Store, job_id: int) -> list[tuple[str, JobRow]]:
     """Return the jobs that a job waits for, each with the kind of the wait, in the order in which it names them."""
-    query = (
-        f"SELECT kind, {JOB} FROM dependencies d JOIN members m ON m.set_id = d.set_id "
-        "JOIN jobs ON jobs.id = m.upstream_id WHERE d.job_id = ? ORDER BY d.grp, m.upstream_id"
-    )
-    return [(kind, job_row(tuple(columns))) for kind, *columns in store.rows(query, (job_id,))]
+    rows = store.rows(f"{_UPSTREAM} ORDER BY d.grp, m.upstream_id", (job_id,))
+    return [(kind, job_row(columns)) for kind, *columns in rows]
 
 
 def failed_upstream(store: Store, job_id: int) -> JobRow | None:
     """Return the first job that failed or was cancelled of those that a job waits for."""
-    query = (
-        f"SELECT {JOB} FROM dependencies d JOIN members m ON m.set_id = d.set_id "
-        "JOIN jobs ON jobs.id = m.upstream_id WHERE d.job_id = ? AND state IN ('failed', 'cancelled') LIMIT 1"
-    )
-    row = store.row(query, (job_id,))
-    return None if row is None else job_row(row)
+    row = store.row(f"{_UPSTREAM} AND state IN ('failed', 'cancelled') LIMIT 1", (job_id,))
+    return None if row is None else job_row(row[1:])
 
 
 def jobs_with_any(store: Store) -> list[int]:
@@ -58,8 +56,7 @@ def connect(store: Store, specs: Mapping[int, JobSpec], index: JobIndex) -> None
         for n, (kind, members) in enumerate(groups):
             if members not in sets:
                 sets[members] = _set_of(store, members)
-            row = (job_id, n, kind.value, sets[members])
-            store.execute("INSERT INTO dependencies VALUES (?, ?, ?, ?)", row)
+            store.insert("dependencies", job_id=job_id, grp=n, kind=kind.value, set_id=sets[members])
     store.execute("DELETE FROM sets WHERE id NOT IN (SELECT set_id FROM dependencies)")
     _refuse_cycles(store)
 
@@ -70,8 +67,7 @@ def _set_of(store: Store, members: Sequence[int]) -> int:
     stored_id = store.scalar("SELECT id FROM sets WHERE name = ?", (name,))
     if stored_id is not None:
         return int(stored_id)
-    cursor = store.execute("INSERT INTO sets VALUES (NULL, ?, ?, 0, 0, 0)", (name, len(members)))
-    set_id = int(cursor.lastrowid or 0)
+    set_id = store.insert("sets", name=name, total=len(members), succeeded=0, failed=0, cancelled=0)
     store.execute_many("INSERT INTO members VALUES (?, ?)", ((set_id, up) for up in members))
     store.execute(
         "UPDATE sets SET (succeeded, failed, cancelled) = (SELECT coalesce(sum(state = 'succeeded'), 0), "
@@ -104,9 +100,7 @@ def _refuse_cycles(store: Store) -> None:
 
 def _unknown_reference(spec: JobSpec, ref: str, names: Sequence[str]) -> GpuschedError:
     nearest = difflib.get_close_matches(ref, names, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {nearest[0]}?"
-        if nearest
-        else "a job bears name=…, or several bear tag=…; ids are those of `status`"
-    )
+    hint = "a job bears name=…, or several bear tag=…; ids are those of `status`"
+    if nearest:
+        hint = f"did you mean {nearest[0]}?"
     return GpuschedError(f"there is no job or tag {ref!r} to wait for", where=f"line {spec.line}", hint=hint)

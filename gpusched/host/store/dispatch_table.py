@@ -8,8 +8,7 @@ from gpusched.host.store.connection import Store
 def begin(store: Store, now: float) -> int:
     """Store the start of a dispatcher; return its number."""
     with store.transaction():
-        cursor = store.execute("INSERT INTO dispatches (started_at, last_seen_at) VALUES (?, ?)", (now, now))
-        return int(cursor.lastrowid or 0)
+        return store.insert("dispatches", started_at=now, last_seen_at=now)
 
 
 def touch(store: Store, dispatch: int, now: float) -> None:

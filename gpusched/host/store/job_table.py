@@ -109,7 +109,7 @@ def hold_tag(store: Store, tag: str, cause: str) -> int:
         query = "SELECT id FROM jobs WHERE state = 'queued' AND instr(',' || tags || ',', ',' || ? || ',')"
         rows = store.rows(query, (tag,))
         for (job_id,) in rows:
-            transitions.move(store, job_id, JobEvent.HELD, JobState.QUEUED, cause=cause)
+            transitions.move(store, job_id, JobEvent.HELD, cause=cause)
     return len(rows)
 
 

@@ -14,21 +14,21 @@ GROUPS_MAX = 50
 
 def times(store: Store) -> dict[str, float]:
     """Return waits of started jobs, time in attempts, time of dispatchers, and when the first of them started."""
-    wait, started = store.row(
-        "SELECT coalesce(sum(first_started_at - submitted_at), 0), count(*) FROM jobs "
-        "WHERE first_started_at IS NOT NULL"
-    )
-    job_time = store.scalar("SELECT coalesce(sum(ended_at - started_at), 0) FROM attempts WHERE ended_at IS NOT NULL")
-    runtime, start = store.row(
-        "SELECT coalesce(sum(last_seen_at - started_at), 0), coalesce(min(started_at), 0) FROM dispatches"
-    )
-    return {
-        "total_wait_time": wait,
-        "started_jobs": started,
-        "total_job_time": job_time,
-        "total_runtime": runtime,
-        "start_time": start,
+    queries = {  # rows with a time that is not there yet add nothing
+        (
+            "total_wait_time",
+            "started_jobs",
+        ): "total(first_started_at - submitted_at), count(first_started_at) FROM jobs",
+        ("total_job_time",): "total(ended_at - started_at) FROM attempts",
+        (
+            "total_runtime",
+            "start_time",
+        ): "total(last_seen_at - started_at), coalesce(min(started_at), 0) FROM dispatches",
     }
+    times: dict[str, float] = {}
+    for names, query in queries.items():
+        times.update(zip(names, store.row(f"SELECT {query}"), strict=True))
+    return times
 
 
 def item_counts(store: Store) -> list[ItemCount]:
@@ -57,10 +57,7 @@ def item_spans(store: Store, tags: Sequence[str]) -> list[Span]:
         "FROM jobs j JOIN attempts a ON a.job_id = j.id "
         "WHERE j.items > 0 AND j.tags = ? AND j.listed AND a.ended_at IS NOT NULL"
     )
-    return [
-        Span(job_id, name, items, started_at, ended_at, bool(succeeded))
-        for job_id, name, items, started_at, ended_at, succeeded in store.rows(query, (",".join(tags),))
-    ]
+    return [Span(*columns) for columns in store.rows(query, (",".join(tags),))]
 
 
 def item_seconds(store: Store, tags: Sequence[str]) -> float:

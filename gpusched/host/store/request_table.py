@@ -8,8 +8,7 @@ from gpusched.host.store.connection import Store
 def add(store: Store, kind: str, now: float) -> int:
     """Store a request; return its number."""
     with store.transaction():
-        cursor = store.execute("INSERT INTO requests (kind, created_at) VALUES (?, ?)", (kind, now))
-        return int(cursor.lastrowid or 0)
+        return store.insert("requests", kind=kind, created_at=now)
 
 
 def open_requests(store: Store) -> list[tuple[int, str, float]]:

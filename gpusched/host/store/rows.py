@@ -3,89 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind, Requirements, Usage
 
-JOB = (
-    "id, command, line, cwd, state, cause, gpus, time_limit_s, retries, tries, losses, attempts, not_before, "
-    "submitted_at, first_started_at, ended_at, cancel_requested_at, avoid, above_bytes, mem_bytes, stated_mem_bytes, "
-    "prio, name, tags, gpu_model, env, blocked, position, shape, git, listed, items"
-)
-USAGE = "samples, peak_memory_bytes, mean_memory_bytes, mean_utilisation, energy_j, peak_device_bytes, by_device"
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
+
+
+def _environment(text: str) -> tuple[tuple[bytes, bytes], ...]:
+    if text == "[]":  # of most jobs
+        return ()
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text))
+
+
+_JOB_FIELDS = [field.name for field in fields(JobRow)]  # named as the columns are
+_USAGE_FIELDS = [field.name for field in fields(Usage)]
+JOB = ", ".join(_JOB_FIELDS)
 ATTEMPT = (
-    "job_id, number, started_at, ended_at, outcome, exit_code, signal, cause, note, log, error_log, devices, "
-    f"{USAGE}, max_rss_bytes, cpu_s, progress"
+    "job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress, "
+    f"outcome, exit_code, signal, cause, note, {', '.join(_USAGE_FIELDS)}"
 )
+NEEDS = (
+    *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
+    *("name", "tags", "gpu_model", "env", "git", "items", "shape"),
+)  # the columns of a job that its requirements fill
+_read_needs = attrgetter(*NEEDS)
+_READERS: dict[str, Callable[[Any], object]] = {
+    "state": JobState,
+    "avoid": lambda text: frozenset(_words(text)),
+    "tags": _words,
+    "env": _environment,
+    "blocked": bool,
+    "listed": bool,
+}
+_JOB_READERS = [(_JOB_FIELDS.index(name), read) for name, read in _READERS.items()]
 
 
-def columns(needs: Requirements) -> tuple[object, ...]:
-    """Return the columns of a job that its requirements fill, in the order of the statements of `submission`."""
-    env = "[]"  # of most jobs
-    if needs.env:
-        env = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env])
-    return (
-        needs.cwd,
-        needs.gpus,
-        needs.time_limit_s,
-        needs.retries,
-        needs.mem_bytes,
-        needs.stated_mem_bytes or needs.mem_bytes,
-        needs.prio,
-        needs.name,
-        ",".join(needs.tags),
-        needs.gpu_model,
-        env,
-        needs.git,
-        needs.items,
-        needs.shape,
-    )
+def needs_columns(needs: Requirements) -> dict[str, object]:
+    """Return the columns NEEDS of a job with these requirements."""
+    columns = dict(zip(NEEDS, _read_needs(needs), strict=True))
+    columns["stated_mem_bytes"] = needs.stated_mem_bytes or needs.mem_bytes
+    columns["tags"] = ",".join(needs.tags)
+    env = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in needs.env]
+    columns["env"] = json.dumps(env) if env else "[]"
+    return columns
 
 
-def usage_columns(usage: Usage) -> tuple[object, ...]:
-    """Return the values of USAGE."""
-    return (
-        usage.samples,
-        usage.peak_memory_bytes,
-        usage.mean_memory_bytes,
-        usage.mean_utilisation,
-        usage.energy_j,
-        usage.peak_device_bytes,
-        usage.by_device,
-    )
+def job_row(columns: Sequence[Any]) -> JobRow:
+    """Return the job of a row of the columns JOB."""
+    values = list(columns)
+    for n, read in _JOB_READERS:
+        values[n] = read(values[n])
+    return JobRow(*values)
 
 
-def job_row(row: tuple) -> JobRow:  # type: ignore[type-arg]
-    fields = list(row)
-    fields[4] = JobState(row[4])
-    fields[17] = frozenset(row[17].split(",")) if row[17] else frozenset()
-    fields[23] = tuple(row[23].split(",")) if row[23] else ()
-    if row[25] != "[]":
-        fields[25] = tuple((a.encode("latin-1"), b.encode("latin-1")) for a, b in json.loads(row[25]))
-    else:
-        fields[25] = ()
-    fields[26] = bool(row[26])
-    fields[30] = bool(row[30])
-    return JobRow(*fields)
-
-
-def attempt_row(row: tuple) -> AttemptRow:  # type: ignore[type-arg]
-    outcome = None
-    if row[4] is not None:
-        outcome = Outcome(OutcomeKind(row[4]), exit_code=row[5], signal=row[6], cause=row[7], note=row[8])
+def attempt_row(columns: Sequence[Any]) -> AttemptRow:
+    """Return the attempt of a row of the columns ATTEMPT."""
+    job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]
+    kind, exit_code, signal, cause, note = columns[10:15]
+    usage = dict(zip(_USAGE_FIELDS, columns[15:], strict=True))
     return AttemptRow(
-        job_id=row[0],
-        number=row[1],
-        started_at=row[2],
-        ended_at=row[3],
-        outcome=outcome,
-        log=row[9],
-        error_log=row[10],
-        devices=tuple(DeviceUse(*item) for item in json.loads(row[11])),
-        usage=Usage(row[12], row[13], row[14], row[15], row[16], row[17], by_device=bool(row[18])),
-        max_rss_bytes=row[19],
-        cpu_s=row[20],
-        progress=row[21],
+        job_id=job_id,
+        number=number,
+        started_at=started_at,
+        ended_at=ended_at,
+        outcome=None if kind is None else Outcome(OutcomeKind(kind), exit_code, signal, cause, note),
+        log=log,
+        error_log=error_log,
+        devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
+        usage=Usage(**{**usage, "by_device": bool(usage["by_device"])}),
+        max_rss_bytes=max_rss_bytes,
+        cpu_s=cpu_s,
+        progress=progress,
     )
 
 

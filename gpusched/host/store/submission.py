@@ -10,7 +10,9 @@ from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, 
 from gpusched.core.model import ENDED_STATES, JobSpec, JobState, Requirements
 from gpusched.host.store import dependency_table, job_table, transitions
 from gpusched.host.store.connection import Store
-from gpusched.host.store.rows import columns
+from gpusched.host.store.rows import NEEDS, needs_columns
+
+_KEPT_NEEDS = [name for name in NEEDS if name not in ("mem_bytes", "shape")]
 
 
 def submit(
@@ -27,7 +29,7 @@ def submit(
 
     Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
     """
-    with store.large_cache(len(specs)), store.transaction():
+    with store.large_cache(), store.transaction():
         stored: list[StoredJob] = []
         first = 0
         if append:
@@ -65,12 +67,20 @@ def _insert(
     store: Store, add: Sequence[tuple[JobSpec, int]], needs: Callable[[JobSpec], Requirements], now: float
 ) -> None:
     state = next_state(None, JobEvent.SUBMITTED).value
+    names = ("command", "line", "position", "identity", "occurrence", "state", "submitted_at", *NEEDS)
     store.execute_many(
-        "INSERT INTO jobs (command, line, position, identity, occurrence, state, submitted_at, cwd, gpus, "
-        "time_limit_s, retries, mem_bytes, stated_mem_bytes, prio, name, tags, gpu_model, env, git, items, shape) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO jobs ({', '.join(names)}) VALUES (:{', :'.join(names)})",
         (
-            (spec.command, spec.line, position, identity(spec), spec.occurrence, state, now, *columns(needs(spec)))
+            {
+                "command": spec.command,
+                "line": spec.line,
+                "position": position,
+                "identity": identity(spec),
+                "occurrence": spec.occurrence,
+                "state": state,
+                "submitted_at": now,
+                **needs_columns(needs(spec)),
+            }
             for spec, position in add
         ),
     )
@@ -87,13 +97,12 @@ def _update(store: Store, keep: Sequence[tuple[int, JobSpec, int]], needs: Calla
     )
     # a budget that has grown after an out-of-memory stays, unless another one is stated now
     store.execute_many(
-        "UPDATE jobs SET command = ?1, cwd = ?2, gpus = ?3, time_limit_s = ?4, retries = ?5, "
-        "mem_bytes = CASE WHEN stated_mem_bytes = ?7 THEN mem_bytes ELSE ?6 END, stated_mem_bytes = ?7, prio = ?8, "
-        "name = ?9, tags = ?10, gpu_model = ?11, env = ?12, git = ?13, items = ?14, "
-        "shape = CASE WHEN stated_mem_bytes = ?7 AND mem_bytes <> ?6 THEN shape ELSE ?15 END "
-        "WHERE id = ?16 AND (state IN ('queued', 'held') "
+        f"UPDATE jobs SET command = :command, {', '.join(f'{name} = :{name}' for name in _KEPT_NEEDS)}, "
+        "mem_bytes = CASE WHEN stated_mem_bytes = :stated_mem_bytes THEN mem_bytes ELSE :mem_bytes END, "
+        "shape = CASE WHEN stated_mem_bytes = :stated_mem_bytes AND mem_bytes <> :mem_bytes THEN shape ELSE :shape END "
+        "WHERE id = :id AND (state IN ('queued', 'held') "
         "OR (state = 'cancelled' AND cause IN ('dependency', 'not_needed')))",
-        ((spec.command, *columns(needs(spec)), job_id) for job_id, spec, _ in keep),
+        ({"id": job_id, "command": spec.command, **needs_columns(needs(spec))} for job_id, spec, _ in keep),
     )
 
 

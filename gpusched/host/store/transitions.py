@@ -22,38 +22,21 @@ from gpusched.host.store.connection import Store
 STOPPED_FOR_OTHERS = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)  # causes of jobs that are freed by themselves
 
 
-def move(store: Store, job_id: int, event: JobEvent, expected: JobState | None = None, **columns: object) -> JobState:
-    """Apply the transition table to a job, set these columns with it, and return the new state.
-
-    `expected` spares a query where the state is known; a job in another state is then moved from that one.
-    """
-    more = "".join(f", {name} = ?" for name in columns)
-    change = f"UPDATE jobs SET state = ?{more} WHERE id = ? AND state = ?"
-    if expected is not None:
-        state = next_state(expected, event, f"job {job_id}")
-        if store.execute(change, (state.value, *columns.values(), job_id, expected.value)).rowcount:
-            _ripple(store, job_id, expected, state)
-            return state
+def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobState:
+    """Apply the transition table to a job, set these columns with it, and return the new state."""
     row = store.row("SELECT state, line FROM jobs WHERE id = ?", (job_id,))
     if row is None:
-        raise _no_such_job(job_id)
+        raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
     before = JobState(row[0])
     state = next_state(before, event, f"job {job_id}, line {row[1]}")
-    store.execute(change, (state.value, *columns.values(), job_id, before.value))
+    more = "".join(f", {name} = ?" for name in columns)
+    store.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
     _ripple(store, job_id, before, state)
     return state
 
 
-def _no_such_job(job_id: int) -> GpuschedError:
-    return GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
-
-
 def queue_again(store: Store, job_id: int) -> None:
     """Queue a job that has ended as if it were new; its budget of memory stays."""
-    row = store.row("SELECT shape, mem_bytes FROM jobs WHERE id = ?", (job_id,))
-    if row is None:
-        raise _no_such_job(job_id)
-    shape, mem_bytes = row
     move(
         store,
         job_id,
@@ -66,8 +49,9 @@ def queue_again(store: Store, job_id: int) -> None:
         not_before=0.0,
         avoid="",
         above_bytes=0,
-        shape=reshape(shape, mem_bytes, 0),
     )
+    shape, mem_bytes = store.row("SELECT shape, mem_bytes FROM jobs WHERE id = ?", (job_id,))
+    store.update("jobs", "id = ?", (job_id,), shape=reshape(shape, mem_bytes, 0))
     weigh(store, job_id)
 
 

@@ -73,7 +73,7 @@ def test_status_sees_a_full_disk_and_an_old_look(
     fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
     out = shown(capsys, "status")
-    assert "the disk of gpusched-runs/commands is full: " in out
+    assert f"the disk is full ({dispatched.place.path}): until" in out
     assert f"the disk is full ({dispatched.place.path}):\n      5" in out
     (found,) = json.loads(shown(capsys, "status", "--json"))["queues"]
     assert found["waits_for"] == f"the disk is full ({dispatched.place.path})"
