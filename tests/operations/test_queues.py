@@ -93,10 +93,8 @@ def test_what_changes_refuses_a_name_of_several(
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: -q: 2 queues have the name 'commands', and none of them is in this directory\n"
-        "  name one by its path:\n"
-        f"    {all_queues[1].place.path}\n"
-        f"    {all_queues[0].place.path}\n"
+        "gpusched: error: -q: 2 queues have the name 'commands'\n"
+        f"  name one by its path: {all_queues[1].place.path}, {all_queues[0].place.path}\n"
     )
     assert [states(each) for each in all_queues] == before
 
@@ -108,7 +106,7 @@ def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     old, new = projects.add("a"), projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = "the newest of 2 with the name commands; to choose another, name its path with -q"
+    says = "the newest of 2 with the name commands; to choose another, use -q"
     assert capsys.readouterr().err == f"gpusched: queue {new.place.path}, {says}: {old.place.path}\n"
 
 
@@ -206,7 +204,7 @@ def test_another_directory_s_queue_is_changed_only_if_it_alone_is_dispatched(
     )
     projects.live = {first.place.path, second.place.path}
     assert front.run(argv) == 2
-    assert "2 queues have a dispatcher: second, commands\n  name one of them with -q" in capsys.readouterr().err
+    assert "2 queues have a dispatcher\n  name one with -q: second, commands" in capsys.readouterr().err
     assert [states(first), states(second)] == before
     projects.live = {first.place.path}
     assert front.run(argv) in (0, 1)
