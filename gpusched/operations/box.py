@@ -12,62 +12,41 @@ from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.operations import queues
+from gpusched.operations.devices import BoxDevices
 from gpusched.operations.dispatchers import read_dispatcher
 from gpusched.operations.status import device_document
 from gpusched.views.values import ClaimLabel, DeviceReport
 
 
-class BoxReader:
-    """A reader of the GPUs of this box. Use it as a context manager: it keeps the driver open between readings."""
+def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
+    """Return every GPU that is known. Raises GpuschedError (exit 3) if there is none."""
+    counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
+    for board, name in _published_boards():
+        for item in board.devices:
+            # the queue that has a job on it, or holds it, knows best; then the newest
+            if item.device.uuid not in counted or item.job_ids or item.view.held:
+                counted[item.device.uuid] = (item, board, name)
+    rows = list(counted.values())
+    try:
+        reading = devices.read()
+    except GpuschedError:
+        if not rows or settings.simulate is not None:
+            raise
+    else:
+        here = {device.uuid: _first_look(device, reading, settings) for device in reading.devices}
+        rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
+        if not settings.simulate:
+            rows += [row for uuid, row in counted.items() if uuid not in here]
+    claims = queues.claims(settings)
+    return [DeviceReport(item, board, name, _label(claims, item.device.uuid)) for item, board, name in rows]
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._source: DeviceSource | None = None
 
-    def __enter__(self) -> BoxReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._source is not None:
-            self._source.close()
-
-    def read(self) -> list[DeviceReport]:
-        """Return every GPU that is known. Raises GpuschedError (exit 3) if there is none."""
-        counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
-        for board, name in _published_boards():
-            for item in board.devices:
-                # the queue that has a job on it, or holds it, knows best; then the newest
-                if item.device.uuid not in counted or item.job_ids or item.view.held:
-                    counted[item.device.uuid] = (item, board, name)
-        rows = list(counted.values())
-        reading = self._read(needed=not rows or self._settings.simulate is not None)
-        if reading is not None:
-            here = {device.uuid: self._first_look(device, reading) for device in reading.devices}
-            rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
-            if not self._settings.simulate:
-                rows += [row for uuid, row in counted.items() if uuid not in here]
-        claims = queues.claims(self._settings)
-        return [DeviceReport(item, board, name, _label(claims, item.device.uuid)) for item, board, name in rows]
-
-    def _read(self, *, needed: bool) -> Reading | None:
-        """Return a reading; None if there is none and the boards of the dispatchers do without it."""
-        try:
-            if self._source is None:
-                self._source = device_source.open_source(self._settings.simulate)
-            return device_source.read_once(self._source)
-        except GpuschedError:
-            if needed:
-                raise
-            return None
-
-    def _first_look(self, device: Device, reading: Reading) -> BoardDevice:
-        sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
-        known = observe.first_look(device, sample, observe.criteria(self._settings, max_checks=1))
-        return BoardDevice(device, observe.device_view(device, known))
+def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
+    sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
+    known = observe.first_look(device, sample, observe.criteria(settings, max_checks=1))
+    return BoardDevice(device, observe.device_view(device, known))
 
 
 def _label(claims: Claims | None, uuid: str) -> ClaimLabel | None:

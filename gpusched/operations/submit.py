@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import mask_secrets
@@ -20,6 +21,8 @@ from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
+
+T = TypeVar("T")
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -68,10 +71,15 @@ def _stream_name(pid: int) -> str:
 
 def _owner(queue_dir: QueueDir) -> bytes | None:
     """Return the list that a queue belongs to; None if it belongs to none, or does not exist."""
+    return _read(queue_dir, meta_table.source, None)
+
+
+def _read(queue_dir: QueueDir, read: Callable[[Store], T], default: T) -> T:
+    """Return what `read` finds in the database of a queue, or the default if there is no such queue."""
     if not queue_dir.exists():
-        return None
+        return default
     with Store(queue_dir.database) as store:
-        return meta_table.source(store)
+        return read(store)
 
 
 def _make(queue_dir: QueueDir, source: Source) -> bool:
@@ -120,10 +128,9 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
 
     So a start that states less, from cron or retyped, lifts no limit of the one that runs.
     """
-    if not queue_dir.exists() or queue_dir.dispatcher() is None:
+    if queue_dir.dispatcher() is None:
         return loaded.settings
-    with Store(queue_dir.database) as store:
-        text = meta_table.read(store, "settings")
+    text = _read(queue_dir, lambda store: meta_table.read(store, "settings"), None)
     if text is None:
         return loaded.settings
     stated = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
@@ -160,20 +167,11 @@ def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> 
 
     `data` is the text of the list, and `name` its name, for the message.
     """
-    known: set[str] = set()
-    if queue_dir.exists():
-        with Store(queue_dir.database) as store:
-            known = job_table.names(store)
-    wrong = dependencies.check(jobs.specs, data, known=known)
+    wrong = dependencies.check(jobs.specs, data, known=_read(queue_dir, job_table.names, set()))
     if wrong:
         raise refusal(wrong, name)
 
 
 def has_work(queue_dir: QueueDir) -> bool:
     """Return True if a dispatcher works on the queue, or jobs of it wait or run."""
-    if not queue_dir.exists():
-        return False
-    if queue_dir.dispatcher() is not None:
-        return True
-    with Store(queue_dir.database) as store:
-        return job_table.has_work(store)
+    return queue_dir.dispatcher() is not None or _read(queue_dir, job_table.has_work, False)

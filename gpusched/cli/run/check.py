@@ -46,5 +46,6 @@ def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool,
         from gpusched.views.check import page
 
         rows = [(spec.line, checks.attributes_text(spec), spec.command) for spec in checked.specs]
-        print_page(page(rows, checks.findings_text(checked, verbose=verbose), checked.counts, checked.refusal))
+        findings = checks.findings_text(checked.findings, checked.name, verbose=verbose)
+        print_page(page(rows, findings, checked.counts, checked.refusal))
     return EXIT_USAGE if checked.refusal else EXIT_OK
