@@ -33,18 +33,16 @@ SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 class Queue:
     """One queue, opened: submit jobs to it, dispatch it. A context manager that closes its database."""
 
-    def __init__(self, queue_dir: QueueDir, settings: Settings | None = None) -> None:
+    def __init__(self, queue_dir: QueueDir) -> None:
         """Open a queue that exists. Raises GpuschedError otherwise."""
         self.queue_dir = queue_dir
-        self.settings = settings or Settings()
         self.store = Store(queue_dir.database)
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
     def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
         """Open the queue of a list (a file, "-", or a typed command), and make it if it does not exist."""
-        settings = settings or Settings()
-        return cls(make_queue_dir(source, settings), settings)
+        return cls(make_queue_dir(source, settings or Settings()))
 
     def __enter__(self) -> Queue:
         return self

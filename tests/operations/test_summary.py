@@ -9,7 +9,6 @@ import pytest
 
 from gpusched.api import Queue
 from gpusched.cli.run.session import print_summary
-from gpusched.config.settings import Settings
 from gpusched.core.model import JobSpec, Requirements
 from gpusched.host.store import submission
 from tests.support.command_line import Capture
@@ -19,7 +18,7 @@ from tests.support.sample import EXIT_3, NOW, Sample9
 
 @pytest.fixture
 def ended(sample: Sample9) -> Iterator[Queue]:
-    with Queue(sample.place, Settings()) as queue:
+    with Queue(sample.place) as queue:
         yield queue
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     cls=SettingsCommand,
     epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
-@run_options
 @source_arguments
+@run_options
 @click.option("--force", is_flag=True, help="Run the list despite errors that can be forced.")
 @click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
 def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from gpusched.common.errors import GpuschedError
+from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -40,6 +41,7 @@ def source_arguments(callback: F) -> F:
     def wrapper(
         *args: Any, file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, **kwargs: Any
     ) -> Any:
+        working_directory()
         return callback(*args, source=read_job_source(file, command, parameters, each), **kwargs)
 
     return cast(F, wrapper)
