@@ -47,53 +47,35 @@ def find_queue(
     the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
+    own = [queue for queue in known if _is_here(queue)]
     if name:
-        queue_dir, why = _named(name, known, state_dir, to_change=to_change)
+        candidates = _matches(name, known, state_dir)
+        if not candidates:
+            hint = f"known here: {_names(known, known)}" if known else "start one with `gpusched run FILE`"
+            raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
+        is_unclear, is_expected = len(candidates) > 1, os.sep in name or _is_here(candidates[0])
+        kind = " with this name"
     elif known:
-        queue_dir, why = _unnamed(known, to_change=to_change)
+        live = [queue for queue in own or known if queue.dispatcher() is not None]
+        candidates = live or own or known
+        is_unclear, is_expected = len(live) > 1 or not (live or own), len(known) == 1 and bool(own)
+        kind = " in this directory" if own and len(own) < len(known) else ""
+        kind += " with a dispatcher" if live else ""
     else:
         raise GpuschedError(
             "there is no queue yet",
             hint="start one with `gpusched run FILE`, or name its directory with -q",
             exit_code=EXIT_CANNOT_WORK,
         )
-    if why:
-        label = queue_name(queue_dir, known) if _is_here(queue_dir) else queue_dir.path
-        notify(f"queue {label}, {why}")
-    return queue_dir
-
-
-def _named(name: str, known: Sequence[QueueDir], state_dir: str | None, *, to_change: bool) -> tuple[QueueDir, str]:
-    """Return the queue of this name, and why this one; "" where nobody would expect another."""
-    matches = _matches(name, known, state_dir)
-    if not matches:
-        hint = f"known here: {_names(known, known)}" if known else "start one with `gpusched run FILE`"
-        raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
-    if len(matches) > 1 and to_change:
-        hint = f"name one by its path: {_names(matches, known)}"
-        raise GpuschedError(f"{len(matches)} queues have the name {name!r}", where="-q", hint=hint)
-    if len(matches) > 1:
-        others = _names(matches[1:], known)
-        return matches[0], f"the newest of {len(matches)} with the name {name}; to choose another, use -q: {others}"
-    is_elsewhere = os.sep not in name and not _is_here(matches[0])
-    return matches[0], "which is in another directory" if is_elsewhere else ""
-
-
-def _unnamed(known: Sequence[QueueDir], *, to_change: bool) -> tuple[QueueDir, str]:
-    """Choose among the queues of this directory, else among all: the one with a dispatcher, else the newest."""
-    own = [queue for queue in known if _is_here(queue)]
-    live = [queue for queue in own or known if queue.dispatcher() is not None]
-    among = live or own or known
-    if to_change and len(live) > 1:
-        raise GpuschedError(f"{len(live)} queues have a dispatcher", hint=f"name one with -q: {_names(live, known)}")
-    if to_change and not own and not live:
-        what = "there is no queue in this directory, and no other one has a dispatcher"
-        raise GpuschedError(what, hint=f"name one with -q: {_names(known, known)}")
-    if len(known) == 1 and own:
-        return known[0], ""
-    which = f"the {'only' if len(among) == 1 else 'newest'} one"
-    here = " in this directory" if own and len(own) < len(known) else ""
-    return among[0], f"{which}{here}{' with a dispatcher' if live else ''}; to choose another, name it with -q"
+    choice = candidates[0]
+    if to_change and is_unclear:
+        hint = f"name one with -q: {_names(candidates, known)}"
+        raise GpuschedError("it is not clear which queue is meant", hint=hint)
+    if is_unclear or not is_expected:
+        label = queue_name(choice, known) if _is_here(choice) else choice.path
+        which = "newest" if len(candidates) > 1 else "only"
+        notify(f"queue {label}, the {which} one{kind}; to choose another, name it with -q")
+    return choice
 
 
 def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:

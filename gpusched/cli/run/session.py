@@ -48,7 +48,7 @@ def session(
     return RunSession(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
-        summarize=lambda queue, code: _summarize(queue, code, options, read_details),
+        summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "",
         feed=feed,
         follow=follow,
@@ -69,29 +69,27 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
     return EventLines(out, quiet=options.quiet)
 
 
-def _summarize(
-    queue: Queue, code: int, options: RunOptions, read_details: Callable[[Queue], GroupDetails] | None
+def print_summary(
+    queue: Queue, code: int, *, as_json: bool, read_details: Callable[[Queue], GroupDetails] | None = None
 ) -> None:
-    """Print the summary. A terminal or a reader that is gone does not change the exit code."""
+    """Print one block for people, or one JSON document. `read_details` adds results of a feature.
+
+    A terminal or a reader that is gone does not change the exit code.
+    """
+    from gpusched.operations.summary import summarize_run, summary_document
+
     try:
         details = None if read_details is None else read_details(queue)
-        print_summary(queue, code, as_json=options.as_json, details=details)
+        summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
+        if as_json:
+            print_json(summary_document(summary))
+        else:
+            from gpusched.views.summary import summary_page
+
+            print_page(summary_page(summary))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)
-
-
-def print_summary(queue: Queue, code: int, *, as_json: bool, details: GroupDetails | None = None) -> None:
-    """Print one block for people, or one JSON document. `details`: results of a feature."""
-    from gpusched.operations.summary import summarize_run, summary_document
-
-    summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
-    if as_json:
-        print_json(summary_document(summary))
-        return
-    from gpusched.views.summary import summary_page
-
-    print_page(summary_page(summary))
 
 
 def print_dry_run(dry_run: DryRun, options: RunOptions) -> int:
