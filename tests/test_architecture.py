@@ -31,7 +31,7 @@ class Row:
 TABLE = (
     Row("", ()),
     Row("__main__", ("cli.main",)),
-    Row("common.hub_headers", ("common.*",), ("huggingface_hub",)),
+    Row("common.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
     Row("config.*", ("config.*", "core.*", "common.*"), ("yaml", "platformdirs")),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpusched.common.errors import GpuschedError
 from gpusched.esd.options import AnalysisOptions
 
 from .fit.metrics import entropy, matrix_rank, norms
@@ -25,16 +26,12 @@ class NoDevice(Exception):
     """The requested device does not exist here."""
 
 
-class NoCuda(NoDevice):
-    """This PyTorch can use no GPU at all."""
-
-
 def choose_device(name: str) -> torch.device:
-    """Return the device of this name; for auto, the GPU if there is one. Raises NoCuda, or NoDevice."""
+    """Return the device of this name; for auto, the GPU if there is one. Raises NoDevice, or GpuschedError."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.backends.cuda.is_built():
-        raise NoCuda("this PyTorch is built without CUDA; install one that has it, or use --device cpu")
+        raise GpuschedError("this PyTorch is built without CUDA", hint="install one that has it, or use --device cpu")
     device = torch.device("cuda" if name == "auto" else name)
     try:
         torch.zeros(1, device=device)

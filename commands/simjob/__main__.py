@@ -10,14 +10,11 @@ import contextlib
 import json
 import os
 import pwd
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from gpusched.common import simulation
-
-from .audit import print_audit
 
 LOOK_S = 0.1  # interval at which a running job checks that its GPU is still there
 
@@ -48,13 +45,16 @@ def visible_devices(directory: str, environment: Mapping[str, str]) -> list[int]
 class SimulatedJob:
     """The memory of this process on its GPUs."""
 
-    def __init__(self, directory: str, gpus: Sequence[int], args: argparse.Namespace, holder: str) -> None:
+    def __init__(self, directory: str, gpus: Sequence[int], args: argparse.Namespace) -> None:
         self.directory = directory
         self.gpus = gpus
         self.args = args
-        self.holder = holder
+        self.holder = _holder(is_colleague=args.device is not None)
         self.name = simulation.own_name()
         self.mib = 0
+
+    def state(self, n: int) -> dict[str, str]:
+        return simulation.read_keys(_state_path(self.directory, n))
 
     def record_path(self, n: int) -> str:
         return os.path.join(simulation.gpu_path(self.directory, n), "p", self.name)
@@ -67,7 +67,7 @@ class SimulatedJob:
         self.mib = mib
 
     def _grow_on(self, ordinal: int, n: int, mib: int) -> None:
-        state = simulation.read_keys(_state_path(self.directory, n))
+        state = self.state(n)
         _check_health(state, started=self.mib > 0)
         holders = simulation.holders(self.directory, n, self._release_ms())
         rivals = [record for record in holders if record.name != self.name]
@@ -118,7 +118,7 @@ class SimulatedJob:
         while True:
             if self.args.device is None:
                 for n in self.gpus:
-                    _check_health(simulation.read_keys(_state_path(self.directory, n)), started=True)
+                    _check_health(self.state(n), started=True)
             rest = end - time.monotonic()
             if rest <= 0:
                 return
@@ -130,10 +130,10 @@ class SimulatedJob:
         return simulation.number(simulation.read_keys(os.path.join(self.directory, "box")).get("release_ms"))
 
 
-def _identity(colleague: bool) -> str:
-    """Return the holder of the memory: the attempt, or this process and its children without a scheduler."""
+def _holder(is_colleague: bool) -> str:
+    """Return the holder of the memory: the attempt, or this process without a scheduler."""
     words = [os.environ.get(f"GPUSCHED_{word}", "") for word in ("QUEUE", "JOB_ID", "ATTEMPT")]
-    return "/".join(words) if words[1] and not colleague else simulation.own_name()
+    return "/".join(words) if words[1] and not is_colleague else simulation.own_name()
 
 
 def _state_path(directory: str, n: int) -> str:
@@ -160,12 +160,11 @@ def _out_of_memory(ordinal: int, want: int, total: int, free: int, mine: int) ->
 def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     """Run the job from its start to its end."""
     steps = max(1, int(args.ramp / LOOK_S)) if args.ramp else 1
-    share = args.mem // (args.children + 1)
     for step in range(1, steps + 1):
-        job.grow(share * step // steps)
+        job.grow(args.mem * step // steps)
         if step == 1:
             where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
-            print(f"simjob: pid {os.getpid()} on {where}, {share} MiB", flush=True)
+            print(f"simjob: pid {os.getpid()} on {where}, {args.mem} MiB", flush=True)
         job.stay(args.ramp / steps)
     if not args.steps:
         job.stay(args.hold)
@@ -174,17 +173,13 @@ def play(job: SimulatedJob, args: argparse.Namespace) -> None:
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
         _write_progress(step, args.steps)
     if args.oom:
-        total = max((simulation.number(_total(job, n)) for n in job.gpus), default=0)
-        raise CudaError(_out_of_memory(0, 2048, total, 1024, job.mib))
+        total = job.state(job.gpus[0])["total"] if job.gpus else ""
+        raise CudaError(_out_of_memory(0, 2048, simulation.number(total), 1024, job.mib))
     if args.lose:
         for n in job.gpus:
             simulation.change_keys(_state_path(job.directory, n), fail="lost")
             simulation.log(job.directory, "lost", gpu=n, name=job.name)
         job.stay(0)
-
-
-def _total(job: SimulatedJob, n: int) -> str | None:
-    return simulation.read_keys(_state_path(job.directory, n)).get("total")
 
 
 def _write_progress(step: int, total: int) -> None:
@@ -196,46 +191,23 @@ def _write_progress(step: int, total: int) -> None:
         os.replace(f"{path}.{os.getpid()}", path)
 
 
-def run(directory: str, gpus: Sequence[int], args: argparse.Namespace) -> int:
-    """Run the job with its children. Return the exit status."""
-    holder = _identity(colleague=args.device is not None)
-    sys.stdout.flush()
-    children: list[int] = []
-    for _ in range(args.children):
-        child = os.fork()
-        if child == 0:
-            args.steps = 0
-            os._exit(_run_one(SimulatedJob(directory, gpus, args, holder)))
-        children.append(child)
-    status = _run_one(SimulatedJob(directory, gpus, args, holder))
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGTERM if status else 0)
-        os.waitpid(child, 0)
-    return status
-
-
-def _run_one(job: SimulatedJob) -> int:
+def run(job: SimulatedJob, args: argparse.Namespace) -> int:
+    """Run the job, and give its memory back. Return the exit status."""
     try:
-        play(job, job.args)
+        play(job, args)
     except CudaError as error:
-        print("Traceback (most recent call last):", file=sys.stderr)
-        print(f'  File "train.py", line 1, in <module>\n{error}', file=sys.stderr, flush=True)
+        print(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}', file=sys.stderr)
         return 1
     finally:
         job.release()
-    status: int = job.args.exit
+    status: int = args.exit
     return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    if args.audit:
-        return print_audit(args.audit)
-    if args.ignore_term:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if args.mem == 0:
-        return run("", [], args)
+        return run(SimulatedJob("", [], args), args)
     try:
         is_job = simulation.ENV_DIRECTORY in os.environ  # started by hand, it uses the setting
         spec = args.simulation or (None if is_job else os.environ.get("GPUSCHED_SIMULATE"))
@@ -251,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not gpus:
         print("RuntimeError: No CUDA GPUs are available", file=sys.stderr)
         return 1
-    return run(directory, gpus, args)
+    return run(SimulatedJob(directory, gpus, args), args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -263,21 +235,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--exit", type=int, default=0, metavar="CODE", help="exit status")
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
     add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")
-    add(
-        "--children",
-        type=int,
-        default=0,
-        metavar="N",
-        help="divide the memory among this process and N child processes",
-    )
-    add("--ignore-term", action="store_true", help="ignore SIGTERM")
     add("--oom", action="store_true", help="run out of memory at the end")
     add("--lose", action="store_true", help="lose the GPU at the end")
     add("--leak", type=float, default=0.0, metavar="S", help="free the memory S seconds after the end")
     add("--device", type=int, metavar="N", help="be another user's process on GPU N, whatever the mask is")
     add("--user", default=_own_user(), metavar="NAME", help="owner of the process")
     add("--simulation", metavar="DIR|SPEC", help="the simulation (default: GPUSCHED_SIMULATION, which jobs get)")
-    add("--audit", metavar="DIR", help="only report jobs that met on a GPU; exit 1 if there are any")
     return parser
 
 

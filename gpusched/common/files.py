@@ -1,8 +1,12 @@
-"""Write files whole or not at all, and make changes of directories survive a power cut."""
+"""Write files whole or not at all, make changes of directories survive a power cut, and read JSON objects."""
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
+
+LARGEST_JSON_BYTES = 64 << 20
 
 
 def sync_directory(path: str) -> None:
@@ -32,3 +36,13 @@ def write_atomically(
         raise
     os.close(fd)
     os.rename(temporary, path)
+
+
+def read_json_object(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none that can be read, or if it is larger than 64 MiB."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            fields = json.loads(file.read(LARGEST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -33,38 +33,32 @@ def boot_id() -> str:
 def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     """Return the pids of live processes whose environment has every `NAME=value` of `marker`, the oldest first."""
     marked: list[tuple[int, int]] = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in _pids():
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
+            with open(f"/proc/{pid}/environ", "rb") as file:
                 environment = set(file.read().split(b"\0"))
         except OSError:
             continue
-        if environment.issuperset(marker) and (began := process_start(int(name))) is not None:
-            marked.append((began, int(name)))
+        if environment.issuperset(marker) and (began := process_start(pid)) is not None:
+            marked.append((began, pid))
     return [pid for _, pid in sorted(marked)]
 
 
 def descendants(root: int) -> list[int]:
     """Return the pids of live processes whose chain of parents leads to `root`, each after its parent."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = process_stat(int(name))
-            if fields is not None and fields[0] not in ("Z", "X"):
-                parents[int(name)] = int(fields[1])
-    found: list[int] = []
-    known = {root}
-    grew = True
-    while grew:
-        grew = False
-        for pid, parent in parents.items():
-            if parent in known and pid not in known:
-                known.add(pid)
-                found.append(pid)
-                grew = True
-    return found
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        fields = process_stat(pid)
+        if fields is not None and fields[0] not in ("Z", "X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    family = [root]  # grows while it is read
+    for pid in family:
+        family += children.pop(pid, ())
+    return family[1:]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def send_signal(pid: int, number: int, start_ticks: int | None = None) -> bool:

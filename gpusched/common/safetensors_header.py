@@ -73,9 +73,8 @@ def read_header_of(fd: int) -> SafetensorsHeader:
     if not stat.S_ISREG(status.st_mode):
         raise HeaderError("is no regular file")
     length = _header_length(os.pread(fd, 64, 0), status.st_size)
-    data = _read(fd, length)
     try:
-        fields = json.loads(data)
+        fields = json.loads(os.pread(fd, length, 8))
     except (ValueError, RecursionError):
         raise HeaderError("is damaged: its header is not JSON") from None
     if not isinstance(fields, dict):
@@ -103,18 +102,6 @@ def _header_length(start: bytes, file_bytes: int) -> int:
     if 8 + length > file_bytes:
         raise HeaderError(f"is cut: its header has {length:,} bytes, the file {file_bytes:,}")
     return length
-
-
-def _read(fd: int, length: int) -> bytearray:
-    data = bytearray(length)
-    view = memoryview(data)
-    done = 0
-    while done < length:
-        count = os.preadv(fd, [view[done:]], 8 + done)
-        if not count:
-            raise HeaderError("is cut: it became shorter while it was read")
-        done += count
-    return data
 
 
 def _entry(name: str, field: Any, start: int, file_bytes: int) -> TensorEntry:

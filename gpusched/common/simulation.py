@@ -1,10 +1,10 @@
 """The files of a simulation: its GPUs, and the processes that hold their memory. Standard library only.
 
-A simulation is a directory that all its processes share. Of gpusched, simjob imports this module alone.
+A simulation is a directory that all its processes share.
 
     box               key=value: spec; optional: fail=TEXT (nothing answers), release_ms
     lock              locked while a program reads the free memory and takes some
-    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit
+    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit of the tests
     gpuN/state        key=value: uuid name total bus, and what anybody may change at any time
     gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign leak_ms
 
@@ -14,6 +14,7 @@ In key=value files the last line of a key wins, so `echo fail=lost >> gpu2/state
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
+
+from gpusched.common.files import write_atomically
+from gpusched.common.processes import process_start
 
 ENV_DIRECTORY = "GPUSCHED_SIMULATION"  # the directory; jobs get it
 MAX_GPUS = 64
@@ -77,13 +81,7 @@ def parse_spec(spec: str) -> list[str]:
 
 def spec_name(models: list[str]) -> str:
     """Return the normal form of a spec, which also names the directory."""
-    parts: list[tuple[str, int]] = []
-    for model in models:
-        if parts and parts[-1][0] == model:
-            parts[-1] = (model, parts[-1][1] + 1)
-        else:
-            parts.append((model, 1))
-    return "+".join(f"{count}x{model}" for model, count in parts)
+    return "+".join(f"{len(list(group))}x{model}" for model, group in itertools.groupby(models))
 
 
 def locate(simulate: str | None, environment: Mapping[str, str]) -> str:
@@ -92,14 +90,13 @@ def locate(simulate: str | None, environment: Mapping[str, str]) -> str:
     `simulate` is a spec or the path of a simulation; without it, GPUSCHED_SIMULATION is the path.
     """
     inherited = environment.get(ENV_DIRECTORY, "")
-    if simulate and (os.sep in simulate or is_simulation(simulate)):
-        if not is_simulation(simulate):
-            raise ValueError(f"no simulation in {simulate}; use a number of GPUs such as 4 or 4xA100")
-        return os.path.abspath(simulate)
-    if not simulate:
-        if not is_simulation(inherited):
-            raise ValueError(f"no simulation in {inherited}" if inherited else f"{ENV_DIRECTORY} is not set")
-        return os.path.abspath(inherited)
+    if not simulate and not inherited:
+        raise ValueError(f"{ENV_DIRECTORY} is not set")
+    path = simulate or inherited
+    if not simulate or os.sep in path or is_simulation(path):
+        if not is_simulation(path):
+            raise ValueError(f"no simulation in {path}; use a number of GPUs such as 4 or 4xA100")
+        return os.path.abspath(path)
     models = parse_spec(simulate)
     directory = os.path.abspath(inherited) if inherited else os.path.join(_home(), spec_name(models))
     create(directory, models)
@@ -159,24 +156,16 @@ def gpu_numbers(directory: str) -> list[int]:
 def read_keys(path: str) -> dict[str, str]:
     """Read the keys of a file; empty if there is no file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return dict(line.split("=", 1) for line in file.read().splitlines() if "=" in line)
     except OSError:
         return {}
-    try:
-        text = os.read(fd, 1 << 16).decode("utf-8", "surrogateescape")
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def write_keys(path: str, keys: Mapping[str, object]) -> None:
     """Replace a file in one step, so that no reader sees a part of it."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.writelines(f"{key}={' '.join(str(value).split())}\n" for key, value in keys.items())
-    os.rename(temporary, path)
+    text = "".join(f"{key}={' '.join(str(value).split())}\n" for key, value in keys.items())
+    write_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 
 def change_keys(path: str, **changes: object) -> None:
@@ -196,24 +185,8 @@ def number(text: str | None) -> int:
 # ---- processes -------------------------------------------------------------------------------------
 
 
-def start_time(pid: int) -> int | None:
-    """Return the kernel's start time of a live process; None if it is gone or a zombie."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, 4096)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    fields = text[text.rfind(b")") + 2 :].split(None, 20)
-    return None if len(fields) < 20 or fields[0] in b"ZX" else int(fields[19])
-
-
 def own_name() -> str:
-    return f"{os.getpid()}-{start_time(os.getpid())}"
+    return f"{os.getpid()}-{process_start(os.getpid())}"
 
 
 def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
@@ -224,11 +197,10 @@ def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
         pid, _, start = name.partition("-")
         if not (pid.isdigit() and start.isdigit()):
             continue
-        path = os.path.join(folder, name)
-        keys = read_keys(path)
+        keys = read_keys(os.path.join(folder, name))
         if not keys:
             continue
-        alive = start_time(int(pid)) == int(start)
+        alive = process_start(int(pid)) == int(start)
         if alive or not _remove_dead(directory, n, name, max(release_ms, number(keys.get("leak_ms")))):
             records.append(Record(name, int(pid), alive, keys))
     return records
@@ -247,7 +219,7 @@ def _remove_dead(directory: str, n: int, name: str, delay_ms: int) -> bool:
         since = time.time()
         log(directory, "dead", gpu=n, name=name)
         if delay_ms:
-            os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            open(stamp, "ab").close()
     if (time.time() - since) * 1000 < delay_ms:
         return False
     for victim in (path, stamp):
@@ -259,20 +231,13 @@ def _remove_dead(directory: str, n: int, name: str, delay_ms: int) -> bool:
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
     """Hold the simulation's lock, which ends with the process."""
-    fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.lockf(fd, os.F_LOCK, 0)
+    with open(os.path.join(directory, "lock"), "ab") as file:
+        os.lockf(file.fileno(), os.F_LOCK, 0)
         yield
-    finally:
-        os.close(fd)
 
 
 def log(directory: str, event: str, **keys: object) -> None:
     """Append one event in a single write, so that lines never mix."""
     line = json.dumps({"t": round(time.time(), 6), "event": event, **keys}) + "\n"
-    path = os.path.join(directory, "events.log")
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
+    with open(os.path.join(directory, "events.log"), "ab", buffering=0) as file:
+        file.write(line.encode())

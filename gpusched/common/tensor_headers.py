@@ -5,23 +5,20 @@ Directories and files of this machine are read here; `gpusched.common.hub_header
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gpusched.common.files import read_json_object
 from gpusched.common.safetensors_header import HeaderError, read_header
-
-CONFIG_LIMIT_BYTES = 64 << 20
-MOST_FILES = 2000
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
-_REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
+_REPOSITORY = re.compile(r"(?!.*\.\.)[\w.-]+(?:/[\w.-]+)?", re.ASCII)
 
 
 class TensorShape(NamedTuple):
@@ -47,70 +44,32 @@ def read(model: str) -> Shapes | None:
         return read_directory(model)
     if os.path.isfile(model):
         return _read_files([model])
-    is_name = _REPOSITORY.fullmatch(model) is not None and ".." not in model
-    return None if is_name else Shapes(why_not="there is no such directory")
+    return None if _REPOSITORY.fullmatch(model) else Shapes(why_not="there is no such directory")
 
 
 def read_directory(path: str) -> Shapes:
     """Return the shapes of the model in a directory; of an adapter, the name of its base."""
-    try:
-        names = sorted(os.listdir(path))
-        if ADAPTER_CONFIG in names and WEIGHTS not in names and INDEX not in names:
-            base = _read_json(f"{path}/{ADAPTER_CONFIG}").get("base_model_name_or_path")
-            return Shapes(base=base if isinstance(base, str) else "", why_not="it is an adapter")
-        files = _weight_files(path, names)
-    except OSError as error:
-        return Shapes(why_not=_in_words(error))
-    except (ValueError, RecursionError) as error:
-        return Shapes(why_not=str(error) or "its settings cannot be read")
-    return _read_files(f"{path}/{name}" for name in files)
-
-
-def _weight_files(path: str, names: list[str]) -> list[str]:
+    names = os.listdir(path) if os.access(path, os.R_OK) else []
+    if ADAPTER_CONFIG in names and WEIGHTS not in names and INDEX not in names:
+        base = read_json_object(f"{path}/{ADAPTER_CONFIG}").get("base_model_name_or_path")
+        return Shapes(base=base if isinstance(base, str) else "", why_not="it is an adapter")
     if INDEX in names:
-        weights = _read_json(f"{path}/{INDEX}").get("weight_map")
-        files = sorted(set(map(str, weights.values()))) if isinstance(weights, dict) else []
-        if not files or any(os.path.basename(name) != name for name in files):
-            raise ValueError(f"{INDEX} names no files beside it")
-    elif WEIGHTS in names:
-        files = [WEIGHTS]
+        places = read_json_object(f"{path}/{INDEX}").get("weight_map")
+        files = {os.path.basename(str(name)) for name in places.values()} if isinstance(places, dict) else set()
     else:
-        files = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    if not files:
-        raise ValueError("its weights are not in safetensors files")
-    if len(files) > MOST_FILES:
-        raise ValueError(f"it has more than {MOST_FILES} files")
-    return files
+        files = {WEIGHTS} if WEIGHTS in names else {name for name in names if name.endswith(".safetensors")}
+    return _read_files(f"{path}/{name}" for name in sorted(files))
 
 
 def _read_files(paths: Iterable[str]) -> Shapes:
     tensors: dict[str, TensorShape] = {}
     for path in paths:
+        name = os.path.basename(path)
         try:
             header = read_header(path)
         except OSError as error:
-            return Shapes(why_not=_in_words(error))
+            return Shapes(why_not=f"{name} cannot be read: {error.strerror}")
         except HeaderError as error:
-            return Shapes(why_not=f"{os.path.basename(path)} {error}")
+            return Shapes(why_not=f"{name} {error}")
         tensors |= {name: TensorShape(name, entry.shape, entry.dtype) for name, entry in header.tensors.items()}
-    return Shapes(tuple(tensors.values()), why_not="" if tensors else "it has no tensors")
-
-
-def _in_words(error: OSError) -> str:
-    return f"{os.path.basename(str(error.filename or 'a file'))} cannot be read: {error.strerror}"
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for any other content, or for too much of it."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        data = file.read(CONFIG_LIMIT_BYTES + 1)
-    name = os.path.basename(path)
-    if len(data) > CONFIG_LIMIT_BYTES:
-        raise ValueError(f"{name} is too large")
-    try:
-        fields = json.loads(data)
-    except ValueError:
-        raise ValueError(f"{name} is not JSON") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{name} holds no JSON object")
-    return fields
+    return Shapes(tuple(tensors.values()), why_not="" if tensors else "it has no tensors in safetensors files")

@@ -60,10 +60,7 @@ _IN_PLACE = (
 def mask_secrets(text: str) -> str:
     """Replace passwords, tokens and keys by `***`. A variable such as `$HF_TOKEN` stays readable."""
     lowered = text.lower()
-    for mark in _GATE:
-        if mark in lowered:
-            break
-    else:
+    if not any(mark in lowered for mark in _GATE):
         return text
     text = _mask_named(text)
     for pattern, replacement in _IN_PLACE:

@@ -9,26 +9,22 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from gpusched.common.errors import EXIT_USAGE, GpuschedError
+from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import nearest
-from gpusched.config.settings import ENV_PREFIX, SETTINGS, Setting, Settings
-
-if TYPE_CHECKING:
-    import yaml
+from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
+from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
 
 SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
 
 # Variables that gpusched gives to jobs, or that its tests read: no settings, and no warning for them.
-NOT_SETTINGS = frozenset(
-    ENV_PREFIX + name
-    for name in ["JOB_ID", "ATTEMPT", "QUEUE", "ATTEMPT_DIR", "PROGRESS", "SIMULATION", "DEVICES", "BLESS"]
-)
+_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS"
+NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 
-_NONE_WORDS = frozenset({"none", "null", "~"})
+_NONE_WORDS = ("none", "null", "~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,7 @@ class LoadedSettings:
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""
         values = {name: {"value": getattr(self.settings, name), "origin": self.origins[name]} for name in SETTINGS}
-        files = [{"layer": f.layer, "path": f.path, "state": f.state} for f in self.files]
-        return {"settings": values, "files": files, "warnings": list(self.warnings)}
+        return {"settings": values, "files": [asdict(file) for file in self.files], "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +79,19 @@ def load(
     warnings: list[str] = []
     files: list[SettingsFile] = []
     layered: list[LayerValue] = []
-    candidates = [
-        ("system", system_file),
-        ("user", user_config_file() if user_file is None else user_file),
-        ("project", os.path.join(cwd, PROJECT_FILE)),
-    ]
-    for layer, path in candidates:
+    user_file = user_config_file() if user_file is None else user_file
+    for layer, path in {"system": system_file, "user": user_file, "project": os.path.join(cwd, PROJECT_FILE)}.items():
         if path:
             layered += _from_file(layer, path, files, warnings)
     layered += _from_environ(environ, cwd, warnings)
     layered += _from_flags(flags or {}, cwd)
 
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, "default")
     for item in layered:
         values[item.name] = _value(item)
         origins[item.name] = item.origin
-    settings = replace(Settings(), **cast("dict[str, Any]", values))
+    settings = Settings(**values)
     _check_together(settings, origins)
     return LoadedSettings(settings, origins, tuple(files), tuple(warnings))
 
@@ -121,9 +112,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except OSError as e:
-        raise GpuschedError(
-            "the working directory is gone", hint="change to a directory that exists", exit_code=EXIT_USAGE
-        ) from e
+        raise GpuschedError("the working directory is gone", hint="change to a directory that exists") from e
 
 
 def _value(item: LayerValue) -> object:
@@ -133,9 +122,8 @@ def _value(item: LayerValue) -> object:
     try:
         value = setting.parse(item.text if setting.is_path else item.text.strip())
     except ValueError as e:
-        raise GpuschedError(
-            f"{item.name} is {item.text!r}, but must be {e}", where=item.where, hint=setting.hint
-        ) from None
+        what = f"{item.name} is {item.text!r}, but must be {e}"
+        raise GpuschedError(what, where=item.where, hint=setting.hint) from None
     if setting.is_path:
         path = os.path.join(item.base, os.path.expanduser(str(value)))
         return path if ".." in path.split("/") else os.path.normpath(path)  # `..` after a symbolic link
@@ -161,16 +149,15 @@ def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
 
 def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> Iterator[LayerValue]:
     """Yield the values of the variables. An empty variable counts as unset."""
-    known = {setting.env: setting for setting in SETTINGS.values()}
+    known = {setting.env: setting.name for setting in SETTINGS.values()}
     for setting in SETTINGS.values():
-        text = environ.get(setting.also_env, "") if setting.also_env else ""
-        if text and not environ.get(setting.env):
-            try:  # the variable is shared with other programs: what we cannot read is not an error
-                setting.parse(text)
+        variable = setting.also_env
+        if environ.get(variable) and not environ.get(setting.env):
+            try:  # the variable is shared with other programs: a value that cannot be read is no error
+                setting.parse(environ[variable])
+                yield LayerValue(setting.name, environ[variable], f"env {variable}", variable, cwd)
             except ValueError as e:
-                warnings.append(f"{setting.also_env} is {text!r} and is ignored: it should be {e}")
-            else:
-                yield LayerValue(setting.name, text, f"env {setting.also_env}", setting.also_env, cwd)
+                warnings.append(f"{variable} is {environ[variable]!r} and is ignored: it should be {e}")
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
@@ -179,11 +166,11 @@ def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> 
             advice = f"; did you mean {SETTINGS[meant].env}?" if meant else ""
             warnings.append(f"the variable {variable} is no setting and is ignored{advice}")
         elif environ[variable]:
-            setting = known[variable]
-            yield LayerValue(setting.name, environ[variable], f"env {variable}", variable, cwd)
+            yield LayerValue(known[variable], environ[variable], f"env {variable}", variable, cwd)
 
 
 def _from_file(layer: str, path: str, files: list[SettingsFile], warnings: list[str]) -> list[LayerValue]:
+    doubt, data = "", b""
     try:
         with open(path, "rb") as f:
             doubt = _why_not_trusted(os.fstat(f.fileno())) if layer == "project" else ""
@@ -192,14 +179,12 @@ def _from_file(layer: str, path: str, files: list[SettingsFile], warnings: list[
         files.append(SettingsFile(layer, path, "absent"))
         return []
     except OSError as e:
-        if layer != "system":
+        if layer != "system":  # that one is for root to mend: it must not stop every user of the box
             raise GpuschedError(f"cannot read this file: {e.strerror}", where=path) from e
-        doubt, data = f"cannot be read: {e.strerror}", b""
+        doubt = f"cannot be read: {e.strerror}"
     if doubt:
-        files.append(SettingsFile(layer, path, f"skipped: {doubt}"))
         warnings.append(f"the settings in {path} are ignored: the file {doubt}")
-        return []
-    files.append(SettingsFile(layer, path, "read"))
+    files.append(SettingsFile(layer, path, f"skipped: {doubt}" if doubt else "read"))
     return list(_parse_file(path, data))
 
 
@@ -217,51 +202,32 @@ def _why_not_trusted(status: os.stat_result) -> str:
 
 def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
     """Yield the pairs of a YAML mapping as text: `010`, `yes` and `1:30` mean the same as in a flag."""
-    import yaml
-
-    loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
-        root = yaml.compose(data, Loader=loader)
-    except UnicodeDecodeError:
-        raise GpuschedError("this file is not UTF-8", where=path) from None
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark is not None else path
-        problem = getattr(e, "problem", None) or getattr(e, "reason", None) or "it cannot be read"
-        raise GpuschedError(f"this file is not YAML: {problem}", where=where) from None
-    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
+        root = compose(data)
+    except InvalidYaml as error:
+        where = f"{path}:{error.line + 1}" if error.line >= 0 else path
+        raise GpuschedError(str(error), where=where) from None
+    if root is None or root.value == "":
         return
-    if not isinstance(root, yaml.MappingNode):
-        raise GpuschedError(
-            "this file must hold settings, one 'name: value' a line",
-            where=path,
-            hint="for example: max_gpus: 2",
-        )
+    if kind(root) != "map":
+        hint = "for example: max_gpus: 2"
+        raise GpuschedError("this file must hold settings, one 'name: value' a line", where=path, hint=hint)
     seen: set[str] = set()
     for key_node, value_node in root.value:
         where = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "(no text)"
+        key = str(key_node.value)
         name = key.replace("-", "_")
         if name not in SETTINGS:
             meant = nearest(name, SETTINGS)
-            raise GpuschedError(
-                f"there is no setting {key!r}",
-                where=where,
-                hint=f"did you mean {meant}?" if meant else "'gpusched config' lists the settings",
-            )
+            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
+            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
         if name in seen:
             raise GpuschedError(f"{name} is set in this file twice", where=where)
         seen.add(name)
-        text = _node_text(value_node, SETTINGS[name], where)
+        is_list = SETTINGS[name].is_list and kind(value_node) == "list"
+        nodes = value_node.value if is_list else [value_node]
+        if not all(map(is_scalar, nodes)):
+            raise GpuschedError(f"{name} must be one value, not a list or a mapping", where=where)
+        text = ",".join(node.value for node in nodes)
         if text:
             yield LayerValue(name, text, f"file {path}", where, os.path.dirname(path))
-
-
-def _node_text(node: yaml.Node, setting: Setting, where: str) -> str:
-    import yaml
-
-    if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
-    if setting.is_list and isinstance(node, yaml.SequenceNode):
-        return ",".join(_node_text(item, replace(setting, is_list=False), where) for item in node.value)
-    raise GpuschedError(f"{setting.name} must be one value, not a list or a mapping", where=where)

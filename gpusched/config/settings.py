@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from gpusched.common.quantities import format_duration
 from gpusched.config import values
-
-T = TypeVar("T")
 
 ENV_PREFIX = "GPUSCHED_"
 DEFAULT_MAX_GPUS = 4
@@ -66,26 +64,45 @@ class Setting:
         return [self.flag, show(self, value)]
 
 
-def _row(default: T, parse: Callable[[str], T], help: str, **more: Any) -> T:
-    """Return a field of `Settings` that carries its row. Typed as its default, as `dataclasses.field` is."""
+def _row(default: Any, parse: Callable[[str], object], help: str, **more: Any) -> Any:
+    """Return a field of `Settings` that carries its row."""
     return field(default=default, metadata={"row": {"parse": parse, "help": help, **more}})
 
 
-def _choice(default: str, words: tuple[str, ...], help: str, **more: Any) -> str:
-    return _row(default, values.one_of(*words), help, choices=words, metavar="|".join(words), **more)
+def _count(default: int | None, least: int, help: str, metavar: str = "N", **more: Any) -> Any:
+    return _row(default, values.whole(least), help, metavar=metavar, **more)
+
+
+def _time(default: float | None, help: str, metavar: str = "TIME", zero: bool = False, **more: Any) -> Any:
+    return _row(default, values.duration(zero=zero), help, metavar=metavar, **more)
+
+
+def _path(help: str, metavar: str = "DIR", **more: Any) -> Any:
+    return _row(None, values.some_text, help, metavar=metavar, is_path=True, **more)
+
+
+def _switch(help: str, **more: Any) -> Any:
+    return _row(False, values.switch, help, **more)
+
+
+def _choice(words: str, help: str, default: str = "", **more: Any) -> Any:
+    """Return the field of a setting that is one of the `words`; the first one is the default if none is named."""
+    choices = tuple(words.split())
+    return _row(
+        default or choices[0], values.one_of(*choices), help, choices=choices, metavar="|".join(choices), **more
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting, typed; durations are seconds. The fields are the rows of the table."""
 
-    max_gpus: int | None = _row(
+    max_gpus: int | None = _count(
         None,
-        values.whole(1),
+        1,
         "Use at most N GPUs at once",
         more="the default is gpus_per_job where that is more",
         group=GPUS,
-        metavar="N",
         shown_default=str(DEFAULT_MAX_GPUS),
     )
     gpu_list: str | None = _row(
@@ -99,161 +116,93 @@ class Settings:
         shown_default="all",
         aliases=("--gpus",),
     )
-    gpu_mem_threshold: int = _row(
+    gpu_mem_threshold: int = _count(
         500,
-        values.whole(1),
+        1,
         "Ignore memory of others below this",
+        metavar="MIB",
         more="a GPU on which others use less counts as free",
         group=GPUS,
-        metavar="MIB",
         hint="a GPU is free while foreign memory is strictly below this; with 0 none ever would be",
     )
-    max_checks: int = _row(
-        10,
-        values.whole(1),
-        "Take a GPU free for N checks in a row",
-        group=GPUS,
-        metavar="N",
-        hint="1 takes a GPU that is free at the first look",
+    max_checks: int = _count(
+        10, 1, "Take a GPU free for N checks in a row", group=GPUS, hint="1 takes a GPU that is free at the first look"
     )
-    poll_interval: float = _row(
-        2.0,
-        values.duration(zero=False),
-        "Look at the GPUs every S seconds",
-        group=GPUS,
-        is_rare=True,
-        metavar="S",
-        shown_default="2",
-    )
+    poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
     free_when: str = _choice(
-        "memory",
-        ("memory", "idle"),
+        "memory idle",
         "Idle: no process of others either",
         more="memory judges a GPU by its memory alone; idle also wants no foreign compute process on it",
         group=GPUS,
     )
-    gpus_per_job: int = _row(
-        1,
-        values.whole(0),
-        "Give each job N GPUs; 0 means the CPU",
-        more="jobs with 0 see no GPU and wait for none",
-        group=JOBS,
-        metavar="N",
+    gpus_per_job: int = _count(
+        1, 0, "Give each job N GPUs; 0 means the CPU", more="jobs with 0 see no GPU and wait for none", group=JOBS
     )
-    cpu_jobs: int = _row(2, values.whole(1), "Run at most N CPU jobs at once", group=JOBS, is_rare=True, metavar="N")
-    time_limit: float | None = _row(
-        None,
-        values.duration(zero=False),
-        "Stop a job after this time: 90, 90m, 1h30m",
-        more="the time of one attempt",
-        group=JOBS,
-        metavar="TIME",
-        shown_default="none",
+    cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
+    time_limit: float | None = _time(
+        None, "Stop a job after this time: 90, 90m, 1h30m", more="the time of one attempt", group=JOBS
     )
-    retries: int = _row(0, values.whole(0), "Try a failed job again, up to N times", group=FAILURES, metavar="N")
-    grace: float = _row(
-        10.0,
-        values.duration(zero=True),
-        "Wait this long between TERM and KILL when a job is stopped",
-        group=JOBS,
-        is_rare=True,
-        metavar="TIME",
-        shown_default="10",
+    retries: int = _count(0, 0, "Try a failed job again, up to N times", group=FAILURES)
+    grace: float = _time(
+        10.0, "Wait this long between TERM and KILL when a job is stopped", zero=True, group=JOBS, is_rare=True
     )
-    log_dir: str | None = _row(
-        None,
-        values.some_text,
+    log_dir: str | None = _path(
         "Keep queue and logs here, not in gpusched-runs",
         more="the directory of the queue with its logs and its metrics",
         group=OUTPUT,
-        metavar="DIR",
-        is_path=True,
         shown_default="gpusched-runs/<stem of FILE>",
     )
     visible_devices: str = _choice(
-        "auto",
-        ("auto", "index", "uuid"),
+        "auto index uuid",
         "Write indices or UUIDs into CUDA_VISIBLE_DEVICES; auto writes indices where these are safe",
         group=GPUS,
         is_rare=True,
     )
-    setup: str | None = _row(
-        None,
-        values.some_text,
-        "Source this file in the shell before each command",
-        group=JOBS,
-        is_rare=True,
-        metavar="FILE",
-        is_path=True,
-        shown_default="none",
+    setup: str | None = _path(
+        "Source this file in the shell before each command", metavar="FILE", group=JOBS, is_rare=True
     )
     shell: str = _row(
         "bash", values.some_text, "Run the commands with this shell", group=JOBS, is_rare=True, metavar="SHELL"
     )
     leftovers: str = _choice(
-        "wait",
-        ("wait", "stop"),
+        "wait stop",
         "Wait for processes that a command leaves behind, or stop them, before its GPU is given on",
         group=JOBS,
         is_rare=True,
     )
-    split_streams: bool = _row(
-        False, values.switch, "Write stdout and stderr of a job into two files", group=OUTPUT, is_rare=True
+    split_streams: bool = _switch("Write stdout and stderr of a job into two files", group=OUTPUT, is_rare=True)
+    allow_unreadable_memory: bool = _switch(
+        "Use GPUs whose memory cannot be read too, judged by their processes and utilisation", group=GPUS, is_rare=True
     )
-    allow_unreadable_memory: bool = _row(
-        False,
-        values.switch,
-        "Use GPUs whose memory cannot be read too, judged by their processes and utilisation",
-        group=GPUS,
-        is_rare=True,
-    )
-    strip_gpu_env: bool = _row(
-        False,
-        values.switch,
+    strip_gpu_env: bool = _switch(
         "Remove CUDA_VISIBLE_DEVICES=… from the commands, so that each uses the GPU of its job",
         group=LIST,
         is_rare=True,
     )
     simulate: str | None = _row(
-        None,
-        values.some_text,
-        "Simulate GPUs, on any machine: 4, 4xA100",
-        group=GPUS,
-        metavar="N[xMODEL]",
-        shown_default="none",
+        None, values.some_text, "Simulate GPUs, on any machine: 4, 4xA100", group=GPUS, metavar="N[xMODEL]"
     )
-    claims_dir: str | None = _row(
-        None,
-        values.some_text,
+    claims_dir: str | None = _path(
         "Keep the locks that all users of this box share in this directory",
-        metavar="DIR",
-        is_path=True,
         shown_default="first of /run/lock, /dev/shm, /tmp that fits",
     )
-    state_dir: str | None = _row(
-        None,
-        values.some_text,
+    state_dir: str | None = _path(
         "Keep queue.db and locks here for queues on a network file system (a local disk, yours alone)",
-        metavar="DIR",
-        is_path=True,
         shown_default="your own state directory",
     )
-    max_jobs_per_gpu: int = _row(4, values.whole(1), "Let up to N jobs with mem= share a GPU", group=GPUS, metavar="N")
+    max_jobs_per_gpu: int = _count(4, 1, "Let up to N jobs with mem= share a GPU", group=GPUS)
     gpu_strategy: str = _choice(
-        "fill-first",
-        ("fill-first", "round-robin", "memory-aware"),
+        "fill-first round-robin memory-aware",
         "Choose GPUs for jobs that state their memory: fill those in use, spread, or take the emptiest",
         group=GPUS,
         is_rare=True,
     )
-    max_bypass: float = _row(
+    max_bypass: float = _time(
         600.0,
-        values.duration(zero=True),
         "Let smaller jobs pass a larger one that waits for this long, then keep GPUs for it",
+        zero=True,
         group=GPUS,
         is_rare=True,
-        metavar="TIME",
-        shown_default="10m",
     )
     tag_max_gpus: str | None = _row(
         None,
@@ -262,47 +211,21 @@ class Settings:
         group=GPUS,
         is_rare=True,
         metavar="TAG=N,...",
-        shown_default="none",
     )
-    max_fails: int | None = _row(
-        None,
-        values.whole(1),
-        "Start nothing more after N failed jobs",
-        group=FAILURES,
-        metavar="N",
-        shown_default="none",
-    )
+    max_fails: int | None = _count(None, 1, "Start nothing more after N failed jobs", group=FAILURES)
     on_dep_fail: str = _choice(
-        "cancel",
-        ("cancel", "hold"),
-        "Cancel or hold a job when one that it depends on has failed",
-        group=FAILURES,
-        is_rare=True,
+        "cancel hold", "Cancel or hold a job when one that it depends on has failed", group=FAILURES, is_rare=True
     )
-    idle_timeout: float | None = _row(
-        None,
-        values.duration(zero=False),
-        "Report a job whose GPUs show no process of its own for this long",
-        group=FAILURES,
-        is_rare=True,
-        metavar="TIME",
-        shown_default="none",
+    idle_timeout: float | None = _time(
+        None, "Report a job whose GPUs show no process of its own for this long", group=FAILURES, is_rare=True
     )
-    idle_action: str = _choice(
-        "report", ("report", "stop"), "Report an idle job only, or stop it", group=FAILURES, is_rare=True
-    )
-    snapshot: bool = _row(
-        False, values.switch, "Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS
-    )
-    settle_timeout: float = _row(
-        30.0,
-        values.duration(zero=True),
-        "Wait this long for a GPU's memory to come back after a job, then set the GPU aside",
-        metavar="TIME",
-        shown_default="30",
+    idle_action: str = _choice("report stop", "Report an idle job only, or stop it", group=FAILURES, is_rare=True)
+    snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS)
+    settle_timeout: float = _time(
+        30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True
     )
     log_level: str = _choice(
-        "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), "Write this much to the dispatcher's log", also_env="LOG_LEVEL"
+        "DEBUG INFO WARNING ERROR", "Write this much to the dispatcher's log", default="INFO", also_env="LOG_LEVEL"
     )
 
     @property
@@ -327,8 +250,7 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """Return the settings that to_json() wrote, without names that only another version knows."""
-        known = {name: value for name, value in json.loads(text).items() if name in SETTINGS}
-        return cls(**known)
+        return cls(**{name: value for name, value in json.loads(text).items() if name in SETTINGS})
 
 
 SETTINGS: Mapping[str, Setting] = {

@@ -15,10 +15,12 @@ def gpu_list(text: str) -> str:
     return ",".join(parse_gpu_list(text))
 
 
-def whole(low: int) -> Callable[[str], int]:
+def whole(least: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` on."""
+
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text) or int(text) < low:
-            raise ValueError(f"a whole number, at least {low}")
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text) or (least is not None and int(text) < least):
+            raise ValueError("a whole number" if least is None else f"a whole number, at least {least}")
         return int(text)
 
     return parse
@@ -53,11 +55,10 @@ def tag_limits(text: str) -> str:
 
 
 def switch(text: str) -> bool:
-    if text.lower() in {"true", "yes", "on", "1"}:
-        return True
-    if text.lower() in {"false", "no", "off", "0"}:
-        return False
-    raise ValueError("true or false")
+    is_on = text.lower() in ("true", "yes", "on", "1")
+    if not is_on and text.lower() not in ("false", "no", "off", "0"):
+        raise ValueError("true or false")
+    return is_on
 
 
 def some_text(text: str) -> str:

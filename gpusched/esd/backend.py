@@ -22,14 +22,11 @@ from gpusched.operations.devices import check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, RunSession, run_jobs
 from gpusched.operations.submit import find_queue_dir, submit_options
 
-
-def log_message(text: str) -> None:
-    """Write a message for people to the log of gpusched."""
-    logging.getLogger("gpusched").info("%s", text)
+_log = logging.getLogger("gpusched")
 
 
 class EsdBackend:
-    """The access of an experiment to its queue, the GPUs and the shapes of models. A context manager."""
+    """The access of an experiment to its queue, the GPUs and the shapes of models. Close it at the end."""
 
     def __init__(
         self,
@@ -37,7 +34,7 @@ class EsdBackend:
         loaded: LoadedSettings,
         *,
         session: RunSession = QUIET_SESSION,
-        notify: Callable[[str], None] = log_message,
+        notify: Callable[[str], None] = _log.info,
     ) -> None:
         """`notify` gets messages for people, one line each."""
         self.config = config
@@ -50,12 +47,6 @@ class EsdBackend:
     def close(self) -> None:
         """Close the GPUs, if they are open."""
         self._devices.close()
-
-    def __enter__(self) -> EsdBackend:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ---- the queue ----
 
@@ -118,10 +109,10 @@ class EsdBackend:
 
     def read_shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
         """Return the tensors of each model, or why they are unknown; the hub is asked for what is not on this box."""
-        local = {model: tensor_headers.read(model[0]) for model in models}
-        absent = [model for model, shapes in local.items() if shapes is None]
+        read = {model: tensor_headers.read(model[0]) for model in models}
+        local = {model: shapes for model, shapes in read.items() if shapes is not None}
+        absent = read.keys() - local.keys()
         if absent and not hub_headers.why_not():
-            many = "1 model" if len(absent) == 1 else f"{len(absent)} models"
-            self.notify(f"asking the hub for the shapes of {many}, for {hub_headers.DEADLINE_S:g} s at most")
-        remote = hub_headers.ask(absent) if absent else {}
-        return {model: remote[model] if shapes is None else shapes for model, shapes in local.items()}
+            deadline = f"{hub_headers.DEADLINE_S:g} s at most"
+            self.notify(f"asking the hub for the shapes of models, for {deadline} (models: {len(absent)})")
+        return local | (hub_headers.ask(absent) if absent else {})

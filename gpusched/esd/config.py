@@ -40,8 +40,7 @@ class EsdConfig(AnalysisOptions):
         """Raise GpuschedError for a value that makes no sense."""
         if bool(self.model_list) == bool(self.single_model):
             hint = "use --model-list atlas.csv or --single-model gpt2"
-            problem = "a list and a single model exclude each other" if self.model_list else "no models are named"
-            raise GpuschedError(problem, hint=hint)
+            raise GpuschedError("no models are named, or both a list and a single model", hint=hint)
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         super().check()

@@ -7,23 +7,21 @@ exit_code = EsdExperiment(EsdConfig(model_list="atlas.csv", output_dir="esd_resu
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from functools import cached_property
+from typing import Any
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.layers import load
-from gpusched.core.model import JobSpec
 from gpusched.dispatcher import Observer
 from gpusched.esd import model_list, records
 from gpusched.esd.backend import EsdBackend
 from gpusched.esd.budgets import find_budgets
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.jobs import model_jobs, plot_jobs, stage_command, threads_per_job
+from gpusched.esd.jobs import job_name, model_jobs, stage_command, threads_per_job
 from gpusched.esd.model_list import ModelList, ModelRow
-from gpusched.esd.order import job_name
-from gpusched.esd.records import EsdSummary, ExpectedRecord
+from gpusched.esd.records import EsdSummary
 from gpusched.esd.todo import EsdTodo, NewestJobs, compare
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.run import RunSession
@@ -57,16 +55,15 @@ class EsdExperiment:
         """Write the results of all models beside them, and return them."""
         outcomes = self.backend.read_outcomes()
         of_rows = {row: outcomes[name] for row in self.models.rows if (name := job_name(row)) in outcomes}
-        summary = records.summarise(self.config.output, self.expected, of_rows, again=self.config.overwrite)
-        for path, text in summary.files(self.config.output):
-            records.write_file(path, text)
+        summary = records.summarise(self.config.output, self.options, of_rows, again=self.config.overwrite)
+        summary.write(self.config.output)
         return summary
 
     # ---- the whole of it ----
 
     def run(self, todo: EsdTodo | None = None) -> int:
         """Analyse what is not done yet and return the exit code. The summary is written even if this fails."""
-        with self.backend:
+        with closing(self.backend):
             todo = todo or self.find_todo()
             records.make_directory(self.config.output)
             self.announce(todo)
@@ -86,50 +83,33 @@ class EsdExperiment:
             return model_list.single(
                 config.single_model, source=config.source_model, relation=config.relation, revision=config.revision
             )
-        try:
-            with open(config.model_list, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            hint = "a CSV file with a column full_name (or model_id)"
-            raise GpuschedError(f"cannot be read: {error.strerror}", where=config.model_list, hint=hint) from None
-        return model_list.parse(data, config.model_list)
+        return model_list.read(config.model_list)
 
     @cached_property
-    def expected(self) -> Mapping[ModelRow, ExpectedRecord]:
-        """The content that the record of each model must have to count as its result."""
-        return {
-            row: ExpectedRecord(row.revision, self.config.as_record(source_model=row.source, relation=row.relation))
-            for row in self.models.rows
-        }
+    def options(self) -> Mapping[ModelRow, Mapping[str, Any]]:
+        """The options that the record of each model must have to count as its result."""
+        rows = self.models.rows
+        return {row: self.config.as_record(source_model=row.source, relation=row.relation) for row in rows}
 
     def find_todo(self) -> EsdTodo:
         """Compare the list with the output directory and the queue."""
-        newest = NewestJobs(self.backend.stored_jobs())
+        backend, newest = self.backend, NewestJobs(self.backend.stored_jobs())
         commands = {row: shlex.join(self.build_command(row)) for row in self.models.rows if not row.fault}
-        todo = compare(self.models.rows, commands, self.expected, newest, self.config)
-        return replace(todo, jobs=JobFile(tuple(self._jobs(todo, commands, newest))))
-
-    def _jobs(self, todo: EsdTodo, commands: Mapping[ModelRow, str], newest: NewestJobs) -> Iterator[JobSpec]:
-        budgets = find_budgets(todo.run, self.config, self.backend)
-        threads = threads_per_job(len(todo.run), self.backend.jobs_at_once()) if todo.run else None
-        yield from model_jobs(todo, commands, budgets, threads)
-        yield from plot_jobs(todo, newest, self.config.output)
+        todo = compare(self.models.rows, commands, self.options, newest, self.config)
+        budgets = find_budgets(todo.run, self.config, backend)
+        threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
+        todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
+        return todo
 
     def announce(self, todo: EsdTodo) -> None:
         """Report what is odd in the list, and what is not run again."""
         notify = self.backend.notify
         notes = self.models.notes
-        for note in notes[:_SHOWN_NOTES]:
+        more = [f"and {len(notes) - _SHOWN_NOTES} more lines of the list that are repeated or left out"]
+        for note in (*notes[:_SHOWN_NOTES], *(more if len(notes) > _SHOWN_NOTES else [])):
             notify(note)
-        if len(notes) > _SHOWN_NOTES:
-            notify(f"and {len(notes) - _SHOWN_NOTES} more lines of the list that are repeated or left out")
         total = len(self.models.rows)
         if todo.done:
-            notify(f"{len(todo.done)} of {total} {_are(todo.done)} done (--overwrite analyses them again)")
-        before = [row for row in todo.failed if not row.fault]
-        if before:
-            notify(f"{len(before)} of {total} failed before and {_are(before)} not retried (--retry-failed does that)")
-
-
-def _are(rows: Sequence[object]) -> str:
-    return "is" if len(rows) == 1 else "are"
+            notify(f"done already: {len(todo.done)} of {total} (--overwrite analyses them again)")
+        if before := sum(not row.fault for row in todo.failed):
+            notify(f"failed before and not retried: {before} of {total} (--retry-failed does that)")

@@ -10,8 +10,10 @@ the model. A matrix of R rows and n columns, n its shorter side, s bytes an elem
     a block of 512 rows in float64           8 · 512 n   8 · 512 n · 2  (the workspace of its product)
     svd, instead of the last two             8 R n · 2   8 R n · 3  (the matrix in float64, copy, workspace)
 
-Float32 (`fast`) takes half of each float64. Layers are solved at a time as long as their host memory is together at
-most 1.35 times that of the largest, or 256 MiB. The CUDA context with its libraries takes 600 MiB more.
+On the host a single matrix is free once its Gram matrix is made, and the eigensolver's copy (8 n²) takes its place: the
+larger of both counts. Float32 (`fast`) takes half of each float64. Layers are solved at a time as long as their host
+memory is together at most 1.35 times that of the largest, or 256 MiB. The CUDA context with its libraries takes 600 MiB
+more.
 
 A convolution is one matrix for each position of the kernel, a stack of experts one for each expert. The figures for the
 host are compared with measured peaks in tests/commands/esd/test_memory.py.
@@ -36,15 +38,10 @@ _STACK = 3  # dimensions of a stack of experts, and of a 1-D convolution
 
 
 class LayerNeed(NamedTuple):
-    """The peak memory of one layer in bytes. `stored` is free once the Gram matrix is made, `work` at the end."""
+    """The peak memory of one layer in bytes."""
 
-    stored: int
-    work: int
+    host: int
     gpu: int
-
-    @property
-    def host(self) -> int:
-        return self.stored + self.work
 
 
 class GpuNeed(NamedTuple):
@@ -60,11 +57,13 @@ def layer_need(
     """Return the need of a layer of `matrices` matrices of one shape, which is `copies` times on the host."""
     rows, n = max(matrix), min(matrix)
     stored = element_bytes * rows * n
+    on_host = stored * matrices * copies
     if solver == "svd":
-        return LayerNeed(stored * matrices * copies, 2 * 8 * rows * n, stored + GPU_COPIES * 8 * rows * n)
+        return LayerNeed(on_host + 2 * 8 * rows * n, stored + GPU_COPIES * 8 * rows * n)
     width = 4 if solver == "fast" else 8
     gram, block = width * n * n, width * min(BLOCK_ROWS, rows) * n
-    return LayerNeed(stored * matrices * copies, gram + block, stored + GPU_COPIES * gram + 2 * block)
+    kept = 0 if matrices * copies == 1 else on_host  # while eigenvalues are computed
+    return LayerNeed(max(on_host + gram + block, kept + 2 * gram), stored + GPU_COPIES * gram + 2 * block)
 
 
 def host_limit(largest: int) -> int:

@@ -1,24 +1,22 @@
-"""The jobs of an experiment: one for each model, and one for the pictures of a model that was not drawn yet."""
+"""The jobs of an experiment, one for each model, in their order."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.core.model import Attributes, JobSpec, JobState
+from gpusched.core.model import Attributes, JobSpec
 from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.options import AnalysisOptions, option_words, words_of
-from gpusched.esd.order import job_name
-from gpusched.esd.todo import EsdTodo, NewestJobs
+from gpusched.esd.todo import EsdTodo
+from gpusched.lists.attributes import parse_value
 
 LIBRARIES = ("torch", "safetensors", "numpy")  # that every analysis needs
-_LONGEST_NAME = 120  # characters in the name of a job
 
 
 def refuse_missing_libraries(config: EsdConfig) -> None:
@@ -27,7 +25,7 @@ def refuse_missing_libraries(config: EsdConfig) -> None:
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise GpuschedError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
+            f"not installed here: {', '.join(missing)}",
             where=sys.executable,
             hint="pip install 'gpusched-lab[esd]'",
             exit_code=EXIT_CANNOT_WORK,
@@ -37,12 +35,9 @@ def refuse_missing_libraries(config: EsdConfig) -> None:
 def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
     """Return the words of the command that analyses one model."""
     words = [sys.executable, "-m", "gpusched.commands.esd", "--model", row.model, "--output-dir", config.output]
-    for flag, value in (
-        ("--name", row.name),
-        ("--source-model", row.source),
-        ("--relation", row.relation),
-        ("--revision", row.revision),
-    ):
+    for field in ("name", "source", "relation", "revision"):
+        flag = "--source-model" if field == "source" else f"--{field}"
+        value = getattr(row, field)
         words += option_words(flag, value) if value else []
     return words + words_of(replace(config, cache_dir=absolute(config.cache_dir)), AnalysisOptions)
 
@@ -50,24 +45,37 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
 def model_jobs(
     todo: EsdTodo, commands: Mapping[ModelRow, str], budgets: Mapping[ModelRow, int], threads: int | None
 ) -> Iterator[JobSpec]:
-    """Make the jobs that analyse models. `threads`: CPU threads for each of them, None where the user has set it."""
+    """Make the jobs that analyse models, those that failed before last.
+
+    `threads`: CPU threads for each of them, None where the user has set it.
+    """
     prefix = b"" if threads is None else b"OMP_NUM_THREADS=%d " % threads
-    for row in todo.rows:
+    running = set(todo.run)
+    for row in (*group_by_base(todo.run), *(row for row in todo.occurrences if row not in running)):
         text = _encode(commands[row])
         attributes = Attributes(mem_bytes=budgets.get(row), name=job_name(row))
         yield JobSpec(prefix + text, text, row.line, todo.occurrences[row], attributes)
 
 
-def plot_jobs(todo: EsdTodo, newest: NewestJobs, output: str) -> Iterator[JobSpec]:
-    """Make the CPU jobs that draw models which are analysed already."""
-    for row in todo.plots:
-        command = shlex.join(
-            [sys.executable, "-m", "gpusched.commands.esd.write.plots", "--output-dir", output, row.stem]
-        )
-        occurrence, state = newest.find(command)
-        text = _encode(command)
-        attributes = Attributes(gpus=0, name=f"plots:{job_name(row)}"[:_LONGEST_NAME])
-        yield JobSpec(text, text, row.line, occurrence + (state is JobState.SUCCEEDED), attributes)
+def group_by_base(rows: Iterable[ModelRow]) -> list[ModelRow]:
+    """Return the rows in the order of their jobs: models of one base are neighbours, the base is the first of them.
+
+    No model waits for another. Jobs that run at the same time share the work on their base tensor by tensor: each
+    reads what another one has computed (commands/esd/solve/cache.py). If they waited for the base, the other GPUs
+    would be idle until it is done.
+    """
+    groups: dict[str, list[ModelRow]] = {}
+    for row in rows:
+        groups.setdefault(row.source or row.model, []).append(row)
+    return [row for base, group in groups.items() for row in sorted(group, key=lambda row: row.model != base)]
+
+
+def job_name(row: ModelRow) -> str:
+    """Return the name of the job of a model: the model's name, if a job may have it."""
+    try:
+        return str(parse_value("name", _encode(row.name)))
+    except ValueError:
+        return f"model-of-line-{row.line}"
 
 
 def threads_per_job(jobs: int, at_once: int) -> int | None:
@@ -77,5 +85,5 @@ def threads_per_job(jobs: int, at_once: int) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, at_once)))
 
 
-def _encode(command: str) -> bytes:
-    return command.encode("utf-8", "surrogateescape")
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The rows of a CSV table of models, and notes about rows that are odd. Opens no file.
+"""The rows of a CSV table of models, and notes about rows that are odd.
 
 Columns are found by their names; other columns are ignored.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.quantities import nearest
 from gpusched.common.text import clean
 from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
 
 NAME_COLUMNS = ("full_name", "model_id")
 _OTHERS = ("source_model", "base_model_relation", "revision")
-_SHOWN_HEADER = 12
 _HINT = "the first line names the columns: full_name (or model_id), source_model, base_model_relation, revision"
 
 
@@ -60,10 +59,20 @@ class ModelList:
 
 def single(model: str, *, source: str = "", relation: str = "", revision: str = "") -> ModelList:
     """Return the list of a single model. Raises GpuschedError for an impossible name."""
-    row = _named(ModelRow(_plain(model), _plain(source), relation.strip().lower(), revision.strip()))
+    name = _plain(model)
+    row = _checked(ModelRow(name, _plain(source), relation.strip().lower(), revision.strip(), name=name))
     if row.fault:
         raise GpuschedError(row.fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
     return ModelList((row,))
+
+
+def read(path: str) -> ModelList:
+    """Read the models of a table in a file. Raises GpuschedError as `parse`, and where the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return parse(file.read(), path)
+    except OSError as error:
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=path, hint=_HINT) from None
 
 
 def parse(data: bytes, where: str) -> ModelList:
@@ -72,7 +81,9 @@ def parse(data: bytes, where: str) -> ModelList:
     columns = {name: n for n, name in reversed(list(enumerate(header))) if name}
     key = next((name for name in NAME_COLUMNS if name in columns), "")
     if not key:
-        raise _no_names(header, where)
+        names = ", ".join(clean(name)[:40] for name in header)
+        problem = f"there is no column full_name or model_id; the columns are: {names}"
+        raise GpuschedError(problem, where=where, hint=_HINT)
     models: list[ModelRow] = []
     notes: list[str] = []
     for line, cells in lines:
@@ -82,7 +93,7 @@ def parse(data: bytes, where: str) -> ModelList:
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
         models.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
-    rows = tuple(map(_named, _once(models, notes)))
+    rows = tuple(map(_checked, _once(models, notes)))
     if not rows:
         raise GpuschedError("has no models", where=where, hint=_HINT)
     return ModelList(rows, tuple(notes))
@@ -90,12 +101,10 @@ def parse(data: bytes, where: str) -> ModelList:
 
 def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the names of the columns, and each row that is not empty with its line number."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise GpuschedError("the file is UTF-16, not UTF-8", where=where, hint="save it as CSV UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     head = text.lstrip("\r\n").partition("\n")[0]
     delimiter = next((mark for mark in ",\t;" if mark in head), ",")
-    before = csv.field_size_limit(sys.maxsize)  # such tables hold lists of all modules of a model in one field
+    csv.field_size_limit(sys.maxsize)  # such tables hold lists of all modules of a model in one field
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[tuple[int, list[str]]] = []
     start = 1
@@ -107,50 +116,32 @@ def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str
     except csv.Error as error:
         hint = "put a field with a comma, a quote or a line break in double quotes"
         raise GpuschedError(f"not a CSV file: {error}", where=f"{where}:{reader.line_num}", hint=hint) from None
-    finally:
-        csv.field_size_limit(before)
     if not rows:
         raise GpuschedError("the file is empty", where=where, hint=_HINT)
     return [cell.strip().lower() for cell in rows[0][1]], rows[1:]
 
 
-def _no_names(header: Sequence[str], where: str) -> GpuschedError:
-    names = ", ".join(clean(name)[:40] or "(no name)" for name in header[:_SHOWN_HEADER])
-    more = f" and {len(header) - _SHOWN_HEADER} more" if len(header) > _SHOWN_HEADER else ""
-    alike = next((name for name in header if name in ("name", "model", "model_name", "id", "repo_id")), None)
-    alike = alike or next((name for name in header if name and nearest(name, NAME_COLUMNS)), None)
-    meant = f"if {clean(alike)} names the models, call it full_name (or model_id)" if alike else _HINT
-    return GpuschedError(
-        f"there is no column full_name or model_id; the columns are: {names}{more}", where=where, hint=meant
-    )
-
-
 def _once(models: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
     """Return each model once. Two revisions of a model are two models, and so is an adapter with two bases."""
-    revisions: dict[str, set[str]] = {}
+    revisions = Counter(model for model, _ in {(row.model, row.revision) for row in models})
+    first: dict[tuple[str, str, str], int] = {}
+    lines: dict[str, int] = {}
     for row in models:
-        revisions.setdefault(row.model, set()).add(row.revision)
-    first: dict[tuple[str, ...], ModelRow] = {}
-    named: dict[str, int] = {}
-    for row in models:
-        name, key = row.model, (row.model, row.revision)
-        if len(revisions[row.model]) > 1 and row.revision:
-            name = f"{row.model}@{row.revision}"
-        same = first.setdefault(key, row)
-        if (row.is_adapter or same.is_adapter) and row.base != same.base:
-            other = row.source if row.is_adapter and row.source else row.relation or "base"
-            name = f"{name}+{other}"
-            if row is (same := first.setdefault((*key, other), row)):
-                notes.append(
-                    f"{clean(row.model)} has different bases in lines {first[key].line} and {row.line}: "
-                    f"the results of line {row.line} are called {clean(name)}"
-                )
-        if same is not row:
-            notes.append(f"{clean(row.model)} is in line {same.line} and in line {row.line}: it is analysed once")
-        elif (line := named.setdefault(name, row.line)) != row.line:
-            yield replace(row, name=name, fault=f"its results would have the name of those of line {line}, {name}")
-        else:
-            yield replace(row, name=name)
+        key = (row.model, row.revision, row.base)
+        if key in first:
+            notes.append(f"{clean(row.model)} is in line {first[key]} and in line {row.line}: it is analysed once")
+            continue
+        name = f"{row.model}@{row.revision}" if row.revision and revisions[row.model] > 1 else row.model
+        if name in lines:
+            other, name = name, f"{name}+{row.source if row.is_adapter and row.source else row.relation or 'base'}"
+            notes.append(
+                f"{clean(other)} has different bases in lines {lines[other]} and {row.line}: "
+                f"the results of line {row.line} are called {clean(name)}"
+            )
+        first[key] = row.line
+        fault = f"its results would have the name of those of line {lines[name]}, {name}" if name in lines else ""
+        lines.setdefault(name, row.line)
+        yield replace(row, name=name, fault=fault)
 
 
 def _plain(name: str) -> str:
@@ -159,15 +150,14 @@ def _plain(name: str) -> str:
     return name.rstrip("/") or name
 
 
-def _named(row: ModelRow) -> ModelRow:
-    """Return a row with the name of its results, and with a fault if it cannot be analysed."""
-    row = replace(row, name=row.name or row.model)
+def _checked(row: ModelRow) -> ModelRow:
+    """Return a row with a fault if it cannot be analysed."""
     if row.source == row.model and not row.is_adapter:
         row = replace(row, source="")  # its own source: no adapter, and nothing else to load
     fault = row.fault
-    for what, text in (("name", row.model), ("source_model", row.source), ("revision", row.revision)):
+    for text in (row.model, row.source, row.revision):
         if text.startswith("-") or not text.isprintable():
-            fault = fault or f"not a valid {what}: {clean(text)[:80]}"
+            fault = fault or f"not a valid name or revision: {clean(text)[:80]}"
     try:
         file_stem(row.name)
     except ValueError as error:

@@ -1,13 +1,17 @@
-"""The record of the analysis of one model: the names of its files, and the test for a finished one. Reads no file.
+"""The record of the analysis of one model: the names of its files, and the test for a finished one.
 
 `records/<stem>.json` is written after all other files of a model, so the files that it names are complete.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
+
+from gpusched.common.files import read_json_object
 
 CONVENTION = 1  # changes when the same weights give other numbers: no earlier result counts as done then
 
@@ -21,7 +25,6 @@ ADAPTER_RELATIONS = ("adapter", "lora", "peft")
 
 # Characters that are encoded: all unusual ones, and a hyphen that could be part of "--".
 _CODED = re.compile(r"[^\w.+=@,/-]|(?:^|(?<=/))\.|-(?=[-/])|(?<=[-/])-|^-|-$", re.ASCII)
-_CODE = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def file_stem(name: str) -> str:
@@ -29,7 +32,7 @@ def file_stem(name: str) -> str:
 
     Ambiguous and unsafe characters are percent-encoded. Raises ValueError for an empty or overlong name.
     """
-    stem = _CODED.sub(lambda match: _encoded(match[0]), name).replace("/", "--")
+    stem = _CODED.sub(_encoded, name).replace("/", "--")
     if not name or len(stem) > _LONGEST_STEM:
         raise ValueError(f"{name[:60]!r} is {'empty' if not name else 'too long'} for the name of a model")
     return stem
@@ -37,22 +40,28 @@ def file_stem(name: str) -> str:
 
 def model_name(stem: str) -> str:
     """Return the name of the model from the result of `file_stem`."""
-    return _CODE.sub(lambda match: _decoded(match[0]), stem.replace("--", "/"))
+    return unquote(stem.replace("--", "/"), errors="surrogateescape")
 
 
-def _encoded(text: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
+def _encoded(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))
 
 
-def _decoded(code: str) -> str:
-    return bytes.fromhex(code.replace("%", "")).decode("utf-8", "surrogateescape")
+def read_record(output: str, stem: str) -> dict[str, Any]:
+    """Return the record of a model in an output directory; empty if there is none that can be read."""
+    return read_json_object(f"{output}/{RECORDS}/{stem}.json")
 
 
-def is_done(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
-    """Return True if the model was analysed with these options, at this revision, by this convention."""
-    return (
-        record.get("success") is True
-        and record.get("convention") == CONVENTION
-        and record.get("revision", "") == revision
-        and record.get("options") == dict(options)
-    )
+def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
+    """Return True for a record of success whose table is there, with the size that the record states."""
+    try:
+        size = os.stat(f"{output}/{TABLES}/{stem}.csv").st_size
+    except OSError:
+        return False
+    return record.get("success") is True and size == record["csv"]["size"]
+
+
+def is_of(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
+    """Return True if the record is of an analysis with these options, at this revision, by this convention."""
+    expected = {"convention": CONVENTION, "revision": revision, "options": options}
+    return all(record.get(key) == value for key, value in expected.items())

@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -66,9 +66,8 @@ def options_of(kind: type) -> Iterator[EsdOption]:
     """Yield the options of a dataclass with the names and defaults of their fields, those of its base class last."""
     own = inspect.get_annotations(kind)
     for each in sorted(fields(kind), key=lambda each: each.name not in own):
-        if (found := each.metadata.get(_KEY)) is not None:
-            values = {name: getattr(found, name) for name in EsdOption.__dataclass_fields__}
-            yield EsdOption(**{**values, "name": each.name, "default": each.default})
+        if _KEY in each.metadata:
+            yield replace(each.metadata[_KEY], name=each.name, default=each.default)
 
 
 def words_of(values: object, kind: type) -> list[str]:
@@ -104,28 +103,18 @@ class AnalysisOptions:
     """The options of the analysis of one model. Those of `recorded` change its numbers."""
 
     fix_fingers: str = recorded(
-        "xmin_mid",
-        "Begin the tail at the median, at the peak, or where it fits best.",
-        choices=("xmin_mid", "xmin_peak", "DKS"),
+        "xmin_mid", "Begin the tail at the median, the peak, or the best fit.", choices=("xmin_mid", "xmin_peak", "DKS")
     )
     evals_thresh: float = recorded(1e-5, "Leave out eigenvalues up to X.", metavar="X", least=0)
     bins: int = recorded(100, "Look for the peak in a histogram of N bins.", metavar="N", least=1)
     peak_window: str = recorded(
-        "near",
-        "Look for the tail of xmin_peak near the peak, or where much published code looks.",
-        choices=("near", "legacy"),
+        "near", "Look for the tail of xmin_peak near the peak, or as much published code.", choices=("near", "legacy")
     )
     solver: str = recorded(
-        "auto",
-        "Solve a float64 Gram matrix, or take singular values; fast uses float32 and is less exact.",
-        choices=("auto", "gram", "svd", "fast"),
+        "auto", "Use a Gram matrix, singular values, or float32 (fast).", choices=("auto", "gram", "svd", "fast")
     )
     layers: str = recorded(
-        "",
-        "Analyse only tensors whose name contains a match.",
-        metavar="REGEX",
-        check=_check_pattern,
-        default_text="all",
+        "", "Analyse only tensors whose name matches.", metavar="REGEX", check=_check_pattern, default_text="all"
     )
     embeddings: bool = recorded(False, "Analyse embeddings too.")
     min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)

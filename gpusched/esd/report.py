@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpusched.core.model import MIB
 from gpusched.esd import records
@@ -20,47 +19,33 @@ from gpusched.views.esd_report import EsdResults
 from gpusched.views.html import ModelLine, ModelReport, render
 
 REPORT = "report.html"
+COLUMNS = {  # of numbers: the field of the record, its head, and its digits behind the point
+    "alpha_mean": ("α mean", 3),
+    "alpha_median": ("α median", 3),
+    "D_median": ("D median", 4),
+    "layers": ("Layers", 0),
+    "skipped": ("Skipped", 0),
+    "seconds": ("Seconds", 1),
+    "peak_memory_bytes": ("Peak MiB", 0),
+}
 _LEAST_MEANS = 8  # models; a histogram of fewer says less than the table
-
-
-class ReportColumn(NamedTuple):
-    """A column of numbers: the field of the record, its head, and its digits behind the point."""
-
-    field: str
-    head: str
-    digits: int
-
-
-COLUMNS = (
-    ReportColumn("alpha_mean", "α mean", 3),
-    ReportColumn("alpha_median", "α median", 3),
-    ReportColumn("D_median", "D median", 4),
-    ReportColumn("layers", "Layers", 0),
-    ReportColumn("skipped", "Skipped", 0),
-    ReportColumn("seconds", "Seconds", 1),
-    ReportColumn("peak_memory_bytes", "Peak MiB", 0),
-)
 
 
 def read_results(experiment: EsdExperiment) -> EsdResults:
     """Return the results of the models of the list, as `gpusched esd` shows them at its end."""
-    output, listed = experiment.config.output, experiment.summary.listed
+    output, summary = experiment.config.output, experiment.summary
     files = [("summary", f"{output}/{SUMMARY}"), ("report", f"{output}/{REPORT}")]
     if experiment.backend.queue_dir.exists():
         files.append(("logs", f"{experiment.backend.queue_dir.logs}/"))
-    undrawn = [
-        result.name
-        for result in listed
-        if result.success and experiment.config.plots and not has_plots(output, file_stem(result.name))
-    ]
-    can_retry = any(result.stage != "list" for result in experiment.summary.failed)
-    return EsdResults(tuple(_line(result, output) for result in listed), tuple(files), tuple(undrawn), can_retry)
+    done = [result.name for result in summary.listed if result.success]
+    undrawn = [name for name in done if experiment.config.plots and not has_plots(output, file_stem(name))]
+    can_retry = any(result.stage != "list" for result in summary.failed)
+    return EsdResults(tuple(_line(result, output) for result in summary.listed), tuple(files), len(undrawn), can_retry)
 
 
 def document(experiment: EsdExperiment, code: int) -> dict[str, Any]:
     """Return the results of all models, also those that are not in the list, as a JSON document."""
-    output, summary = experiment.config.output, experiment.summary
-    columns = summary.columns
+    output = experiment.config.output
     return {
         "exit_code": code,
         "output": output,
@@ -68,7 +53,7 @@ def document(experiment: EsdExperiment, code: int) -> dict[str, Any]:
         "skipped": f"{output}/{SKIPPED}",
         "report": f"{output}/{REPORT}",
         "queue": experiment.backend.queue_dir.path,
-        "models": [{column: result.cell(column) for column in columns} for result in summary.results],
+        "models": experiment.summary.table(),
     }
 
 
@@ -88,7 +73,7 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
     report = ModelReport(
         title=os.path.basename(output),
         about=f"{', '.join(options)}; written {written}; {output}",
-        columns=tuple((column.head, column.digits) for column in COLUMNS),
+        columns=tuple(COLUMNS.values()),
         word_columns=("Device", "Relation", "Source"),
         models=models,
         distributions=(
@@ -101,27 +86,21 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
 
 def _line(result: ModelResult, output: str) -> ModelLine:
     """Return one model as the page and the report show it."""
-    if result.success is None:
-        return ModelLine(result.name, "waiting", reason=result.reason, notes=result.notes)
     if not result.success:
-        return ModelLine(result.name, "failed", reason=f"{result.stage}: {result.reason}", notes=result.notes)
+        state, reason = ("waiting", "") if result.success is None else ("failed", f"{result.stage}: ")
+        return ModelLine(result.name, state, reason=reason + result.reason, notes=result.notes)
+    cells = result.cells()
+    numbers = {column: float(cells[column]) if cells.get(column) else None for column in COLUMNS}
+    if numbers["peak_memory_bytes"] is not None:
+        numbers["peak_memory_bytes"] /= MIB
     return ModelLine(
         result.name,
         "done",
-        numbers=tuple(_number(result, column.field) for column in COLUMNS),
-        words=tuple(result.cell(field) for field in ("device", "relation", "source_model")),
+        numbers=tuple(numbers.values()),
+        words=tuple(cells.get(column, "") for column in ("device", "relation", "source_model")),
         links=tuple(_links(output, file_stem(result.name))),
         notes=result.notes,
     )
-
-
-def _number(result: ModelResult, field: str) -> float | None:
-    value = result.record.get(field)
-    if isinstance(value, list):
-        return float(len(value))
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value / MIB if field.endswith("_bytes") else float(value)
 
 
 def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
@@ -136,13 +115,7 @@ def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
 
 
 def _alphas(path: str) -> list[float]:
-    """Return the exponents in the table of a model, as far as the table can be read."""
-    alphas: list[float] = []
-    try:
-        with open(path, encoding="utf-8", newline="", errors="replace") as file:
-            for row in csv.DictReader(file):
-                with contextlib.suppress(ValueError, TypeError):
-                    alphas.append(float(row.get("alpha") or "nan"))
-    except (OSError, csv.Error):
-        pass
+    """Return the exponents in the table of a model."""
+    with open(path, encoding="utf-8", newline="") as file:
+        alphas = [float(row.get("alpha") or "nan") for row in csv.DictReader(file)]
     return [alpha for alpha in alphas if math.isfinite(alpha)]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any
 
-from gpusched.common.quantities import format_duration, format_size, parse_duration, parse_size
+from gpusched.common.quantities import format_duration, format_size, parse_size
 from gpusched.common.text import clean
+from gpusched.config.values import duration, whole
 from gpusched.core.model import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
-from gpusched.lists.blocks import Word
+from gpusched.lists.blocks import AttributeBlock, Word
 from gpusched.lists.finding_table import Fault, fault, suggest
 
 ENV = "env."
@@ -24,29 +25,11 @@ AttributeValues = MutableMapping[str, Any]  # key -> value, parsed
 _NAME = re.compile(r"\w[\w.+=@:/-]*")
 _NAME_FORM = "letters, digits and . _ - + = @ : / without blanks, and not digits alone"
 _LONGEST_NAME = 120
-_WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
+_ID = re.compile(r"[0-9]{1,15}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|GPUSCHED_\w*")
 _KINDS = {kind.value: kind for kind in DependencyKind}
 _SMALL_BYTES = 100 * MIB  # less than a CUDA context takes
-
-
-def _whole(least: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` on."""
-
-    def parse(text: str) -> int:
-        if not _WHOLE.fullmatch(text) or (least is not None and int(text) < least):
-            raise ValueError("a whole number" if least is None else f"a whole number, at least {least}")
-        return int(text)
-
-    return parse
-
-
-def _time(text: str) -> float:
-    seconds = parse_duration(text)
-    if seconds == 0:
-        raise ValueError("more than 0")
-    return seconds
 
 
 def _name(text: str) -> str:
@@ -63,13 +46,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _references(text: str) -> tuple[str, ...]:
-    """Names, tags and ids."""
-    parts = text.split(",")
-    return tuple(dict.fromkeys(str(int(part)) if _is_id(part) else _name(part) for part in parts))
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 16
+    """Return names, tags and ids; an id has no leading zeros."""
+    return tuple(
+        dict.fromkeys(part.lstrip("0") or "0" if _ID.fullmatch(part) else _name(part) for part in text.split(","))
+    )
 
 
 def _model(text: str) -> str:
@@ -79,18 +59,23 @@ def _model(text: str) -> str:
 
 
 _TEXTS: Mapping[str, Callable[[str], object]] = {
-    "gpus": _whole(0),
+    "gpus": whole(0),
     "mem": parse_size,
-    "time": _time,
-    "retries": _whole(0),
+    "time": duration(zero=False),
+    "retries": whole(0),
     "name": _name,
     **dict.fromkeys(_KINDS, _references),
-    "prio": _whole(),
+    "prio": whole(),
     "tag": _names,
     "gpu-model": _model,
-    "items": _whole(1),
+    "items": whole(1),
 }
 KEYS = (*_TEXTS, "cwd")
+_FIELDS = {  # key -> field of Attributes, in the order in which they are shown
+    **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
+    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cwd": "cwd"},
+}
+_FORMATS: Mapping[str, Callable[[Any], str]] = {"mem": format_size, "time": format_duration, "tag": ",".join}
 _KEY_SET = frozenset(KEYS)
 
 
@@ -99,7 +84,7 @@ def parse_value(key: str, value: bytes) -> object:
     """Parse the value of a valid key. The text of a ValueError is the form that it must have."""
     if key == "cwd" or key.startswith(ENV):
         if b"\0" in value or (key == "cwd" and not value):
-            raise ValueError("a directory" if key == "cwd" else "without a NUL byte")
+            raise ValueError("a text without a NUL byte, and a directory not empty")
         return value
     try:
         return _TEXTS[key](value.decode())
@@ -109,52 +94,35 @@ def parse_value(key: str, value: bytes) -> object:
 
 def key_fault(key: str, at: int = 0) -> Fault | None:
     """Return the fault of a key; None for a valid one."""
-    if not key.startswith(ENV):
-        if key in _KEY_SET:
-            return None
-        keys = (*KEYS, "env.NAME")
-        suggestion = "; did you mean env.NAME?" if key == "env" else suggest(key, keys)
-        return fault("attribute-key", at, key=key, suggestion=suggestion, keys=", ".join(keys))
-    name = key[len(ENV) :]
-    if not _VARIABLE.fullmatch(name):
-        return fault("attribute-key.variable", at, key=name)
-    return fault("attribute-own", at, key=name) if _OURS.fullmatch(name) else None
+    if key.startswith(ENV):
+        name = key[len(ENV) :]
+        if not _VARIABLE.fullmatch(name):
+            return fault("attribute-key.variable", at, key=name)
+        return fault("attribute-own", at, key=name) if _OURS.fullmatch(name) else None
+    if key in _KEY_SET:
+        return None
+    keys = (*KEYS, "env.NAME")
+    return fault("attribute-key", at, key=key, suggestion=suggest(key, keys), keys=", ".join(keys))
 
 
-def state(words: Iterable[Word], values: AttributeValues, *, directive: bool = False) -> list[Fault]:
+def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Fault]:
     """Put the words into `values`, which has the defaults; a bare `key=` removes a default. Return the faults."""
     faults: list[Fault] = []
     keys: set[str] = set()
-    for word in words:
-        problem = _word_fault(word, keys, directive)
-        if problem is None and word.bare:
-            problem = _remove_default(word, values)
-        elif problem is None:
+    for word in block.words:
+        problem = None if word.key in _KEY_SET else key_fault(word.key, word.at)
+        if problem is None and word.key in keys:
+            problem = fault("attribute-twice", word.at, key=word.key)
+        elif problem is None and directive and word.key == "name":
+            problem = fault("attribute-name", word.at)
+        elif problem is None and not word.bare:
             problem = _state_value(word, values)
+        elif problem is None and values.pop(word.key, None) is None:
+            problem = fault("attribute-bare", word.at, key=word.key)
         if problem is not None:
             faults.append(problem)
         keys.add(word.key)
-    return faults
-
-
-def _word_fault(word: Word, keys: Collection[str], directive: bool) -> Fault | None:
-    """Return the fault of a word's key; `keys` are those of the words before it."""
-    key = word.key
-    problem = None if key in _KEY_SET else key_fault(key, word.at)
-    if problem is None and key in keys:
-        is_list = _TEXTS.get(key) in (_names, _references)
-        return fault("attribute-twice.list" if is_list else "attribute-twice", word.at, key=key)
-    if problem is None and directive and key == "name":
-        return fault("attribute-name", word.at)
-    return problem
-
-
-def _remove_default(word: Word, values: AttributeValues) -> Fault | None:
-    if word.key == "name":
-        return fault("attribute-value.name", word.at)
-    if values.pop(word.key, None) is not None:
-        return None
-    return fault("attribute-bare", word.at, key=word.key)
+    return faults if block.fault is None else [*faults, block.fault]
 
 
 def _state_value(word: Word, values: AttributeValues) -> Fault | None:
@@ -183,21 +151,11 @@ def make(values: Mapping[str, Any]) -> Attributes:
     """Make the attributes of one job. A job without GPUs has neither a memory budget nor a GPU model."""
     if not values:
         return NO_ATTRIBUTES
-    get = values.get
-    on_gpu = get("gpus") != 0
+    unused = ("mem", "gpu-model") if values.get("gpus") == 0 else ()
     return Attributes(
-        gpus=get("gpus"),
-        mem_bytes=get("mem") if on_gpu else None,
-        time_limit_s=get("time"),
-        retries=get("retries"),
-        name=get("name", ""),
-        tags=get("tag", ()),
-        prio=get("prio", 0),
-        cwd=get("cwd"),
+        **{field: values[key] for key, field in _FIELDS.items() if key in values and key not in unused},
         env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),
-        gpu_model=get("gpu-model", "") if on_gpu else "",
         after=tuple([Dependency(kind, values[key]) for key, kind in _KINDS.items() if key in values]),
-        items=get("items", 0),
     )
 
 
@@ -208,23 +166,15 @@ _SAFE = re.compile(rb"[\w@%+=:,./-]+")
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
     """Return keys and values as a user writes them, without quotes."""
-    a = attributes
-    texts = [
-        ("name", a.name or None),
-        ("gpus", a.gpus),
-        ("mem", None if a.mem_bytes is None else format_size(a.mem_bytes)),
-        ("gpu-model", a.gpu_model or None),
-        ("time", None if a.time_limit_s is None else format_duration(a.time_limit_s)),
-        ("retries", a.retries),
-        ("prio", a.prio or None),
-        ("tag", ",".join(a.tags) or None),
-        *((each.kind.value, ",".join(each.refs)) for each in a.after),
-        ("items", a.items or None),
-    ]
-    words = [(key, str(text).encode()) for key, text in texts if text is not None]
-    if a.cwd is not None:
-        words.append(("cwd", a.cwd))
-    return words + [(ENV + name.decode(), value) for name, value in a.env]
+    words = []
+    for key, field in _FIELDS.items():
+        value = getattr(attributes, field)
+        if value != getattr(NO_ATTRIBUTES, field) and key != "cwd":
+            words.append((key, _FORMATS.get(key, str)(value).encode()))
+    words += [(each.kind.value, ",".join(each.refs).encode()) for each in attributes.after]
+    if attributes.cwd is not None:
+        words.append(("cwd", attributes.cwd))
+    return words + [(ENV + name.decode(), value) for name, value in attributes.env]
 
 
 def render(attributes: Attributes) -> bytes:

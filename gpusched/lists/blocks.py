@@ -33,9 +33,6 @@ class AttributeBlock(NamedTuple):
 
 # A bracket that begins no block: a test of the shell, or a row of a table.
 _NO_BLOCK = re.compile(rb"\[(?:[ \t\[\"'{]|[\d.+-]+,|$)")
-_SIMPLE = re.compile(  # most words
-    rb"""[ \t]*([A-Za-z][\w.-]*)=(?:([\w.,:/@%+=-]*)|'([^']*)'|"([^"\\$`]*)")(?=[ \t\]]|$)"""
-)
 _OTHER = re.compile(rb"[^ \t\]]*")
 _KEYED = re.compile(rb"([A-Za-z][\w.-]*)=")
 _PIECE = re.compile(
@@ -59,12 +56,18 @@ def looks_like_directive(comment: bytes) -> bool:
 
 
 def read_block(text: bytes, start: int) -> AttributeBlock:
-    """Read the block whose bracket is at `start`."""
+    """Read the block whose bracket is at `start`. A blank and a command without a block of its own must follow it."""
     block = _read(text, start + 1, closes=True)
-    at = block.fault.at if block.fault else -1
-    is_quote_open = at >= 0 and text[at : at + 1] in (b"'", b'"')
-    if block.end < 0 and (at < 0 or not (is_quote_open or b"]" in text[start:])):
-        return block._replace(fault=fault("attribute-syntax.open", start))
+    if block.end < 0:
+        is_quote_open = block.fault is not None and text[block.fault.at : block.fault.at + 1] in (b"'", b'"')
+        if block.fault is None or not (is_quote_open or b"]" in text[start:]):
+            return block._replace(fault=fault("attribute-syntax.open", start))
+        return block
+    command = text[block.end :].lstrip(b" \t")
+    if command and text[block.end : block.end + 1] not in b" \t":
+        return block._replace(fault=fault("attribute-end.blank", block.end))
+    if opens_block(command):
+        return block._replace(fault=fault("attribute-end.second", len(text) - len(command)))
     return block
 
 
@@ -76,12 +79,6 @@ def read_directive(text: bytes, start: int) -> AttributeBlock:
 def _read(text: bytes, at: int, *, closes: bool) -> AttributeBlock:
     words: list[Word] = []
     while True:
-        simple = _SIMPLE.match(text, at)
-        if simple is not None and (closes or text[simple.end() : simple.end() + 1] != b"]"):
-            value = simple[simple.lastindex or 2]
-            words.append(Word(_key(simple[1]), value, simple.start(1), not value and simple.lastindex == 2))
-            at = simple.end()
-            continue
         while text[at : at + 1] in (b" ", b"\t"):
             at += 1
         char = text[at : at + 1]
@@ -119,16 +116,12 @@ def _word(text: bytes, start: int, closes: bool) -> tuple[Word, int] | Fault:
 
 def _piece_fault(kind: str, part: bytes, at: int, *, is_first: bool) -> Fault | None:
     """Return the fault of a piece of a value, if it has one."""
-    if kind == "double":
-        expansion = _EXPANDS.match(part)
-        return fault("attribute-expansion", at + expansion.end()) if expansion else None
-    if kind != "mark":
+    expansion = _EXPANDS.match(part) if kind == "double" else None
+    if expansion is not None:
+        return fault("attribute-expansion", at + expansion.end())
+    if kind != "mark" or part == b"]" or (part == b"~" and not is_first):
         return None
-    if part in b"'\"":
-        return fault("attribute-syntax.quote", at)
-    if part == b"\\":
-        return fault("attribute-syntax.backslash", at)
-    return fault("attribute-expansion", at) if part in b"$`" or (part == b"~" and is_first) else None
+    return fault("attribute-expansion" if part in b"$`~" else "attribute-syntax.quote", at)
 
 
 def _key(key: bytes) -> str:

@@ -12,13 +12,12 @@ from gpusched.lists.shell_lexer import Scan, Token, literal
 
 # ---- the commands of a line ------------------------------------------------------------------------
 
-OPENERS = {b"if": b"fi", b"for": b"done", b"while": b"done", b"until": b"done", b"select": b"done"}
-OPENERS |= {b"case": b"esac", b"{": b"}"}
+OPENERS = {b"if": b"fi", b"case": b"esac", b"{": b"}"}
+OPENERS |= dict.fromkeys((b"for", b"while", b"until", b"select"), b"done")
 CLOSERS = frozenset(OPENERS.values())
-CONNECTIVES = frozenset({b"then", b"elif", b"else", b"do", b"!", b"time"})
-RESERVED = frozenset(OPENERS) | CLOSERS | CONNECTIVES | {b"function"}
+RESERVED = frozenset(b"then elif else do ! time function".split()) | frozenset(OPENERS) | CLOSERS
 
-_HEADED = frozenset({b"for", b"select", b"case", b"function"})  # the words after them are no commands
+_NAMED = (b"for", b"select", b"function")  # a name follows them
 _PATTERN = b"pattern"
 _ENDS_CLAUSE = frozenset({b";;", b";&", b";;&"})
 _JOINING = frozenset({b"&&", b"||", b"|", b"|&"})
@@ -26,10 +25,9 @@ _DIGITS = re.compile(rb"\d+")
 
 
 class Command(NamedTuple):
-    """A simple command: its words without redirections, the number of its (sub)shell, and the operator that ends it."""
+    """A simple command: its words without redirections, and the operator that ends it."""
 
     words: tuple[Token, ...]
-    shell: int
     ender: Token | None
 
 
@@ -64,14 +62,12 @@ class _Grouping:
         self.previous = b""
         self._words: list[Token] = []
         self._has_redirection = False  # the command begins with one, so that no reserved word can follow
-        self._header = b""  # the keyword whose header this is; _PATTERN before a `)` of a case
-        self._shells = [0]
-        self._newest = 0
+        self._header = b""  # b"case" before the `in` of a case, _PATTERN before a `)` of it
 
     def flush(self, ender: Token | None) -> None:
         """End the simple command, if there is one."""
         if self._words or (ender is not None and ender.text == b"&"):
-            self.commands.append(Command(tuple(self._words), self._shells[-1], ender))
+            self.commands.append(Command(tuple(self._words), ender))
         self._words.clear()
         self._has_redirection = False
 
@@ -82,8 +78,9 @@ class _Grouping:
         if self.redirected:
             self.redirected = False
         elif self._header and not (self._header == _PATTERN and text == b"esac"):
-            self._read_header(text)
-        elif is_first and not self._has_redirection and text in RESERVED:
+            if text == b"in" and self._header == b"case":
+                self._header = _PATTERN
+        elif is_first and not self._has_redirection and text in RESERVED and self.previous not in _NAMED:
             self._read_reserved(token)
         elif not (is_first and self._is_no_program(text)):
             self._words.append(token)
@@ -91,25 +88,23 @@ class _Grouping:
                 self.flush(None)
 
     def _is_no_program(self, text: bytes) -> bool:
-        """Return True for arithmetic, a function's name before its body, and an option of the keyword `time`."""
-        return text[:2] == b"((" or text.endswith(b"()") or (self.previous == b"time" and text == b"-p")
-
-    def _read_header(self, text: bytes) -> None:
-        if text == b"in" and self._header == b"case":
-            self._header = _PATTERN
-        elif self._header == b"function" or (text == b"do" and self._header in (b"for", b"select")):
-            self._header = b""
+        """Return True for arithmetic, the name of a loop or a function, and an option of the keyword `time`."""
+        is_option = self.previous == b"time" and text == b"-p"
+        return text[:2] == b"((" or text.endswith(b"()") or self.previous in _NAMED or is_option
 
     def _read_reserved(self, token: Token) -> None:
         text = token.text
-        self._header = text if text in _HEADED else b""
+        self._header = b"case" if text == b"case" else b""
         if text in OPENERS:
             self.compounds.append((OPENERS[text], token))
         elif text in CLOSERS:
-            if not self.compounds:
-                self.stray = self.stray or token
-            elif self.compounds[-1][0] == text:
-                self.compounds.pop()
+            self._close(token)
+
+    def _close(self, token: Token) -> None:
+        if self.compounds and self.compounds[-1][0] == token.text:
+            self.compounds.pop()
+        elif not self.compounds or token.text == b")":
+            self.stray = self.stray or token
 
     # ---- operators ----
 
@@ -119,9 +114,12 @@ class _Grouping:
             self._header = _PATTERN if text != b")" else b""
         elif text[:1] in b"<>" or text[:2] == b"&>":
             self._redirect(token)
-        elif text in (b"(", b")"):
+        elif text == b"(":
             self.flush(None)
-            (self._open_shell if text == b"(" else self._close_shell)(token)
+            self.compounds.append((b")", token))
+        elif text == b")":
+            self.flush(None)
+            self._close(token)
         else:
             self.flush(token)
             in_case = self.compounds and self.compounds[-1][0] == b"esac"
@@ -134,18 +132,6 @@ class _Grouping:
             self._words.pop()  # the number of a descriptor
         self.redirected = True
         self._has_redirection |= not self._words
-
-    def _open_shell(self, token: Token) -> None:
-        self.compounds.append((b")", token))
-        self._newest += 1
-        self._shells.append(self._newest)
-
-    def _close_shell(self, token: Token) -> None:
-        if self.compounds and self.compounds[-1][0] == b")":
-            self.compounds.pop()
-            self._shells.pop()
-        else:
-            self.stray = self.stray or token
 
 
 def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redirected: bool) -> Token | None:
@@ -161,63 +147,47 @@ def _unfinished(tokens: list[Token], compounds: list[tuple[bytes, Token]], redir
 
 # ---- the parts of a command ------------------------------------------------------------------------
 
-MASKS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
-
+_NAME = re.compile(rb"[A-Za-z_]\w*")
+_RUN_TEXT = re.compile(rb"-\w*c")
 _ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 
-# Programs that run another program, with those of their options that take a word.
-_WRAPPERS: dict[bytes, tuple[bytes, ...]] = {
-    b"env": (b"-u", b"--unset", b"-C", b"--chdir"),
-    b"sudo": (b"-u", b"-g", b"-p", b"-C", b"-h"),
-    b"timeout": (b"-s", b"--signal", b"-k", b"--kill-after"),
-    b"time": (b"-o", b"-f"),
-    b"exec": (b"-a",),
-    b"nice": (b"-n",),
-    b"ionice": (b"-c", b"-n"),
-    b"taskset": (b"-c",),
-    b"nohup": (),
-    b"setsid": (),
-    b"command": (),
-    b"builtin": (),
-    b"stdbuf": (b"-i", b"-o", b"-e"),
-    b"chrt": (),
-    b"numactl": (b"-C", b"-N", b"-m"),
-    b"unbuffer": (),
-}
+# Programs that run another program, and those of their options that take a word.
+_WRAPPERS = frozenset(
+    b"env sudo timeout time exec nice ionice taskset nohup setsid command builtin stdbuf chrt numactl unbuffer".split()
+)
+_WITH_WORD = frozenset(b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split())
 _WRAPPER_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
-_SETUP = _DECLARERS | {b"cd", b"pushd", b"popd", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias"}
-_SETUP |= {b"unalias", b"shopt", b"module", b"ml", b"workon", b"deactivate"}
-_ACTIVATORS = frozenset({b"conda", b"mamba", b"micromamba", b"pyenv", b"nvm", b"spack"})
-_ACTIVATE = frozenset({b"activate", b"deactivate", b"shell", b"use", b"load", b"unload"})
-_SHELL_HOOK = re.compile(rb"(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b", re.DOTALL)
-_DETACH_OPTION = {
-    b"tmux": re.compile(rb"-[A-Za-z]*d"),
-    b"screen": re.compile(rb"-[A-Za-z]*d[A-Za-z]*m\w*"),
-    b"docker": re.compile(rb"-[it]*d[it]*|--detach"),
-    b"podman": re.compile(rb"-[it]*d[it]*|--detach"),
-}
+_SETUP = _DECLARERS | frozenset(
+    b"cd pushd popd source . set unset ulimit umask alias unalias shopt module ml workon deactivate".split()
+)
+# A program and its arguments, without quotes, that activate an environment; and those that leave a process behind.
+_ACTIVATES = re.compile(
+    rb"(?:conda|mamba|micromamba|pyenv|nvm|spack) (?:activate|deactivate|shell|use|load|unload)\b"
+    rb"|eval .*(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b",
+    re.DOTALL,
+)
+_DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
 
 # A line that begins with one of these goes to the scanner.
-NOTABLE = RESERVED | _SETUP | _ACTIVATORS | _SHELLS | frozenset(_WRAPPERS) | frozenset(_DETACH_OPTION)
-NOTABLE |= {b"disown", b"eval"}
+NOTABLE = RESERVED | _SETUP | _SHELLS | _WRAPPERS
+NOTABLE |= frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
 
 
 class CommandParts:
     """The parts of one simple command.
 
-    `setters` are the words that put a variable into its environment or the shell's, `unset` those that remove one of
-    `MASKS`, `cleared` the one that empties the environment. `declarer` is the word of an `export`, `unset` or the
+    `setters` are the words that put a variable into its environment or the shell's, or unset one of the shell's;
+    `cleared` is the one that takes the GPU out of the environment, `declarer` the word of an `export`, `unset` or the
     like. `inner` are texts that it runs in a shell, with their offsets.
     """
 
-    __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup", "unset")
+    __slots__ = ("_words", "cleared", "declarer", "detaches", "inner", "name", "setters", "setup")
 
     def __init__(self, command: Command) -> None:
         words = self._words = command.words
         self.setters: list[Token] = []
-        self.unset: list[Token] = []
         self.cleared: Token | None = None
         self.declarer: Token | None = None
         self.inner: list[tuple[Scan, int]] = []
@@ -232,33 +202,28 @@ class CommandParts:
         self.name = name = _basename(words[at]) if at < len(words) else b""
         texts = [literal(word.text) for word in words[at + 1 :]]
         self._read_arguments(words[at:], texts)
+        line = b" ".join([name, *texts])
         if at < len(words):
-            self.setup = _is_setup(name, texts)
+            self.setup = name in _SETUP or bool(_ACTIVATES.match(line))
         else:  # assignments alone, or `exec` for its redirections
             self.setup = bool(words) and wrappers in ([], [b"exec"])
-        option = _DETACH_OPTION.get(name)
-        self.detaches = name == b"disown" or (option is not None and any(map(option.fullmatch, texts)))
+        self.detaches = bool(_DETACHES.match(line))
         if b"setsid" in wrappers:  # it forks if it leads a process group, as it does in a job
             self.detaches |= not any(word.text in (b"-w", b"--wait") for word in words)
 
     def _read_arguments(self, words: tuple[Token, ...], texts: list[bytes]) -> None:
         """Read the arguments, `texts` without quotes, of a program that sets variables or runs a text in a shell."""
-        arguments = words[1:]
-        if self.name in _DECLARERS:
+        if self.name in _DECLARERS or self.name == b"unset":
             self.declarer = words[0]
-            self.setters += (w for w, text in zip(arguments, texts, strict=True) if _ASSIGNMENT.match(text))
-        elif self.name == b"unset":
-            self.declarer = words[0]
-            self.unset += (w for w, text in zip(arguments, texts, strict=True) if text in MASKS)
-        elif self.name == b"eval":
-            self._read_inner(arguments[:1])
+            is_setter = _ASSIGNMENT.match if self.name in _DECLARERS else _NAME.fullmatch
+            self.setters += (word for word, text in zip(words[1:], texts, strict=True) if is_setter(text))
         elif self.name in _SHELLS:
-            for k, text in enumerate(texts):
-                if re.fullmatch(rb"-\w*c", text):
-                    self._read_inner(arguments[k + 1 : k + 2])
+            for text, word in zip(texts, words[2:], strict=False):
+                if _RUN_TEXT.fullmatch(text):
+                    self._read_inner(word)
 
     def _skip_options(self, wrapper: bytes, at: int) -> int:
-        """Skip a wrapper's own words; collect the variables that `env` sets and unsets."""
+        """Skip a wrapper's own words; collect the variables that `env` sets."""
         words = self._words
         while at < len(words):
             text = literal(words[at].text)
@@ -268,31 +233,22 @@ class CommandParts:
                 break
             elif wrapper == b"env" and text in (b"-", b"-i", b"--ignore-environment"):
                 self.cleared = words[at]
-            elif wrapper == b"env" and text.startswith((b"-u", b"--unset=")) and text.endswith(MASKS):
-                self.unset.append(words[at])
-            elif text in _WRAPPERS[wrapper] and at + 1 < len(words):
-                if text in (b"-u", b"--unset") and literal(words[at + 1].text) in MASKS:
-                    self.unset += words[at : at + 2]
+            elif text in _WITH_WORD:
                 at += 1
+                if text in (b"-u", b"--unset") and at < len(words) and words[at].text == b"CUDA_VISIBLE_DEVICES":
+                    self.cleared = words[at]
             at += 1
         return at
 
-    def _read_inner(self, argument: tuple[Token, ...]) -> None:
+    def _read_inner(self, word: Token) -> None:
         """Scan a text that a shell will run, if the line has its bytes unchanged."""
-        for word in argument:
-            raw = word.text
-            if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:
-                scan = Scan(raw[1:-1])
-                if not (scan.open or scan.dangling):
-                    self.inner.append((scan, word.start + 1))
+        raw = word.text
+        if len(raw) > 1 and raw[:1] in b"'\"" and literal(raw) == raw[1:-1]:
+            scan = Scan(raw[1:-1])
+            if not (scan.open or scan.dangling):
+                self.inner.append((scan, word.start + 1))
 
 
 def _basename(word: Token) -> bytes:
     text = literal(word.text)
     return text if text in (b".", b"/") else text.rpartition(b"/")[2]
-
-
-def _is_setup(name: bytes, arguments: list[bytes]) -> bool:
-    if name in _ACTIVATORS:
-        return bool(arguments) and arguments[0] in _ACTIVATE
-    return name in _SETUP or (name == b"eval" and bool(_SHELL_HOOK.search(b" ".join(arguments))))

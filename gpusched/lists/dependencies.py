@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from gpusched.core.jobs.readiness import find_cycle
 from gpusched.core.model import JobSpec
 from gpusched.lists.finding_table import fault, place_fault, suggest
 from gpusched.lists.findings import Finding
@@ -23,9 +24,7 @@ def check(specs: Sequence[JobSpec], data: bytes = b"", *, known: Collection[str]
     if not any(spec.attributes.after for spec in specs):
         return []
     groups = _groups(specs)
-    findings = list(_unknown(specs, groups, known))
-    if not findings:
-        findings += _circles(specs, groups)
+    findings = list(_unknown(specs, groups, known)) or list(_circle(specs, groups))
     lines = data.split(b"\n") if findings else []
     return [_find_line(finding, lines) for finding in findings[:_EXPLAINED]] + findings[_EXPLAINED:]
 
@@ -49,38 +48,29 @@ def references(spec: JobSpec) -> Iterator[str]:
 
 
 def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collection[str]) -> Iterator[Finding]:
-    reported: set[tuple[int, str]] = set()  # the jobs of a sweep have one line
-    for spec in specs:
-        for ref in references(spec):
-            if ref not in groups and ref not in known and (spec.line, ref) not in reported:
-                reported.add((spec.line, ref))
-                explain = len(reported) <= _EXPLAINED
-                suggestion = suggest(ref, [*groups, *known]) if explain else ""
-                source = ref.encode() if explain else b""
-                yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), spec.line, source)
+    names = {*groups, *known}
+    # the jobs of a sweep have one line, and one finding
+    missing = dict.fromkeys((spec.line, ref) for spec in specs for ref in references(spec) if ref not in names)
+    for n, (line, ref) in enumerate(missing):
+        suggestion = suggest(ref, [*groups, *known]) if n < _EXPLAINED else ""
+        source = ref.encode() if n < _EXPLAINED else b""
+        yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), line, source)
 
 
-def _circles(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
+def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
     """Yield one finding for jobs that wait for each other, if there are any."""
     # Nodes are jobs and groups: a job waits for groups, a group for its jobs. So n jobs of a tag need no n² edges.
-    names = list(groups)
-    number = {name: len(specs) + n for n, name in enumerate(names)}
-    waits = list(_edges(specs, groups, number))
-    waits += (groups[name] for name in names)
-    waited_by: list[list[int]] = [[] for _ in waits]
-    open_ends = [len(targets) for targets in waits]
-    for node, targets in enumerate(waits):
-        for target in targets:
-            waited_by[target].append(node)
-    free = [node for node, count in enumerate(open_ends) if not count]
-    while free:
-        for node in waited_by[free.pop()]:
-            open_ends[node] -= 1
-            if not open_ends[node]:
-                free.append(node)
-    start = next((node for node, count in enumerate(open_ends) if count), -1)
-    if start >= 0:
-        yield _circle(specs, names, waits, open_ends, start)
+    number = {name: len(specs) + n for n, name in enumerate(groups)}
+    waits = dict(enumerate([*_edges(specs, groups, number), *groups.values()]))
+    jobs = [n for n in find_cycle(waits) if n < len(specs)]
+    if not jobs:
+        return
+    first = jobs.index(min(jobs))
+    jobs = jobs[first:] + jobs[:first]
+    spec, following = specs[jobs[0]], jobs[1 % len(jobs)]
+    ref = next(ref for ref in references(spec) if following in groups.get(ref, ()))
+    texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
+    yield place_fault(fault("circle", jobs=" -> ".join([*texts, texts[0]])), spec.line, ref.encode())
 
 
 def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
@@ -99,30 +89,6 @@ def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[
             else:
                 targets.append(first[ref])  # which waits for this one: one edge shows the circle
         yield targets
-
-
-def _circle(
-    specs: Sequence[JobSpec], names: Sequence[str], waits: list[list[int]], open_ends: list[int], node: int
-) -> Finding:
-    """Follow nodes that never become free until one repeats, and report the circle."""
-    path: list[int] = []
-    index: dict[int, int] = {}
-    while node not in index:
-        index[node] = len(path)
-        path.append(node)
-        node = next(target for target in waits[node] if open_ends[target])
-    circle = path[index[node] :]
-    jobs = [n for n in circle if n < len(specs)]
-    first = jobs.index(min(jobs))
-    jobs = jobs[first:] + jobs[:first]
-    after = circle[(circle.index(jobs[0]) + 1) % len(circle)]
-    if after >= len(specs):
-        ref = names[after - len(specs)]
-    else:
-        ref = next(ref for ref in references(specs[jobs[0]]) if ref in specs[after].attributes.tags)
-    texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
-    name = "circle.self" if len(jobs) == 1 else "circle"
-    return place_fault(fault(name, ref=ref, jobs=" -> ".join([*texts, texts[0]])), specs[jobs[0]].line, ref.encode())
 
 
 def _name(spec: JobSpec) -> str:

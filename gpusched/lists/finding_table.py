@@ -10,15 +10,6 @@ from gpusched.common.quantities import nearest
 from gpusched.lists.findings import Finding, Severity
 
 
-class Rule(NamedTuple):
-    """A row of the table. `message` and `hint` are templates of `str.format`."""
-
-    severity: Severity
-    message: str
-    hint: str
-    forceable: bool  # --force turns the error into a warning
-
-
 class Fault(NamedTuple):
     """A finding before it has a line; `at` is a byte offset into the text that was judged."""
 
@@ -27,29 +18,19 @@ class Fault(NamedTuple):
     at: int
     message: str
     hint: str = ""
-    forceable: bool = False
+    forceable: bool = False  # --force turns the error into a warning
 
 
 def fault(name: str, at: int = 0, /, **values: Any) -> Fault:
     """Return the fault of the row `name`, with the values in its texts."""
     rule = RULES[name]
-    code = name.partition(".")[0]
-    message, hint = rule.message.format(**values), rule.hint.format(**values)
-    return Fault(code, rule.severity, at, message, hint, rule.forceable)
+    return rule._replace(at=at, message=rule.message.format(**values), hint=rule.hint.format(**values))
 
 
 def place_fault(fault: Fault, line: int, source: bytes = b"", at: int = 0, *, force: bool = False) -> Finding:
     """Return the finding of a fault: `at` is a byte offset into `source`, the physical line."""
-    return Finding(
-        severity="warning" if force and fault.forceable else fault.severity,
-        code=fault.code,
-        line=line,
-        message=fault.message,
-        hint=fault.hint,
-        forceable=fault.forceable,
-        source=source,
-        at=at,
-    )
+    severity: Severity = "warning" if force and fault.forceable else fault.severity
+    return Finding(severity, fault.code, line, fault.message, fault.hint, fault.forceable, source=source, at=at)
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
@@ -74,18 +55,15 @@ forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
 forceable unfinished: the command is not complete: its {word} is not closed on this line
     a command has one line: join lines by a backslash at the end, or put them into a script
-forceable own-devices.unset: it unsets a variable of gpusched, so the job would not use the GPU claimed for it
+forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
-forceable own-devices.set: it sets {variable} itself, so the job would not use the GPU claimed for it
-    leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
-forceable cleared-environment: it empties the environment, so the job would not use the GPU claimed for it
+hint stripped: its own choice of GPUs is removed by --strip-gpu-env
+forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job would not use the GPU claimed for it
     keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
-forceable no-program: the command does not start with a program ({word})
-forceable parameter-table: the line does not start with a program ({words}); is this a table of parameters?
+forceable parameter-table: this does not start with a program ({word}); is it a table of parameters?
     begin each line with the program that takes them; --force runs the lines as they are
-forceable parameter-table.lines: none of {lines} starts with a program ({words}); is this a table of parameters?
 warning cpu-job: {variable} hides all GPUs, but one is claimed for the job
     if this is a CPU job, begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0
 warning background: a process stays in the background: the shell returns while it still runs
@@ -101,19 +79,15 @@ warning backslash-at-end: the last line ends in a backslash, and nothing follows
 error backslash-at-end.partial: the last line ends in a backslash, and nothing follows it
     the file may be incomplete; if it is not, remove the backslash
 hint duplicate: line {line} repeats line {first}
-hint duplicate.sweep: line {line} makes the same job more than once
 warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax.word: {word!r} is not of the form key=value
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.quote: this quote is not closed
-error attribute-syntax.backslash: nothing follows this backslash
+error attribute-syntax.quote: this quote is not closed, or nothing follows this backslash
 error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
     write the value itself, or set it in the command; single quotes keep the characters as they are
-warning attribute-expansion.yaml: nothing is expanded in {key}: the characters are taken as they are
-    use $X in the command, where the shell expands it
 error attribute-end.blank: a space must follow the ] of the attributes
 error attribute-end.second: a second block of attributes: put all into the first
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
@@ -125,20 +99,17 @@ error attribute-key: unknown attribute {key!r}{suggestion}
 error attribute-key.variable: {key!r} is no name of a variable: letters, digits and _
 error attribute-own: gpusched sets {key} itself: leave it out (gpus=0 makes a job without a GPU)
 error attribute-twice: {key} is stated twice
-error attribute-twice.list: {key} is stated twice: write {key}=a,b
+    a list has commas: tag=a,b
 error attribute-name: a name is for one job, and a directive is for all the lines below
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
 error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
-error attribute-value.name: the name is empty
 warning attribute-bare: {key}= removes a default, but there is none
     leave it out; env.NAME='' sets a variable to nothing
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
 error name-taken: line {owner} has the name {name} already
-    a name is for one job; use tag for many
-error name-taken.sweep: several jobs of line {owner} have the name {name}
-    put its parameters into the name: {form}
+    a name is for one job: put the parameters of a sweep into it, or use tag
 error placeholder: {error}
     pass it in a variable: env: {{X: '{{name}}'}}, and $X
 error sweep.twice: the parameter {name} is set twice
@@ -146,50 +117,39 @@ error sweep.size: this makes {jobs:,} jobs, and at most {most:,} are allowed
 error sweep.empty: no combination is left: all are excluded
 error sweep.zip: the lists of zip differ in length: {lengths}
 error sweep.csv: the table {path} cannot be read: {error}
-    its path is relative to this YAML file
-error sweep.table: this table cannot be used: {error}
+    its path is relative to this YAML file, and its first line names the columns
+error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
-error sweep.span: {error}
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
 warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
 warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
-warning no-parameter: {{{word}}} stays as it is: there is no such parameter
-    if it is meant as one, add -p {word}=…
 warning exclude: this excludes nothing: no combination has these values
     values are compared as text
-error yaml.encoding: this file is not UTF-8
-error yaml.depth: this is nested too deeply
-error yaml: this is not YAML: {problem}
+error yaml.unreadable: {problem}
+error yaml: {problem}
     a value that begins with {{ or [, or that contains ': ' or ' #', needs quotes: '…'
 error shape.text: {subject} must be text, not a {kind}
-    a value that begins with {{ or [, or that contains ': ' or ' #', needs quotes: '…'
-error shape.key: a key of {subject} must be text
     a value that begins with {{ or [, or that contains ': ' or ' #', needs quotes: '…'
 error shape.list: {subject} must be a list, each item behind a dash
 error shape.map: {subject} must be a map, with lines such as 'key: value'
 error shape.no-jobs: this file has no jobs:
     add jobs: with a list of commands
-error shape.no-command: this job has no command:
-error shape.two-commands: a job has command: or run:, not both
+error shape.command: a job has either command: or run:
 error key: unknown key {key!r}{suggestion}
     the keys: {keys}
-error key.job: unknown key {key!r}{suggestion}
-    it belongs to a job: a list item below jobs:
 error key.one-job: {key} is for one job, and defaults are for all
 error key.parameter: {key} is no parameter of this sweep{suggestion}
-    the parameters: {names}
-error key-twice: {key} is set here already
-error key-twice.map: {key} is in line {line} of this map already
+    the parameters: {keys}
+error key-twice: {key} is in line {line} of this map already
 error unknown-job: no job has the name or the tag {ref}{suggestion}
     after= takes the names, tags and ids of jobs of the same queue
 error circle: these jobs wait for each other: {jobs}
     remove one of these dependencies
-error circle.self: the job waits for itself: {ref} is its own
-    remove this dependency
 """
 _ROW = re.compile(r"^(error|forceable|warning|hint) (\S+): (.*)(?:\n    (.*))?$", re.MULTILINE)
+_SEVERITY = {"forceable": "error"}
 RULES = {
-    name: Rule("error" if kind == "forceable" else kind, message, hint, kind == "forceable")
+    name: Fault(name.partition(".")[0], _SEVERITY.get(kind, kind), 0, message, hint, kind == "forceable")
     for kind, name, message, hint in _ROW.findall(_TABLE)
 }

@@ -37,16 +37,13 @@ class Finding:
         """Return the line, fit to show, and a line with a caret below its column; both empty without a source."""
         if not self.source:
             return "", ""
-        text = _printable(self.source)
-        before = _printable(self.source[: self.at])
+        text, before = _printable(self.source), _printable(self.source[: self.at])
         while not text.startswith(before):  # the column is inside a masked secret
             before = before[:-1]
-        start = 0
         if len(text) > _EXCERPT_WIDTH:
             start = max(0, min(len(before) - _EXCERPT_WIDTH // 2, len(text) - _EXCERPT_WIDTH))
-            is_cut = len(text) > start + _EXCERPT_WIDTH
-            text = ("…" if start else "") + text[start : start + _EXCERPT_WIDTH] + ("…" if is_cut else "")
-            before = ("…" if start else "") + before[start:]
+            lead, end = "…" if start else "", start + _EXCERPT_WIDTH
+            text, before = f"{lead}{text[start:end]}…", f"{lead}{before[start:]}"
         return text, " " * sum(map(_width, before)) + "^"
 
     def render(self, file: str = "", *, with_hint: bool = True) -> str:
@@ -54,11 +51,9 @@ class Finding:
         location = f"{file}:{self.line}" if file else f"line {self.line}"
         if self.source:
             location += f":{self.column}" if file else f", column {self.column}"
-        lines = [f"{location}: {self.severity}: {self.message}"]
-        lines += (f"    {text}" for text in self.excerpt() if text)
-        if self.hint and with_hint:
-            lines.append(f"  {self.hint}")
-        return "\n".join(lines)
+        hint = [f"  {self.hint}"] if self.hint and with_hint else []
+        excerpt = [f"    {text}" for text in self.excerpt() if text]
+        return "\n".join([f"{location}: {self.severity}: {self.message}", *excerpt, *hint])
 
 
 def render_findings(findings: Iterable[Finding], file: str = "", *, limit: int = SHOWN_PER_CODE) -> str:

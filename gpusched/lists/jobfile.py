@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from gpusched.common.text import clean
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.model import NO_ATTRIBUTES, Attributes
 from gpusched.lists.attributes import make, state
 from gpusched.lists.blocks import (
     DIRECTIVE,
@@ -25,8 +23,7 @@ from gpusched.lists.blocks import (
     read_directive,
 )
 from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.findings import Finding
-from gpusched.lists.joblist import BLANK, JobFile, Register, is_plain, judge, stripped
+from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_plain, judge, stripped
 from gpusched.lists.shell_lexer import Scan
 
 __all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
@@ -39,14 +36,9 @@ _BOM = b"\xef\xbb\xbf"
 _NOT_A_SHELL = re.compile(rb"#!.*\b(python|perl|ruby|node|Rscript|julia|awk|make|php|lua)")
 
 
-def parse(data: bytes, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> JobFile:
-    """Read a whole file.
-
-    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
-    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
-    of GPUs for a job that states none. A line with an error makes no job.
-    """
-    feed = LineFeed(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
+def parse(data: bytes, **options: Any) -> JobFile:
+    """Read a whole file. The options are those of LineFeed."""
+    feed = LineFeed(**options)
     body, rest = feed.feed(data), feed.finish()
     return JobFile(body.specs + rest.specs, body.findings + rest.findings, body.complete)
 
@@ -56,25 +48,17 @@ def needs_script(command: bytes) -> bool:
     return len(command) >= SCRIPT_BYTES
 
 
-class LineFeed:
+class LineFeed(JobCollector):
     """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete."""
 
-    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
-        self._force = force
-        self._strip = strip_gpu_env
-        self._gpus = gpus
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
         self._scan: Scan | None = None  # of a command that continues in the next line
-        self._block: AttributeBlock | None = None  # of the command that is being read
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
-        self._jobs = Register()
-        self._table: list[str] = []  # first words of the last lines, if they may be the rows of a table
-        self._table_at = -1  # index of its finding, unless it was returned already
-        self._specs: list[JobSpec] = []
-        self._findings: list[Finding] = []
 
     def feed(self, data: bytes) -> JobFile:
         """Parse the next bytes, up to the last newline."""
@@ -84,7 +68,7 @@ class LineFeed:
                 self._line(line)
             self._tail.clear()
         self._tail += rest
-        return self._flush()
+        return self.take(complete=not self._tail)
 
     def finish(self) -> JobFile:
         """Parse the last line, which may have no newline."""
@@ -94,12 +78,7 @@ class LineFeed:
             self._tail.clear()
         if self._scan is not None:
             self._dangling(self._scan, complete)
-        return replace(self._flush(), complete=complete)
-
-    def _flush(self) -> JobFile:
-        jobs = JobFile(tuple(self._specs), tuple(self._findings), not self._tail)
-        self._specs, self._findings, self._table_at = [], [], -1
-        return jobs
+        return self.take(complete=complete)
 
     # ---- lines ----
 
@@ -118,44 +97,24 @@ class LineFeed:
         if not first:
             return
         if first not in b"#[" and is_plain(text):
-            self._table.clear()
             self._add(text, text, self._number, self._defaults)
             return
         self._joined = [(0, self._number, line)]
         if first == b"#":
             self._comment(line, text)
-        elif first == b"[" and opens_block(text):
-            self._attributed(line)
         else:
             self._scanned(Scan(line))
 
     def _comment(self, line: bytes, text: bytes) -> None:
         if text.startswith(DIRECTIVE):
             block = read_directive(line, line.index(DIRECTIVE))
-            faults = state(block.words, self._directives, directive=True)
-            self._report_all([*faults, block.fault] if block.fault else faults)
+            self._report_all(state(block, self._directives, directive=True))
             self._defaults = make(self._directives)
         elif text[1:2] == b"!" and self._number == 1:
             script = _NOT_A_SHELL.match(text)
             self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
         elif looks_like_directive(text):
             self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
-
-    def _attributed(self, line: bytes) -> None:
-        """Read a line that begins with a block. An open block may continue in the next line."""
-        block = read_block(line, line.index(b"["))
-        if block.end >= 0:
-            rest = line[block.end :]
-            text = rest.strip(BLANK)
-            if rest[:1] in (b" ", b"\t") and is_plain(text):
-                attributes = self._attributes(block)
-                if attributes is not None:
-                    self._table.clear()
-                    self._add(text, text, self._number, attributes)
-                return
-            self._block = block
-            line = self._blank_block(line, block.end)
-        self._scanned(Scan(line))
 
     def _scanned(self, scan: Scan) -> None:
         self._scan = scan if scan.dangling else None
@@ -175,75 +134,43 @@ class LineFeed:
 
     def _command(self, scan: Scan) -> None:
         """Judge a whole command, and make a job of it unless a fault forbids that."""
-        block, scan = self._split_block(scan)
-        attributes = self._defaults if block is None else self._attributes(block)
-        if block is not None and block.end >= 0 and scan.text and not scan.tokens:
-            self._report(fault("attribute-alone", block.end - 1))
-        text = stripped(scan.text)
-        if not text or (block is not None and (block.end < 0 or not scan.tokens)):
+        attributes: Attributes | None = self._defaults
+        if opens_block(scan.text.lstrip(BLANK)):
+            block = read_block(scan.text, scan.text.index(b"["))
+            attributes = self._attributes(block)
+            if block.fault is not None:
+                return
+            rest = scan.text[block.end :]
+            if is_plain(rest.strip(BLANK)):
+                if attributes is not None:
+                    self._add(rest.strip(BLANK), rest.strip(BLANK), self._joined[0][1], attributes)
+                return
+            scan = Scan(b" " * block.end + rest)  # every offset stays
+            if not (scan.tokens or scan.open):
+                self._report(fault("attribute-alone", block.end - 1))
+        if not (scan.tokens or scan.open):
             return
+        text = stripped(scan.text)
         if b"\0" in text:
             self._report(fault("nul-byte", scan.text.index(0)))
             return
-        gpus = self._gpus if attributes is None or attributes.gpus is None else attributes.gpus
-        checked = judge(scan, gpus=gpus, strip=self._strip)
+        checked = judge(scan, **self._options(attributes))
         refused = self._report_all(checked.faults)
-        if checked.no_program:
-            refused |= self._table_line(checked.no_program, len(scan.text) - len(scan.text.lstrip(BLANK)))
-        else:
-            self._table.clear()
         if not (refused or checked.setup or attributes is None):
             self._add(text, checked.command, self._joined[0][1], attributes)
-
-    def _split_block(self, scan: Scan) -> tuple[AttributeBlock | None, Scan]:
-        """Return the block of a command, if it has one, and the scan with blanks in its place."""
-        block, self._block = self._block, None
-        if block is None and scan.text[:1] in b"[ \t" and opens_block(scan.text.lstrip(BLANK)):
-            block = read_block(scan.text, scan.text.index(b"["))  # it has several lines
-            if block.end >= 0:
-                return block, Scan(self._blank_block(scan.text, block.end))
-        return block, scan
 
     def _attributes(self, block: AttributeBlock) -> Attributes | None:
         """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
         values = self._directives.copy()
-        faults = state(block.words, values)
-        if block.fault is not None:
-            faults.append(block.fault)
+        faults = state(block, values)
         attributes = make(values)
-        if attributes.name and (owner := self._jobs.take_name(attributes.name, self._joined[0][1])):
+        if (taken := self._take_name(attributes.name, self._joined[0][1])) is not None:
             at = next(word.at for word in block.words if word.key == "name")
-            faults.append(fault("name-taken", at, owner=owner, name=attributes.name))
-        return None if faults and self._report_all(faults) else attributes
-
-    def _blank_block(self, text: bytes, end: int) -> bytes:
-        """Replace the block by blanks, so that every offset stays. Return nothing if what follows it is wrong."""
-        rest = text[end:]
-        command = rest.lstrip(BLANK)
-        if command and command == rest:
-            self._report(fault("attribute-end.blank", end))
-        elif opens_block(command):
-            self._report(fault("attribute-end.second", len(text) - len(command)))
-        else:
-            return b" " * end + rest
-        return b""
-
-    def _table_line(self, word: bytes, at: int) -> bool:
-        """Report a line that starts with no program: one finding for all such lines in a row."""
-        self._table.append(clean(word[:40].decode("utf-8", "replace")))
-        if len(self._table) == 1:
-            self._table_at = len(self._findings)
-            self._report(fault("parameter-table", at, words=self._table[0]))
-        elif len(self._table) in (2, 3) and self._table_at >= 0:
-            words = ", ".join(self._table[:2]) + " …" * (len(self._table) > 2)
-            lines = "these lines" if self._jobs else "the first lines"
-            message = fault("parameter-table.lines", lines=lines, words=words).message
-            self._findings[self._table_at] = replace(self._findings[self._table_at], message=message)
-        return not self._force
+            faults.append(taken._replace(at=at))
+        return None if self._report_all(faults) else attributes
 
     def _add(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> None:
-        spec, first = self._jobs.admit(text, command, line, attributes)
-        self._specs.append(spec)
+        first = self._admit(text, command, line, attributes)
         if first:
             self._findings.append(place_fault(fault("duplicate", line=line, first=first), line))
 

@@ -6,17 +6,15 @@ Files of commands, YAML job files and sweeps are read by other modules.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpusched.common.text import clean
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.model import Attributes, JobSpec
 from gpusched.lists.command_parts import NOTABLE
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.lint import MAY_CHOOSE, apply_edits, check
-from gpusched.lists.shell_lexer import Scan
+from gpusched.lists.shell_lexer import Scan, scan_commands
 
 BLANK = b" \t"
 
@@ -47,16 +45,15 @@ _PLAIN = re.compile(
     rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
 )
 _NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # the rest of a command after all of it was removed
-_IN_SCRIPTS = frozenset({"open-quote", "own-devices", "cleared-environment", "cpu-job"})
+_IN_SCRIPTS = frozenset({"open-quote", "own-devices", "cleared-environment", "cpu-job", "stripped"})
 
 
 class CheckedCommand(NamedTuple):
-    """A command as the shell gets it, and its faults. `setup`, `no_program`: see lint.LintResult."""
+    """A command as the shell gets it, and its faults. `setup`: it only sets something up."""
 
     command: bytes
     faults: list[Fault]
     setup: bool = False
-    no_program: bytes = b""
 
 
 def is_plain(text: bytes) -> bool:
@@ -72,13 +69,12 @@ def judge(scan: Scan, *, gpus: int, strip: bool) -> CheckedCommand:
     command = stripped(scan.text)
     if strip and result.edits:
         command = stripped(apply_edits(result.edits, scan.text))
-        for code in ("own-devices", "cpu-job"):
-            if code in faults:
-                message = faults[code].message.split(",")[0] + ": removed by --strip-gpu-env"
-                faults[code] = faults[code]._replace(severity="hint", message=message, hint="")
+        removed = [faults.pop(code).at for code in ("own-devices", "cpu-job") if code in faults]
+        if removed:
+            result.add("stripped", min(removed))
     if result.setup and not (strip and _NOTHING.fullmatch(command)):
         result.add("setup-line", len(scan.text) - len(scan.text.lstrip(BLANK)))
-    return CheckedCommand(command, sorted(faults.values(), key=lambda each: each.at), result.setup, result.no_program)
+    return CheckedCommand(command, sorted(faults.values(), key=lambda each: each.at), result.setup)
 
 
 def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
@@ -95,44 +91,23 @@ def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
         scan.extend(b"")
     if not scan.tokens and not scan.open:
         return CheckedCommand(bare, [fault("no-command")])
-    checked = judge(scan, gpus=gpus, strip=strip)
-    if checked.no_program:
-        word = clean(checked.no_program[:40].decode("utf-8", "replace"))
-        checked.faults.append(fault("no-program", word=word))
-    return checked
+    return judge(scan, gpus=gpus, strip=strip)
 
 
 def _judge_script(text: bytes, gpus: int, strip: bool) -> CheckedCommand:
     """Check each command of a script for a choice of GPUs, and for nothing else."""
     parts: list[bytes] = []
     faults: list[Fault] = []
-    at = 0
-    for part in _commands(text):
-        scan = Scan(part)
-        stays = part
+    for at, scan in scan_commands(text):
+        part = scan.text
         if MAY_CHOOSE.search(part) or scan.open:
             checked = judge(scan, gpus=gpus, strip=strip)
             if not (scan.open and b"<<" in text):  # an apostrophe in a here-document opens nothing
                 faults += (each._replace(at=at + each.at) for each in checked.faults if each.code in _IN_SCRIPTS)
-            stays = part if checked.command == stripped(part) else checked.command
-        parts.append(stays)
-        at += len(part) + 1
+            if checked.command != stripped(part):
+                part = checked.command
+        parts.append(part)
     return CheckedCommand(b"\n".join(parts), faults)
-
-
-def _commands(text: bytes) -> Iterator[bytes]:
-    """Yield the lines of a script, joined where a quote or a backslash joins them."""
-    part = b""
-    for line in text.split(b"\n"):
-        part += line
-        scan = Scan(part)
-        if scan.open or scan.dangling:
-            part += b"\n"
-        else:
-            yield part
-            part = b""
-    if part:
-        yield part[:-1]
 
 
 def stripped(text: bytes) -> bytes:
@@ -147,30 +122,48 @@ def stripped(text: bytes) -> bytes:
 # ---- all of them -----------------------------------------------------------------------------------
 
 
-class Register:
-    """The jobs of a source so far: counts repeated jobs and checks that names are unique."""
+class JobCollector:
+    """The jobs and findings of a source so far: counts repeated jobs and checks that names are unique.
 
-    def __init__(self) -> None:
+    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
+    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
+    of GPUs for a job that states none. A line with an error makes no job.
+    """
+
+    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
+        self._force = force
+        self._strip = strip_gpu_env
+        self._gpus = gpus
+        self._specs: list[JobSpec] = []
+        self._findings: list[Finding] = []
         self._occurrences: dict[object, tuple[int, int]] = {}  # identity -> count, first line
         self._names: dict[str, int] = {}  # name -> line
 
-    def __bool__(self) -> bool:
-        return bool(self._occurrences)
+    def take(self, *, complete: bool) -> JobFile:
+        """Return the jobs and findings since the last call."""
+        jobs = JobFile(tuple(self._specs), tuple(self._findings), complete)
+        self._specs, self._findings = [], []
+        return jobs
 
-    def admit(
-        self, text: bytes, command: bytes, line: int, attributes: Attributes = NO_ATTRIBUTES
-    ) -> tuple[JobSpec, int]:
-        """Return the next job, and the line of the first job with the same identity, or 0."""
+    def _options(self, attributes: Attributes | None) -> dict[str, Any]:
+        """Return the options for judging the command of a job with these attributes."""
+        gpus = None if attributes is None else attributes.gpus
+        return {"gpus": self._gpus if gpus is None else gpus, "strip": self._strip}
+
+    def _admit(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> int:
+        """Add a job. Return the line of the first job with the same identity, or 0."""
         key: object = text
         if attributes.env or attributes.cwd is not None:
             key = text, attributes.cwd, frozenset(attributes.env)
         before, first = self._occurrences.get(key, (0, line))
         self._occurrences[key] = before + 1, first
-        return JobSpec(command, text, line, before + 1, attributes), first if before else 0
+        self._specs.append(JobSpec(command, text, line, before + 1, attributes))
+        return first if before else 0
 
-    def take_name(self, name: str, line: int) -> int:
-        """Give the name to this line. Return the line that has it already, or 0."""
-        owner = self._names.get(name, 0)
-        if not owner:
+    def _take_name(self, name: str, line: int) -> Fault | None:
+        """Give the name to this line. Return a fault if another line has it already."""
+        if name in self._names:
+            return fault("name-taken", owner=self._names[name], name=name)
+        if name:
             self._names[name] = line
-        return owner
+        return None

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpusched.lists.command_parts import MASKS, Command, CommandParts, structure
+from gpusched.common.text import clean
+from gpusched.lists.command_parts import Command, CommandParts, structure
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.shell_lexer import Scan, Token, literal
 
@@ -24,12 +25,11 @@ class Edit(NamedTuple):
 
 @dataclass(slots=True)
 class LintResult:
-    """The judgement of one line. `setup`: it only sets something up; `no_program`: a first word that is no program."""
+    """The judgement of one line. `setup`: it only sets something up."""
 
     faults: dict[str, Fault] = field(default_factory=dict)  # the first of each code
     edits: list[Edit] = field(default_factory=list)  # that remove the line's own choice of GPUs
     setup: bool = False
-    no_program: bytes = b""
 
     def add(self, name: str, at: int, **values: str) -> None:
         """Add the fault of a row of the table, unless there is one of its code."""
@@ -52,12 +52,13 @@ _OPENED |= {b"(": "parenthesis", b"${": "brace", b'"${': "brace"}
 _ESCAPED_BLANK = re.compile(rb"(?<!\\)(?:\\\\)*\\[ \t]$")
 _NUMBER = re.compile(rb"[+-]?(?:\d[\d_.,:;/%-]*(?:[eE][+-]?\d+)?|\.\d+)")
 
-_GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)\+?=(.*)", re.DOTALL)
+_GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)(?:\+?=(.*))?", re.DOTALL)
+_DERIVED = re.compile(rb".*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_).*|PCI_BUS_ID", re.DOTALL)  # from what the job gets
 _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
 # Every choice of GPUs contains one of these; a line without them needs no search for one.
 MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_|\benv\b", re.IGNORECASE)
 
-_NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true"})
+_NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true", b"in"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
 
 
@@ -83,7 +84,8 @@ def _check_first_word(token: Token, result: LintResult) -> None:
     word = literal(token.text)
     is_row = b"," in word and not any(mark in token.text for mark in (b"/", b"$", b"{", b"=", b"`"))
     if is_row or _NUMBER.fullmatch(word) or token.text[:2] in (b'{"', b'["', b"[{"):
-        result.no_program = token.text
+        text = clean(token.text[:40].decode("utf-8", "replace"))
+        result.add("parameter-table", token.start, word=text)
     elif word.startswith(b"-"):
         result.add("option-line", token.start)
 
@@ -96,25 +98,25 @@ def _check_commands(scan: Scan, base: int, gpus: int, result: LintResult) -> Non
     if unfinished is not None:
         result.add("unfinished", base + unfinished.start, word=unfinished.text.decode())
     may_choose = MAY_CHOOSE.search(scan.text)
-    detached: dict[int, int] = {}  # shell -> offset of the command that it does not wait for
+    detached: list[int] = []  # offsets of what no command has waited for yet
     has_setup = has_program = has_trap = False
     for command in commands:
         parts = CommandParts(command)
         if may_choose:
             _check_devices(command, parts, scan.text, base, gpus, result)
         if command.ender is not None and command.ender.text == b"&":
-            detached[command.shell] = base + command.ender.start
+            detached.append(base + command.ender.start)
         elif parts.detaches:
-            detached[-1] = base + command.words[0].start
+            detached.append(base + command.words[0].start)
         elif parts.name in _WAITERS:
-            detached.pop(command.shell, None)
+            detached.clear()
         has_trap |= parts.name == b"trap"
         has_setup |= parts.setup
         has_program |= not parts.setup and parts.name not in _NEUTRAL
         for inner, at in parts.inner:
             _check_commands(inner, base + at, gpus, result)
     if detached and not has_trap:
-        result.add("background", min(detached.values()))
+        result.add("background", detached[0])
     if base == 0:
         result.setup = has_setup and not has_program
 
@@ -123,24 +125,22 @@ def _check_devices(
     command: Command, parts: CommandParts, text: bytes, base: int, gpus: int, result: LintResult
 ) -> None:
     """Report words that choose other GPUs than the one claimed for the job, and add the edits that remove them."""
-    removed: list[Token] = list(parts.unset)
-    for word in parts.unset:
-        result.add("own-devices.unset", base + word.start)
+    removed: list[Token] = []
     sets_mask = False
     for word in parts.setters:
-        setting = _GPU_SETTING.match(literal(word.text))
+        setting = _GPU_SETTING.fullmatch(literal(word.text))
         if setting is None:
             continue
-        name, value = setting[1], setting[2]
-        sets_mask |= name == MASKS[0]
-        if any(mark in value for mark in (b"CUDA_VISIBLE_DEVICES", b"GPUSCHED_")) or value == b"PCI_BUS_ID":
-            continue  # derived from the variables that the job gets
-        if name == MASKS[0] and _NO_GPU.fullmatch(value):
-            if gpus:
-                result.add("cpu-job", base + word.start, variable=name.decode())
-        else:
-            result.add("own-devices.set", base + word.start, variable=name.decode())
+        variable, value = setting[1].decode(), setting[2]  # no value: it is unset
+        is_mask = variable == "CUDA_VISIBLE_DEVICES"
+        sets_mask |= is_mask
+        if value is not None and _DERIVED.fullmatch(value):
+            continue
         removed.append(word)
+        if not (is_mask and value is not None and _NO_GPU.fullmatch(value)):
+            result.add("own-devices", base + word.start, variable=variable)
+        elif gpus:
+            result.add("cpu-job", base + word.start, variable=variable)
     if parts.cleared is not None and not sets_mask:
         result.add("cleared-environment", base + parts.cleared.start)
     result.edits += (Edit(base + e.start, base + e.end, e.text) for e in _removal(command, parts, removed, text))
@@ -150,19 +150,15 @@ def _removal(command: Command, parts: CommandParts, removed: list[Token], text: 
     """Return the edits that remove words from a command. If nothing would be left of it, `:` replaces it."""
     if not removed:
         return []
-    other = [word for word in command.words if word not in (*removed, parts.declarer)]
+    words = command.words
+    others = [word for word in words if word not in removed and word is not parts.declarer]
+    if not others or (parts.declarer is not None and all(word.text.startswith(b"-") for word in others)):
+        return [Edit(words[0].start, words[-1].end, b":")]
     edits = []
-    if parts.declarer is not None and all(word.text.startswith(b"-") for word in other):
-        edits.append(Edit(parts.declarer.start, parts.declarer.end, b":"))
-    elif not other and parts.declarer is None:
-        edits.append(Edit(removed[0].start, removed[0].end, b":"))
-        removed = removed[1:]
-    first = other[0].start if other and parts.declarer is None else 0
     for word in removed:
-        start, end = word.start, word.end
-        if start < first:  # nothing is left before it: remove the blanks that follow
-            end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
+        before, after = text[: word.start].rstrip(b" \t"), text[word.end :].lstrip(b" \t")
+        if word is words[-1]:
+            edits.append(Edit(len(before), word.end))
         else:
-            start = len(text[:start].rstrip(b" \t"))
-        edits.append(Edit(start, end))
+            edits.append(Edit(word.start, len(text) - len(after)))
     return edits

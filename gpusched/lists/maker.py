@@ -9,14 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpusched.core.model import Attributes, JobSpec
 from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
 from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.findings import Finding
-from gpusched.lists.joblist import BLANK, JobFile, Register, judge_text, stripped
+from gpusched.lists.joblist import BLANK, JobCollector, JobFile, judge_text, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
-from gpusched.lists.template import Template, misspelt, undeclared
+from gpusched.lists.template import Template, misspelt
 
 
 class Spot(NamedTuple):
@@ -69,20 +67,12 @@ class ListEntry:
         return [name for axis in self.axes for name in axis.names]
 
 
-class Maker:
+class Maker(JobCollector):
     """The jobs of one source, in its order."""
 
-    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
-        self._force = force
-        self._strip = strip_gpu_env
-        self._gpus = gpus
-        self._jobs = Register()
-        self._specs: list[JobSpec] = []
-        self._findings: list[Finding] = []
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._reported: set[tuple[str, Spot]] = set()
-
-    def finish(self, *, complete: bool = True) -> JobFile:
-        return JobFile(tuple(self._specs), tuple(self._findings), complete)
 
     def report(self, fault: Fault, spot: Spot, text: bytes = b"") -> bool:
         """Add a finding, once for each code and position. Return True if it refuses the job."""
@@ -98,9 +88,14 @@ class Maker:
 
     def add(self, entry: ListEntry) -> None:
         """Make the jobs of an entry."""
-        if not self._check(entry):
-            return
         names = entry.names
+        twice = [name for n, name in enumerate(names) if name in names[:n]]
+        if twice:
+            self.report(fault("sweep.twice", name=twice[0]), entry.spot)
+            return
+        if (number := count(entry.axes)) > MAX_JOBS:
+            self.report(fault("sweep.size", jobs=number, most=MAX_JOBS), entry.spot)
+            return
         command = Template(entry.command, names, shell=True)
         templates = [(key, Template(value, names), spot) for key, value, spot in entry.attributes]
         self._check_names(entry, command, [template for _, template, _ in templates])
@@ -112,14 +107,10 @@ class Maker:
             except ValueError as error:
                 self.report(fault("placeholder", error=error), entry.spot)
                 continue
-            attribute_values: dict[str, Any] = {}
-            refused = [
-                key
-                for key, value, spot in templates
-                if not self._state(attribute_values, key, value.fill(values), spot)
-            ]
-            if not refused:
-                self._job(text, attribute_values, entry)
+            stated: dict[str, Any] = {}
+            valid = [self._state(stated, key, value.fill(values), spot) for key, value, spot in templates]
+            if all(valid):
+                self._job(text, stated, entry)
         if not combinations and entry.axes:
             self.report(fault("sweep.empty"), entry.spot)
 
@@ -134,16 +125,6 @@ class Maker:
             self.report(doubt, spot)
         return True
 
-    def _check(self, entry: ListEntry) -> bool:
-        names = entry.names
-        twice = [name for n, name in enumerate(names) if name in names[:n]]
-        if twice:
-            self.report(fault("sweep.twice", name=twice[0]), entry.spot)
-        number = count(entry.axes)
-        if number > MAX_JOBS:
-            self.report(fault("sweep.size", jobs=number, most=MAX_JOBS), entry.spot)
-        return not twice and number <= MAX_JOBS
-
     def _check_names(self, entry: ListEntry, command: Template, others: Iterable[Template]) -> None:
         """Report parameters that nothing uses, and words in braces that resemble a parameter."""
         used = command.names.union(*(template.names for template in others))
@@ -155,77 +136,54 @@ class Maker:
             self.report(fault("near-parameter", at, word=word, similar=similar), entry.spot, entry.command.encode())
 
     def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
-        idle = list(entry.excluded)
+        """Yield the values of each job. Report exclusions that exclude nothing."""
+        used: set[int] = set()
         for values in combinations(entry.axes):
-            hit = next((item for item in entry.excluded if matches(values, item[0])), None)
-            if hit is None:
+            hits = [n for n, (pattern, _) in enumerate(entry.excluded) if matches(values, pattern)]
+            used.update(hits)
+            if not hits:
                 yield values
-            elif hit in idle:
-                idle.remove(hit)
-        for _, spot in idle:
-            self.report(fault("exclude"), spot)
+        for n, (_, spot) in enumerate(entry.excluded):
+            if n not in used:
+                self.report(fault("exclude"), spot)
 
     # ---- jobs ----
 
-    def _job(self, text: bytes, attribute_values: dict[str, Any], entry: ListEntry) -> None:
+    def _job(self, text: bytes, stated: dict[str, Any], entry: ListEntry) -> None:
         spot = entry.spot
         if spot.verbatim and text != entry.command.encode("utf-8", "surrogateescape"):
             spot = spot._replace(verbatim=False)
-        end = self._block_end(text, attribute_values, entry, spot)
-        if end is None:
+        if opens_block(text.lstrip(BLANK)):
+            start = text.index(b"[")
+            if not entry.block:
+                self.report(fault("attribute-end.map", start), spot, text)
+                return
+            block = read_block(text, start)
+            if self._report_all(state(block, stated), spot, text):
+                return
+            text = b" " * block.end + text[block.end :]
+        attributes = make(stated)
+        if (taken := self._take_name(attributes.name, spot.line)) is not None:
+            self.report(taken, next((each.spot for each in entry.attributes if each.key == "name"), entry.spot))
             return
-        text = b" " * end + text[end:]
-        attributes = make(attribute_values)
-        if attributes.name and not self._take_name(attributes, entry):
-            return
-        gpus = self._gpus if attributes.gpus is None else attributes.gpus
-        checked = judge_text(text, gpus=gpus, strip=self._strip)
+        checked = judge_text(text, **self._options(attributes))
         if self._report_all(checked.faults, spot, text) or checked.setup:
             return
-        spec, first = self._jobs.admit(_bare(text), _bare(checked.command), spot.line, attributes)
-        self._specs.append(spec)
-        if first and not any(axis.names == ("repeat",) for axis in entry.axes):
-            name = "duplicate.sweep" if first == spot.line else "duplicate"
-            self.report(fault(name, line=spot.line, first=first), Spot(spot.line))
-
-    def _block_end(self, text: bytes, attribute_values: dict[str, Any], entry: ListEntry, spot: Spot) -> int | None:
-        """Read a block into `attribute_values`. Return the offset after it, 0 without a block, None if it is wrong."""
-        if not opens_block(text.lstrip(BLANK)):
-            return 0
-        start = text.index(b"[")
-        if not entry.block:
-            self.report(fault("attribute-end.map", start), spot, text)
-            return None
-        block = read_block(text, start)
-        faults = [*state(block.words, attribute_values), *([block.fault] if block.fault else [])]
-        return None if self._report_all(faults, spot, text) or block.end < 0 else block.end
+        first = self._admit(_bare(text), _bare(checked.command), spot.line, attributes)
+        if first not in (0, spot.line):  # the jobs of a sweep have one line
+            self.report(fault("duplicate", line=spot.line, first=first), Spot(spot.line))
 
     def _report_all(self, faults: Iterable[Fault], spot: Spot, text: bytes) -> bool:
         return bool([each for each in faults if self.report(each, spot, text)])
-
-    def _take_name(self, attributes: Attributes, entry: ListEntry) -> bool:
-        owner = self._jobs.take_name(attributes.name, entry.spot.line)
-        if not owner:
-            return True
-        spot = next((each.spot for each in entry.attributes if each.key == "name"), entry.spot)
-        name = "name-taken.sweep" if owner == entry.spot.line and entry.axes else "name-taken"
-        form = "-".join(f"{{{parameter}}}" for parameter in entry.names[:4])
-        self.report(fault(name, owner=owner, name=attributes.name, form=form), spot)
-        return False
 
 
 def _bare(text: bytes) -> bytes:
     return stripped(text.strip(b"\n"))
 
 
-def from_command(
-    command: str, axes: Sequence[Axis], *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1
-) -> JobFile:
-    """Make the jobs of one command with parameters; it may begin with attributes."""
-    maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
-    source = command.encode("utf-8", "surrogateescape")
-    spot = Spot(1) if axes else Spot(1, source, verbatim=True)
-    for at, word in () if axes else undeclared(command, ()):
-        maker.report(fault("no-parameter", at, word=word), spot, source)
+def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
+    """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker."""
+    maker = Maker(**options)
+    spot = Spot(1) if axes else Spot(1, command.encode("utf-8", "surrogateescape"), verbatim=True)
     maker.add(ListEntry(command, spot, axes=axes, block=True))
-    return maker.finish()
+    return maker.take(complete=True)

@@ -68,41 +68,26 @@ def parameter(text: str) -> Axis:
 
 
 def table(data: bytes) -> Axis:
-    """Parse a CSV file: its header names the parameters, each row sets them. ValueError for a table of another form."""
+    """Parse a CSV file: its header names the parameters, each row sets them. ValueError for a table of another form.
+
+    A column without a name is ignored.
+    """
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     head = text.partition("\n")[0]
     delimiter = next((mark for mark in ",\t;" if mark in head), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[tuple[str, ...]] = []
-    names: list[str] = []
     try:
-        for row in reader:
-            if not any(cell.strip(" \t") for cell in row):
-                continue
-            if not names:
-                names = _header(row)
-            elif len(row) != len(names):
-                raise ValueError(f"line {reader.line_num} has {len(row)} fields, and the header has {len(names)}")
-            else:
-                rows.append(tuple(cell for name, cell in zip(names, row, strict=True) if name))
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip(" \t") for cell in row)]
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from None
-    if not rows:
-        raise ValueError("it has a header and no rows" if names else "it is empty: the first line names the columns")
-    return Axis(tuple(filter(None, names)), tuple(rows))
-
-
-def _header(row: list[str]) -> list[str]:
-    """Return the names of the columns; a column without a name is ignored."""
-    names = [cell.strip() for cell in row]
-    twice = [name for n, name in enumerate(names) if name and name in names[:n]]
-    if twice:
-        raise ValueError(f"two of its columns are called {twice[0]}")
-    return names
-
-
-def repeated(times: int) -> Axis:
-    return Axis(("repeat",), tuple((str(n),) for n in range(1, times + 1)))
+    if len(rows) < 2:
+        raise ValueError("it has no rows below a line that names the columns")
+    names = [cell.strip() for cell in rows[0][1]]
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise ValueError(f"line {line} has {len(row)} fields, and the header has {len(names)}")
+    columns = [n for n, name in enumerate(names) if name]
+    return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for _, row in rows[1:]))
 
 
 def count(axes: Sequence[Axis]) -> int:

@@ -7,15 +7,12 @@ expansions and operators; a substitution is one opaque part of its word. The tex
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _OPERATOR = re.compile(rb"&&|&>>?|&|\|\||\|&|\||;;&|;;|;&|;|<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)")
-_BLANKS = re.compile(rb"[ \t]*")
 _CLOSING = {b"'": re.compile(rb"[^']*'"), b"$'": re.compile(rb"[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)}
 _SIMPLE = re.compile(rb"(?:[^ \t\\'\"`$|&;()<>]+|'[^']*'|\"[^\"\\`$]*\"|\$\w+)+")  # most words
-_RUN = re.compile(rb"[^ \t\\'\"`$|&;()<>]+")
-_RUN_BACKQUOTED = re.compile(rb"[^\\`]+")
-_RUN_QUOTED = re.compile(rb"[^\\'\"`$}]+")
 _ARRAY = re.compile(rb"[A-Za-z_]\w*\+?=$")
 _QUOTED = re.compile(rb"\$?'([^']*)'|\$?\"([^\"\\]*(?:\\.[^\"\\]*)*)\"|\\(.)", re.DOTALL)
 _QUOTE = re.compile(rb"[\\'\"]")
@@ -74,21 +71,21 @@ class Scan:
     # Each of these reads a part of the text at `i` and returns the offset after it.
 
     def _read_outside(self, i: int) -> int:
-        """Read blanks, a comment, an operator or a part of a word."""
+        """Read a blank, a comment, an operator or a part of a word."""
         text = self.text
         char = text[i : i + 1]
         if char in b" \t":
             self._end_word(i)
-            self._fresh = _match_end(_BLANKS, text, i)
+            self._fresh = i + 1
             return self._fresh
         if char == b"#" and self._fresh == i:
             self.comment = i
             return len(text)
-        simple = _SIMPLE.match(text, i)
-        if simple is None and self._is_operator(char, i):
+        simple, operator = _SIMPLE.match(text, i), _OPERATOR.match(text, i)
+        if operator is not None and self._is_operator(char, i):
             self._end_word(i)
-            self._fresh = _match_end(_OPERATOR, text, i)
-            self.tokens.append(Token(text[i : self._fresh], i, False))
+            self._fresh = operator.end()
+            self.tokens.append(Token(operator[0], i, False))
             return self._fresh
         if self._word < 0:
             self._word = i
@@ -120,7 +117,7 @@ class Scan:
                 self.open.append((char, i))
             return i + 1
         if top == b"`":
-            return _match_end(_RUN_BACKQUOTED, self.text, i)
+            return i + 1
         if char == b"$":
             return self._read_expansion(i, quoted)
         if char == b"}" and top in (b"${", b'"${'):
@@ -129,9 +126,7 @@ class Scan:
         if char == b"'" and not quoted:
             self.open.append((b"'", i))
             return i + 1
-        if quoted or top == b"${":
-            return max(i + 1, _match_end(_RUN_QUOTED, self.text, i))
-        return self._read_unquoted(i, char)
+        return i + 1 if quoted or top == b"${" else self._read_unquoted(i, char)
 
     def _read_expansion(self, i: int, quoted: bool) -> int:
         opener = self.text[i : i + 2]
@@ -155,14 +150,10 @@ class Scan:
             self.open.pop()
         elif char in b" \t;&|<>":
             self._fresh = i + 1
-        else:
-            return max(i + 1, _match_end(_RUN, self.text, i))
         return i + 1
 
     def _is_operator(self, char: bytes, i: int) -> bool:
-        """Return True if this character, outside of every context, begins an operator and not a word or part of one."""
-        if char not in b"|&;<>()":
-            return False
+        """Return True if this character of operators, outside of every context, begins no word or part of one."""
         following = self.text[i + 1 : i + 2]
         if char in b"<>":
             return following != b"("
@@ -179,9 +170,21 @@ class Scan:
             self._word = -1
 
 
-def _match_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
-    match = pattern.match(text, at)
-    return match.end() if match else at
+def scan_commands(text: bytes) -> Iterator[tuple[int, Scan]]:
+    """Yield the commands of a script with their offsets: its lines, joined where a quote or a backslash joins them."""
+    at = 0
+    part = b""
+    for line in text.split(b"\n"):
+        part += line
+        scan = Scan(part)
+        if scan.open or scan.dangling:
+            part += b"\n"
+        else:
+            yield at, scan
+            at += len(part) + 1
+            part = b""
+    if part:
+        yield at, Scan(part[:-1])
 
 
 def literal(word: bytes) -> bytes:

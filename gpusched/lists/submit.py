@@ -179,8 +179,7 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     from gpusched.lists.yaml_jobs import parse as parse_yaml
 
     def read_beside(path: str) -> bytes:
-        with open(os.path.join(os.path.dirname(where), os.path.expanduser(path)), "rb") as file:
-            return file.read()
+        return read_source(os.path.join(os.path.dirname(where), os.path.expanduser(path))).data
 
     return parse_yaml(data, read_beside, **options.reading)
 
@@ -194,16 +193,14 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
     where = f"--each {sweep.each}"
     try:
         if sweep.each is not None:
-            with open(sweep.each, "rb") as file:
-                axes.append(table(file.read()))
+            axes.append(table(read_source(sweep.each).data))
         for text in sweep.parameters:
             where = f"-p {text}"
             axes.append(parameter(text))
-    except OSError as error:
-        raise GpuschedError(f"cannot be read: {error.strerror}", where=where) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         hint = "-p lr=1e-3,1e-4 or -p seed=0..4; --each takes a CSV file with a header"
-        raise GpuschedError(str(error), where=where, hint=hint) from None
+        raise GpuschedError(problem, where=where, hint=hint) from None
     return from_command(sweep.command, axes, **options.reading)
 
 
@@ -222,32 +219,26 @@ def refused(jobs: JobFile, where: str) -> JobFile:
 def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
     """Return one error for all findings that refuse a list."""
     lines = "a line" if len(errors) == 1 else f"{len(errors)} lines"
-    forceable = all(finding.forceable for finding in errors)
-    way_on = ", or use --force if they are meant" if forceable else ""
-    return GpuschedError(
-        f"{lines} cannot be right\n{render_findings(errors, where)}",
-        where=where,
-        hint=f"nothing of this list was submitted; correct it{way_on}",
-    )
+    way_on = ", or use --force if they are meant" if all(finding.forceable for finding in errors) else ""
+    hint = f"nothing of this list was submitted; correct it{way_on}"
+    return GpuschedError(f"{lines} cannot be right\n{render_findings(errors, where)}", where=where, hint=hint)
 
 
 def find_impossible(
     specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]
 ) -> list[tuple[JobSpec, str]]:
     """Return the jobs that these allowed devices can never serve, and why not."""
-    return [
-        (spec, why)
-        for spec in specs
-        if spec.attributes is not NO_ATTRIBUTES and (why := _impossible(options.needs(spec), options.limits, devices))
-    ]
+    stating = [spec for spec in specs if spec.attributes is not NO_ATTRIBUTES]
+    judged = [(spec, _impossible(options.needs(spec), options.limits, devices)) for spec in stating]
+    return [(spec, why) for spec, why in judged if why]
 
 
 def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]) -> None:
     """Raise GpuschedError for jobs that these allowed devices can never serve."""
-    wrong = [f"  line {spec.line}: {why}" for spec, why in find_impossible(specs, options, devices)]
+    wrong = [f"\n  line {spec.line}: {why}" for spec, why in find_impossible(specs, options, devices)]
     if wrong:
-        more = [f"  … and {len(wrong) - SHOWN_IMPOSSIBLE} more"] if len(wrong) > SHOWN_IMPOSSIBLE else []
-        text = "\n".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], *more])
+        more = f"\n  … and {len(wrong) - SHOWN_IMPOSSIBLE} more" if len(wrong) > SHOWN_IMPOSSIBLE else ""
+        text = "".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], more])
         raise GpuschedError(text, hint="nothing of this list was submitted; `gpusched devices` shows the GPUs")
 
 
@@ -263,14 +254,10 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
         model = f" named {needs.gpu_model}" if needs.gpu_model else ""
         there = {0: "none is", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
         return f"wants {want}{model}, and {there} allowed here"
-    if needs.mem_bytes:
-        large = [d for d in fitting if to_give(d) >= needs.mem_bytes]
-        if needs.gpus > len(large):
-            most = max(to_give(d) for d in fitting) // MIB
-            has = (
-                f"a GPU here can give {most} at most" if needs.gpus == 1 else f"only {len(large)} here can give so much"
-            )
-            return f"wants {needs.mem_bytes // MIB} MiB on {want}, and {has}"
+    rooms = sorted(map(to_give, fitting), reverse=True)
+    if needs.gpus and rooms[needs.gpus - 1] < (needs.mem_bytes or 0):
+        most = rooms[needs.gpus - 1] // MIB
+        return f"wants {needs.mem_bytes // MIB} MiB on {want}, and {want} here can give {most} at most"
     return ""
 
 
@@ -279,16 +266,9 @@ def to_give(device: Device) -> int:
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 
-def submit(
-    store: Store,
-    specs: Sequence[JobSpec],
-    options: SubmitOptions,
-    now: float,
-    *,
-    complete: bool = True,
-    append: bool = False,
-) -> QueueChange:
-    """Make the queue hold these jobs; jobs that wait there already get the new options, order and line numbers."""
-    return submission.submit(
-        store, specs, options.needs, now, complete=complete, retry_failed=options.retry_failed, append=append
-    )
+def submit(store: Store, specs: Sequence[JobSpec], options: SubmitOptions, now: float, **more: bool) -> QueueChange:
+    """Make the queue hold these jobs; jobs that wait there already get the new options, order and line numbers.
+
+    `more` are `complete` and `append`, see submission.submit.
+    """
+    return submission.submit(store, specs, options.needs, now, retry_failed=options.retry_failed, **more)

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 
 from gpusched.common.quantities import nearest
 from gpusched.lists.command_parts import structure
-from gpusched.lists.shell_lexer import Scan, literal
+from gpusched.lists.shell_lexer import Scan, scan_commands
 
-_BRACED = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}")
+_BRACED = re.compile(r"(?<![$@])\{([A-Za-z_][\w.-]*)\}(?![<>])")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
 _IN_DOUBLE = re.compile(r'[\\$`"]')
 
-_VARIABLE_BEFORE = re.compile(r"\$\w+$", re.ASCII)
+_VARIABLE_BEFORE = re.compile(rb"\$\w+$")
 
 # The quoting that the shell applies at a placeholder. _APART: as _BARE or _DOUBLE, but the text beside it would absorb
 # a value without quotes, as in `$DIR{name}` and `{n}>log`.
@@ -61,18 +61,6 @@ def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]
             yield match.start(), match[1], similar
 
 
-def undeclared(text: str, names: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield words in braces that are no placeholders, and that the shell leaves as they are: offset and word."""
-    matches = [
-        match
-        for match in _BRACED.finditer(text)
-        if match[1] not in names and text[: match.start()][-1:] != "@" and text[match.end() :][:1] not in ("<", ">")
-    ]
-    for match, context in zip(matches, _contexts(text, [match.start() for match in matches]), strict=True):
-        if context in (_BARE, _DOUBLE):
-            yield match.start(), match[1]
-
-
 def _quoted(name: str, value: str, context: str) -> str:
     if "\0" in value:
         raise ValueError(f"the value of {{{name}}} has a NUL byte, and no command can contain one")
@@ -93,41 +81,22 @@ def _quoted(name: str, value: str, context: str) -> str:
 
 
 def _contexts(text: str, offsets: list[int]) -> Iterator[str]:
-    """Yield for each offset the quoting that the shell applies there."""
-    at = 0
-    heredocs: list[bytes] = []
-    todo = iter(offsets)
-    offset = next(todo, None)
-    while offset is not None:
-        end, scan = _command(text, at) if not heredocs else (_line_end(text, at), None)
-        while offset is not None and offset < end:
-            yield _context(text[at:offset], text[offset:end]) if scan is not None else "a here-document"
-            offset = next(todo, None)
-        if scan is None:
-            if text[at:end].strip("\t\n").encode("utf-8", "surrogateescape") == heredocs[0]:
-                heredocs.pop(0)
-        else:
-            heredocs += _delimiters(scan)
-        at = end
+    """Yield for each offset the quoting that the shell applies there. What follows a here-document is part of it."""
+    data = _encoded(text)
+    commands = list(scan_commands(data))
+    heredoc = next((at + len(scan.text) for at, scan in commands if structure(scan).heredoc), len(data))
+    for offset in offsets:
+        position = len(_encoded(text[:offset]))
+        start = max(at for at, _ in commands if at <= position)
+        yield "a here-document" if position > heredoc else _context(data[start:position], data[position:])
 
 
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end + 1
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
-def _command(text: str, at: int) -> tuple[int, Scan]:
-    """Read the lines at `at` that are one command. Return the offset after them, and their words."""
-    end = at
-    while True:
-        end = _line_end(text, end)
-        scan = Scan(text[at:end].removesuffix("\n").encode("utf-8", "surrogateescape"))
-        if end == len(text) or not (scan.open or scan.dangling):
-            return end, scan
-
-
-def _context(before: str, rest: str) -> str:
-    scan = Scan(before.encode("utf-8", "surrogateescape"))
+def _context(before: bytes, rest: bytes) -> str:
+    scan = Scan(before)
     if scan.comment >= 0:
         return "a comment"
     if scan.dangling:
@@ -137,15 +106,8 @@ def _context(before: str, rest: str) -> str:
         return "backquotes"
     top = kinds[-1] if kinds else b""
     if top in (b"", b"("):
-        beside = rest[rest.index("}") + 1 :][:1] in ("<", ">")
-        return _BARE_APART if beside or _VARIABLE_BEFORE.search(before) else _BARE
+        is_beside = rest[rest.index(b"}") + 1 :][:1] in (b"<", b">")
+        return _BARE_APART if is_beside or _VARIABLE_BEFORE.search(before) else _BARE
     if top == b'"':
         return _DOUBLE_APART if _VARIABLE_BEFORE.search(before) else _DOUBLE
     return {b"'": _SINGLE, b"$'": "$'…'"}.get(top, "${…}")
-
-
-def _delimiters(scan: Scan) -> Iterator[bytes]:
-    if structure(scan).heredoc is not None:
-        for token, following in zip(scan.tokens, scan.tokens[1:], strict=False):
-            if token.text in (b"<<", b"<<-"):
-                yield literal(following.text)

@@ -5,15 +5,17 @@ Opens no file: a function that reads a sweep's table is an argument. Every value
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpusched.lists.attributes import ENV, KEYS, key_fault, parse_value, value_fault
-from gpusched.lists.finding_table import Fault, fault, suggest
+from gpusched.config.yaml_text import is_scalar, kind
+from gpusched.lists.attributes import ENV, KEYS, key_fault
+from gpusched.lists.finding_table import suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.parameters import MAX_JOBS, Axis, repeated, span, table
-from gpusched.lists.yaml_nodes import Document, Pair, is_bare, is_scalar, kind
+from gpusched.lists.parameters import Axis, span, table
+from gpusched.lists.yaml_nodes import Document, Pair, is_bare
 
 if TYPE_CHECKING:
     import yaml
@@ -28,96 +30,75 @@ _ATTRIBUTES = (*KEYS, "env", "tags")
 _LISTS = ("tag", "after", "after-any", "after-failed", "after-ended")
 
 
-def parse(
-    data: bytes,
-    read: Callable[[str], bytes],
-    *,
-    force: bool = False,
-    strip_gpu_env: bool = False,
-    gpus: int = 1,
-) -> JobFile:
-    """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError."""
-    maker = Maker(force=force, strip_gpu_env=strip_gpu_env, gpus=gpus)
+def parse(data: bytes, read: Callable[[str], bytes], **options: Any) -> JobFile:
+    """Parse a job file. `read` returns the bytes of a file that it names, or raises OSError; `options` as for Maker."""
+    maker = Maker(**options)
     _YamlReader(data, read, maker).read_file()
-    return maker.finish(complete=data.endswith(b"\n"))
+    return maker.take(complete=data.endswith(b"\n"))
 
 
-class _YamlReader:
+class _YamlReader(Document):
     """Reads the nodes of a file and passes its jobs to the maker."""
 
     def __init__(self, data: bytes, read: Callable[[str], bytes], maker: Maker) -> None:
-        self._document = Document(data, self._refuse)
+        super().__init__(data, maker)
         self._read = read
-        self._maker = maker
-        self._faults = 0
         self._defaults: dict[str, StatedAttributes] = {}
 
-    def _refuse(self, fault: Fault, spot: Spot) -> None:
-        self._faults += 1
-        self._maker.report(fault, spot)
-
     def _unknown(self, pair: Pair, keys: Collection[str], name: str = "key") -> None:
-        suggestion = suggest(pair.key, keys)
-        self._refuse(fault(name, key=pair.key, suggestion=suggestion, keys=", ".join(keys)), pair.spot)
+        self.refuse(name, pair.spot, key=pair.key, suggestion=suggest(pair.key, keys), keys=", ".join(keys))
 
     # ---- the file ----
 
     def read_file(self) -> None:
-        root = self._document.root()
+        root = self.root()
         if root is None or is_bare(root):
             return
         parts: dict[str, Pair] = {}
-        for pair in self._document.pairs(root, "a job file"):
+        for pair in self.pairs(root, "a job file"):
             parts[pair.key] = pair
             if pair.key not in _TOP:
-                is_of_job = pair.key in (*_COMMANDS, *_SWEEP, *_ATTRIBUTES)
-                self._unknown(pair, _TOP, "key.job" if is_of_job else "key")
+                self._unknown(pair, _TOP)
         if "defaults" in parts:
             self._set_defaults(parts["defaults"].node)
         if "jobs" in parts:
-            for node in self._document.items(parts["jobs"].node, "jobs"):
+            for node in self.items(parts["jobs"].node, "jobs"):
                 self._job(node)
-        elif not self._faults:
-            self._refuse(fault("shape.no-jobs"), self._document.spot(root))
+        elif not self.faults:
+            self.refuse("shape.no-jobs", self.spot(root))
 
     def _set_defaults(self, node: yaml.Node) -> None:
         if is_bare(node):
             return
         pairs = []
-        for pair in self._document.pairs(node, "defaults"):
+        for pair in self.pairs(node, "defaults"):
             if pair.key in (*_COMMANDS, *_SWEEP, "name"):
-                self._refuse(fault("key.one-job", key=pair.key), pair.spot)
+                self.refuse("key.one-job", pair.spot, key=pair.key)
             else:
                 pairs.append(pair)
         self._defaults = self._attributes(pairs, {})
-        for key, value, spot in self._defaults.values():
-            if "{" not in value:
-                try:
-                    parse_value(key, value.encode())
-                except ValueError as error:
-                    self._maker.report(value_fault(key, value.encode(), error), spot)
 
     def _job(self, node: yaml.Node) -> None:
-        before = self._faults
+        before = self.faults
         if is_scalar(node):
             attributes = list(self._defaults.values())
-            entry = ListEntry(node.value, self._document.spot(node), attributes, block=True)
+            entry = ListEntry(node.value, self.spot(node), attributes, block=True)
         else:
             entry = self._entry(node)
-        if self._faults == before:
-            self._maker.add(entry)
+        if self.faults == before:
+            self.maker.add(entry)
 
     def _entry(self, node: yaml.Node) -> ListEntry:
-        document, spot = self._document, self._document.spot(node)
-        pairs = {pair.key: pair for pair in document.pairs(node, "a job")}
+        spot = self.spot(node)
+        pairs = {pair.key: pair for pair in self.pairs(node, "a job")}
         attributes = self._attributes([p for p in pairs.values() if p.key not in (*_COMMANDS, *_SWEEP)], self._defaults)
         commands = [key for key in _COMMANDS if key in pairs]
         command = ""
         if len(commands) == 1:
             text = pairs[commands[0]].node
-            command, spot = document.text(text, commands[0]), document.spot(text)
+            command, spot = self.text(text, commands[0]), self.spot(text)
         elif kind(node) == "map":
-            self._refuse(fault("shape.two-commands" if commands else "shape.no-command"), spot)
+            self.refuse("shape.command", spot)
         axes = [axis for key in _AXES if key in pairs for axis in self._axes(key, pairs[key].node)]
         names = [name for axis in axes for name in axis.names]
         excluded = list(self._excluded(pairs["exclude"].node, names)) if "exclude" in pairs else []
@@ -129,18 +110,19 @@ class _YamlReader:
         self, pairs: Iterable[Pair], defaults: Mapping[str, StatedAttributes]
     ) -> dict[str, StatedAttributes]:
         """Return the attributes of a map, over the defaults; a key without a value removes a default."""
-        attributes, own = dict(defaults), set()
+        attributes = dict(defaults)
+        lines: dict[str, int] = {}
         for pair in pairs:
             if pair.key == "env":
-                inner = self._document.pairs(pair.node, "env") if not is_bare(pair.node) else ()
+                inner = self.pairs(pair.node, "env") if not is_bare(pair.node) else ()
                 pairs_of_key = [each._replace(key=ENV + each.key) for each in inner]
             else:
                 key = pair.key if pair.key.startswith(ENV) else pair.key.replace("_", "-")
                 pairs_of_key = [pair._replace(key="tag" if key == "tags" else key)]
             for each in pairs_of_key:
-                if each.key in own:
-                    self._refuse(fault("key-twice", key=each.key), each.spot)
-                own.add(each.key)
+                if each.key in lines:  # tag and tags
+                    self.refuse("key-twice", each.spot, key=each.key, line=lines[each.key])
+                lines[each.key] = each.spot.line
                 self._state(attributes, each)
         return attributes
 
@@ -150,70 +132,64 @@ class _YamlReader:
         if problem is not None and problem.code == "attribute-key" and not key.startswith(ENV):
             self._unknown(pair, (*_COMMANDS, *_ATTRIBUTES, *_SWEEP))
         elif problem is not None:
-            self._refuse(problem, spot)
+            self.faults += 1
+            self.maker.report(problem, spot)
         elif is_bare(node):
             attributes.pop(key, None)
         else:
-            texts = self._document.texts(node, key) if key in _LISTS else [self._document.text(node, key)]
-            text, value_spot = ",".join(texts), self._document.spot(node)
-            attributes[key] = StatedAttributes(key, text, value_spot)
-            if (key == "cwd" and text.startswith("~")) or ("$" in text and key not in _LISTS):
-                self._maker.report(fault("attribute-expansion.yaml", key=key), value_spot)
+            texts = self.texts(node, key) if key in _LISTS else [self.text(node, key)]
+            attributes[key] = StatedAttributes(key, ",".join(texts), self.spot(node))
 
     # ---- parameters ----
 
     def _axes(self, key: str, node: yaml.Node) -> Iterator[Axis]:
         if key == "grid":
-            for name, _, values in self._document.pairs(node, "grid"):
+            for name, _, values in self.pairs(node, "grid"):
                 yield Axis((name,), tuple((value,) for value in self._values(name, values)))
         elif key == "zip":
             yield from self._zip(node)
         elif key == "csv":
-            path = self._document.text(node, "csv")
+            path = self.text(node, "csv")
             try:
                 yield table(self._read(path))
-            except OSError as error:
-                self._refuse(fault("sweep.csv", path=path, error=error.strerror or error), self._document.spot(node))
-            except ValueError as error:
-                self._refuse(fault("sweep.table", error=error), self._document.spot(node))
+            except (OSError, ValueError) as error:
+                problem = getattr(error, "strerror", None) or error
+                self.refuse("sweep.csv", self.spot(node), path=path, error=problem)
         elif key == "repeat":
-            text = self._document.text(node, "repeat")
-            if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_JOBS:
-                yield repeated(int(text))
+            text = self.text(node, "repeat")
+            if re.fullmatch("[1-9][0-9]{0,6}", text):
+                yield Axis(("repeat",), tuple((str(n),) for n in range(1, int(text) + 1)))
             else:
-                self._refuse(fault("sweep.repeat", value=text), self._document.spot(node))
+                self.refuse("sweep.repeat", self.spot(node), value=text)
 
     def _zip(self, node: yaml.Node) -> Iterator[Axis]:
-        columns = {pair.key: self._values(pair.key, pair.node) for pair in self._document.pairs(node, "zip")}
-        sizes = {name: len(values) for name, values in columns.items()}
-        if len(set(sizes.values())) > 1:
-            lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            self._refuse(fault("sweep.zip", lengths=lengths), self._document.spot(node))
+        columns = {pair.key: self._values(pair.key, pair.node) for pair in self.pairs(node, "zip")}
+        if len({len(values) for values in columns.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
+            self.refuse("sweep.zip", self.spot(node), lengths=lengths)
         elif columns:
             yield Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
     def _values(self, name: str, node: yaml.Node) -> list[str]:
         """Return the values of a parameter: those of a list or of a range such as 0..4, or a single one."""
-        document, spot = self._document, self._document.spot(node)
+        spot = self.spot(node)
         if is_scalar(node) and not is_bare(node):
             try:
                 return span(node.value) or [node.value]
             except ValueError as error:
-                self._refuse(fault("sweep.span", error=error), spot)
+                self.refuse("sweep.range", spot, error=error)
                 return [""]
-        values = document.texts(node, f"each value of {name}") if kind(node) == "list" else []
+        values = self.texts(node, f"each value of {name}") if kind(node) == "list" else []
         if not values:
-            self._refuse(fault("sweep.values", name=name), spot)
+            self.refuse("sweep.values", spot, name=name)
         return values
 
     def _excluded(self, node: yaml.Node, names: Collection[str]) -> Iterator[Exclusion]:
-        document = self._document
-        for item in [node] if kind(node) == "map" else document.items(node, "exclude"):
+        for item in [node] if kind(node) == "map" else self.items(node, "exclude"):
             pattern: dict[str, Collection[str]] = {}
-            for pair in document.pairs(item, "each item of exclude"):
+            for pair in self.pairs(item, "each item of exclude"):
                 if pair.key in names:
-                    pattern[pair.key] = document.texts(pair.node, pair.key)
+                    pattern[pair.key] = self.texts(pair.node, pair.key)
                 else:
-                    suggestion, known = suggest(pair.key, names), ", ".join(names)
-                    self._refuse(fault("key.parameter", key=pair.key, suggestion=suggestion, names=known), pair.spot)
-            yield pattern, document.spot(item)
+                    self._unknown(pair, names, "key.parameter")
+            yield pattern, self.spot(item)

@@ -5,16 +5,15 @@ A node of the wrong shape is reported, and counts as empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpusched.lists.finding_table import Fault, fault
-from gpusched.lists.maker import Spot
+from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
+from gpusched.lists.finding_table import fault
+from gpusched.lists.maker import Maker, Spot
 
 if TYPE_CHECKING:
     import yaml
-
-Report = Callable[[Fault, Spot], None]
 
 
 class Pair(NamedTuple):
@@ -26,30 +25,29 @@ class Pair(NamedTuple):
 
 
 class Document:
-    """The text of a YAML file, and readers for its nodes."""
+    """The text of a YAML file, and readers for its nodes. `faults` counts what was refused."""
 
-    def __init__(self, data: bytes, report: Report) -> None:
+    def __init__(self, data: bytes, maker: Maker) -> None:
         self._data = data
         self._lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-        self._report = report
+        self.maker = maker
+        self.faults = 0
+
+    def refuse(self, row: str, spot: Spot, /, **values: Any) -> None:
+        """Report the fault of a row of the table."""
+        self.faults += 1
+        self.maker.report(fault(row, **values), spot)
 
     def root(self) -> yaml.Node | None:
         """Parse the file. Return None for an empty file, and for text that is not YAML."""
-        import yaml
-
-        loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
         try:
-            return yaml.compose(self._data, Loader=loader)
-        except UnicodeDecodeError:
-            self._report(fault("yaml.encoding"), Spot(1))
-        except RecursionError:
-            self._report(fault("yaml.depth"), Spot(1))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-            spot = self._spot(mark.line, mark.column) if mark is not None else Spot(1)
-            self._report(fault("yaml", problem=problem), spot)
-        return None
+            return compose(self._data)
+        except InvalidYaml as error:
+            if error.line < 0:
+                self.refuse("yaml.unreadable", Spot(1), problem=error)
+            else:
+                self.refuse("yaml", self._spot(error.line, error.column), problem=error)
+            return None
 
     def spot(self, node: yaml.Node) -> Spot:
         """Return the position where a node begins; verbatim for a text that the file has unchanged."""
@@ -77,7 +75,7 @@ class Document:
     def text(self, node: yaml.Node, subject: str) -> str:
         if is_scalar(node):
             return str(node.value)
-        self._report(fault("shape.text", subject=subject, kind=kind(node)), self.spot(node))
+        self.refuse("shape.text", self.spot(node), subject=subject, kind=kind(node))
         return ""
 
     def texts(self, node: yaml.Node, subject: str) -> list[str]:
@@ -89,34 +87,22 @@ class Document:
     def items(self, node: yaml.Node, subject: str) -> list[yaml.Node]:
         if kind(node) == "list":
             return list(node.value)
-        self._report(fault("shape.list", subject=subject), self.spot(node))
+        self.refuse("shape.list", self.spot(node), subject=subject)
         return []
 
     def pairs(self, node: yaml.Node, subject: str) -> Iterator[Pair]:
         """Yield the keys of a map, each once."""
         if kind(node) != "map":
-            self._report(fault("shape.map", subject=subject), self.spot(node))
+            self.refuse("shape.map", self.spot(node), subject=subject)
             return
         lines: dict[str, int] = {}
         for key_node, value in node.value:
-            spot = self.spot(key_node)
-            if not is_scalar(key_node):
-                self._report(fault("shape.key", subject=subject), spot)
-                continue
-            key = str(key_node.value)
+            spot, key = self.spot(key_node), self.text(key_node, f"a key of {subject}")
             if key in lines:
-                self._report(fault("key-twice.map", key=key, line=lines[key]), spot)
-                continue
-            lines[key] = spot.line
-            yield Pair(key, spot, value)
-
-
-def kind(node: yaml.Node) -> str:
-    return {"scalar": "text", "sequence": "list", "mapping": "map"}[getattr(node, "id", "scalar")]
-
-
-def is_scalar(node: yaml.Node) -> bool:
-    return kind(node) == "text"
+                self.refuse("key-twice", spot, key=key, line=lines[key])
+            else:
+                lines[key] = spot.line
+                yield Pair(key, spot, value)
 
 
 def is_bare(node: yaml.Node) -> bool:

@@ -40,7 +40,7 @@ def make_jobs(
     rows = tuple(tuple(of_shard[name] for name in NAMES) for of_shard in values)
     spot = Spot(1)
     maker.add(ListEntry(command, spot, [StatedAttributes("tag", TAG, spot)], [Axis(NAMES, rows)], block=True))
-    jobs = maker.finish()
+    jobs = maker.take(complete=True)
     if jobs.errors:
         return jobs
     if len(jobs.specs) != len(plan.shards):

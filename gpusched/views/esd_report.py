@@ -19,11 +19,11 @@ _HEAD = ("MODEL", "ALPHA", "MEDIAN", "LAYERS", "SKIPPED", "SECONDS", "DEVICE")
 
 @dataclass(frozen=True, slots=True)
 class EsdResults:
-    """The results of the models of a list. `files` are labels with paths; `undrawn` are models without pictures."""
+    """The results of the models of a list. `files` are labels with paths; `undrawn`: models without pictures."""
 
     models: tuple[ModelLine, ...]
     files: tuple[tuple[str, str], ...]
-    undrawn: tuple[str, ...] = ()
+    undrawn: int = 0
     can_retry: bool = False  # another try may help some failed model
 
 
@@ -47,7 +47,7 @@ def page(results: EsdResults, cwd: str) -> list[Line]:
         ]
         lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2)
         lines += _rest(failed, SHOWN_FAILED)
-    return lines + tables.grid(["", ""], [*_files(results, cwd), *_next_steps(results, waiting)])
+    return lines + tables.grid(["", ""], _last_rows(results, cwd, waiting))
 
 
 def _row(model: ModelLine) -> Row:
@@ -61,17 +61,13 @@ def _rest(models: Sequence[ModelLine], limit: int) -> list[Line]:
     return [tables.line(f"  … and {len(models) - limit} more")] if len(models) > limit else []
 
 
-def _files(results: EsdResults, cwd: str) -> list[Row]:
+def _last_rows(results: EsdResults, cwd: str, waiting: int) -> list[Row]:
+    """Return the files and the next steps."""
     rows: list[Row] = [[label, short_path(path, cwd)] for label, path in results.files]
     if results.undrawn:
-        names = clean(results.undrawn[0]) + (", …" if len(results.undrawn) > 1 else "")
-        many = count(len(results.undrawn), "model")
-        rows.append(["pictures", f"of {many} could not be drawn ({names}); the logs say why"])
-    return rows
-
-
-def _next_steps(results: EsdResults, waiting: int) -> list[Row]:
-    steps = ["the same command goes on with what is not done"] if waiting else []
+        rows.append(["pictures", f"missing for {count(results.undrawn, 'model')}; the logs say why"])
+    if waiting:
+        rows.append(["next", "the same command goes on with what is not done"])
     if results.undrawn or results.can_retry:
-        steps.append("the same command with --retry-failed tries the failed ones again")
-    return [["next" if n == 0 else "", step] for n, step in enumerate(steps)]
+        rows.append(["" if waiting else "next", "the same command with --retry-failed tries the failed ones again"])
+    return rows

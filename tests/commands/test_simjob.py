@@ -1,10 +1,9 @@
-"""The program that plays CUDA jobs on simulated GPUs, and its audit."""
+"""The program that plays CUDA jobs on simulated GPUs, and the audit of what several of them did."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from gpusched.commands.simjob.__main__ import main, visible_devices
-from gpusched.commands.simjob.audit import audit
 
 from gpusched.common import simulation
+from gpusched.common.processes import process_start
 from gpusched.host.gpus.simulated import SimulatedSource
+from tests.support.audit import audit
 
 SIMJOB = [sys.executable, "-m", "gpusched.commands.simjob"]
 
@@ -60,7 +60,7 @@ def stranger() -> Iterator[int]:
 
 
 def occupy(directory: str, n: int, pid: int, mib: int) -> None:
-    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{simulation.start_time(pid)}", {"mib": mib})
+    simulation.write_keys(f"{directory}/gpu{n}/p/{pid}-{process_start(pid)}", {"mib": mib})
 
 
 def test_it_takes_memory_prints_like_a_training_and_gives_back(
@@ -201,23 +201,19 @@ def events(directory: str, *lines: tuple[str, str, dict[str, object]]) -> None:
         simulation.log(directory, event, name=name, **told)
 
 
-def test_two_jobs_on_one_gpu_are_a_clash(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_jobs_on_one_gpu_are_a_clash(directory: str) -> None:
     events(directory, ("grab", "1-1", {}), ("grab", "2-2", {}), ("exit", "1-1", {}), ("grab", "3-3", {}))
     assert [(c.job, c.holder, c.colleague) for c in audit(directory).clashes] == [
         ("2-2", "1-1", False),
         ("3-3", "2-2", False),
     ]
-    assert main(["--audit", directory]) == 1
-    assert "CLASH" in capsys.readouterr().out
 
 
-def test_one_after_the_other_is_none(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_after_the_other_is_none(directory: str) -> None:
     events(directory, ("grab", "1-1", {}), ("dead", "1-1", {}), ("grab", "2-2", {"unreleased": True}))
     events(directory, ("grab", "3-3", {"gpu": 1}), ("grab", "4-4", {"job": "2-2"}))
     report = audit(directory)
     assert (report.clashes, report.jobs, report.grabs, report.too_early) == ([], 3, 4, 1)
-    assert main(["--audit", directory]) == 0
-    assert "3 jobs, 4 grabs, 0 clashes" in capsys.readouterr().out
 
 
 def test_a_colleague_who_comes_is_none_but_a_job_that_comes_to_him_is(directory: str) -> None:
@@ -252,31 +248,6 @@ def test_what_a_killed_job_held_is_back_at_once(directory: str) -> None:
     assert used(directory) == [0, 0, 0]
     assert main(["--hold", "0"]) == 0
     assert audit(directory).clashes == []
-
-
-@pytest.mark.slow
-def test_children_share_the_memory_and_are_one_holder(directory: str) -> None:
-    command = [*SIMJOB, "--mem", "900", "--children", "2", "--hold", "1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as job:
-        wait_until_used(directory, [900, 0, 0])
-        assert len(simulation.holders(directory, 0)) == 3
-        assert job.wait() == 0
-    report = audit(directory)
-    assert (report.jobs, report.grabs, report.clashes) == (1, 3, [])
-
-
-@pytest.mark.slow
-def test_term_may_be_ignored(directory: str) -> None:
-    command = [*SIMJOB, "--mem", "100", "--hold", "1", "--ignore-term"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as job:
-        wait_until_used(directory, [100, 0, 0])
-        job.send_signal(signal.SIGTERM)
-        assert job.wait() == 0
-    with subprocess.Popen([*SIMJOB, "--mem", "100", "--hold", "60"], stdout=subprocess.DEVNULL) as job:
-        wait_until_used(directory, [100, 0, 0])
-        job.send_signal(signal.SIGTERM)
-        assert job.wait() == -signal.SIGTERM
-    assert used(directory) == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_a_hostile_file_is_only_not_known(tmp_path: Path, data: bytes) -> None:
 
 def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../secret"}}))
-    assert "names no files beside it" in tensor_headers.read_directory(str(tmp_path)).why_not
+    assert "secret cannot be read" in tensor_headers.read_directory(str(tmp_path)).why_not
 
 
 @pytest.mark.slow

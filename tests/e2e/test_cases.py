@@ -97,7 +97,7 @@ def test_case_5_bom_crlf_and_bytes_that_are_no_utf8(box: Box) -> None:
 def test_case_6_a_table_of_parameters(box: Box) -> None:
     ended = run(box, "06-params.txt")
     assert ended.code == 2
-    assert "none of the first lines starts with a program (0001, 0002" in ended.err
+    assert "this does not start with a program (0001)" in ended.err
     assert "--force" in ended.err
     assert not (box.work / "gpusched-runs").exists()
     assert not box.claims.exists()

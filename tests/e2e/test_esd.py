@@ -88,7 +88,7 @@ def test_a_list_with_adapters_a_broken_and_a_missing_model(whole: tuple[Box, End
     # a model that is done is not run again, and one that failed is reported and not retried
     again = box.gpusched("esd", "--model-list", "atlas.csv")
     assert again.code == 1
-    assert "4 of 6 are done" in again.err and "2 of 6 failed before" in again.err and "--retry-failed" in again.err
+    assert "done already: 4 of 6" in again.err and "not retried: 2 of 6" in again.err and "--retry-failed" in again.err
     assert [len(row.attempts) for row in box.jobs("esd_results")] == [1] * 6
 
 
@@ -125,7 +125,7 @@ def test_case_47_through_the_verb(box: Box) -> None:
     assert list(alphas) == ["acme/tiny", "lab1/tiny-lora"] and len(set(alphas.values())) == 2
     # the same models in another list are done already, and what is no adapter is to be loaded as it is
     ended = box.gpusched("esd", "--model-list", "47-atlas.csv", "--layers", "q_proj", "--dry-run", "--json")
-    assert ended.code == 0 and "2 of 6 are done" in ended.err
+    assert ended.code == 0 and "done already: 2 of 6" in ended.err
     jobs = [job["command"].split() for job in json.loads(ended.out)["jobs"] if job["would"] == "add"]
     assert [words[words.index("--model") + 1] for words in jobs] == [
         *("lab2/tiny_ft", "lab3/tiny-q4", "lab4/thing", "acme/other")
@@ -171,10 +171,12 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
     )
     ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=str(box.work / "hide"))
-    assert ended.code == 3 and "torch is not installed" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
+    assert (
+        ended.code == 3 and "not installed here: torch" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
+    )
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
-        (["--model-list", "a", "--single-model", "b"], "exclude each other"),
+        (["--model-list", "a", "--single-model", "b"], "no models are named"),
         (["--single-model", "a", "--layers", "("], "must be a regular expression"),
         ([], "no models are named"),
     ):

@@ -20,8 +20,9 @@ from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
-from gpusched.esd import EsdBackend, EsdExperiment
+from gpusched.esd.backend import EsdBackend
 from gpusched.esd.config import EsdConfig
+from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem
 from gpusched.esd.options import AnalysisOptions, EsdOption, options_of
@@ -156,7 +157,7 @@ def test_what_is_done_is_reported_and_not_run_again(lab: Lab) -> None:
     experiment = lab.experiment()
     experiment.run()
     assert lab.backend.ran == ["acme/b", "lab/a-lora"]
-    assert "1 of 3 is done (--overwrite analyses them again)" in lab.backend.messages
+    assert "done already: 1 of 3 (--overwrite analyses them again)" in lab.backend.messages
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_a_failure_is_reported_and_only_retried_on_request(lab: Lab) -> None:
     assert lab.experiment().run() == EXIT_SOME_FAILED
     assert lab.backend.ran == ["lab/a-lora"]  # whose record is of another analysis here
     assert any(
-        "2 of 3 failed before and are not retried" in text and "--retry-failed" in text for text in lab.backend.messages
+        text == "failed before and not retried: 2 of 3 (--retry-failed does that)" for text in lab.backend.messages
     )
     assert {spec.attributes.name for spec in lab.experiment(retry_failed=True).find_todo().jobs.specs} >= {
         "acme/a",
@@ -264,7 +265,9 @@ def test_missing_pictures_are_reported_at_the_end(lab: Lab) -> None:
     experiment.run()
     out = io.StringIO()
     write(out, page(read_results(experiment), "/"))
-    assert "of 2 models could not be drawn (acme/a, …); the logs say why" in out.getvalue()
+    assert "missing for 2 models; the logs say why" in out.getvalue()
+    jobs = lab.experiment(plots=True).find_todo().jobs.specs
+    assert [(spec.attributes.name, spec.occurrence) for spec in jobs][::2] == [("acme/a", 2), ("acme/b", 2)]
 
 
 def test_what_was_skipped_is_listed(lab: Lab) -> None:
@@ -369,7 +372,7 @@ def test_commands_can_be_overridden(lab: Lab) -> None:
     ("options", "said"),
     [
         ({}, "no models are named"),
-        ({"model_list": "a", "single_model": "b"}, "exclude each other"),
+        ({"model_list": "a", "single_model": "b"}, "no models are named, or both"),
         ({"single_model": "a", "output_dir": ""}, "--output-dir: no directory"),
         ({"single_model": "a", "bins": 0}, "--bins 0"),
         ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),

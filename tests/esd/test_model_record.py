@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.esd.model_record import CONVENTION, file_stem, is_done, model_name
+from gpusched.esd.model_record import CONVENTION, file_stem, is_of, model_name
 
 NAMES = st.text(st.sampled_from("a.B-_%/ é9~한"), min_size=1, max_size=24)
 
@@ -39,11 +39,10 @@ def test_a_name_that_makes_no_file_name(name: str) -> None:
         file_stem(name)
 
 
-def test_done_is_by_convention_options_and_revision() -> None:
-    record = {"success": True, "convention": CONVENTION, "revision": "main", "options": {"bins": 100}}
-    assert is_done(record, revision="main", options={"bins": 100})
-    assert not is_done(record, revision="v2", options={"bins": 100})
-    assert not is_done(record, revision="main", options={"bins": 50})
-    assert not is_done({**record, "convention": CONVENTION + 1}, revision="main", options={"bins": 100})
-    assert not is_done({**record, "success": False}, revision="main", options={"bins": 100})
-    assert not is_done({}, revision="", options={})
+def test_the_same_analysis_is_by_convention_options_and_revision() -> None:
+    record = {"convention": CONVENTION, "revision": "main", "options": {"bins": 100}}
+    assert is_of(record, revision="main", options={"bins": 100})
+    assert not is_of(record, revision="v2", options={"bins": 100})
+    assert not is_of(record, revision="main", options={"bins": 50})
+    assert not is_of({**record, "convention": CONVENTION + 1}, revision="main", options={"bins": 100})
+    assert not is_of({}, revision="", options={})

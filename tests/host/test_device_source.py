@@ -15,6 +15,7 @@ import pytest
 
 from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE, GpuschedError
+from gpusched.common.processes import process_start
 from gpusched.core.model import MIB, Reading
 from gpusched.host.gpus.device_source import DeviceSource, open_source, read_once
 from tests.support.rig import Machine, build_rig
@@ -42,7 +43,7 @@ class SimulatedBox:
         simulation.change_keys(f"{self.directory}/gpu{n}/state", **{key: value})
 
     def occupy(self, n: int, mib: int, pid: int) -> None:
-        path = f"{self.directory}/gpu{n}/p/{pid}-{simulation.start_time(pid)}"
+        path = f"{self.directory}/gpu{n}/p/{pid}-{process_start(pid)}"
         simulation.write_keys(path, {"mib": mib, "user": "bo", "program": "python"})
 
     def fail(self, broken: bool) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.processes import process_start
 from gpusched.core.model import MIB, Reading
 from gpusched.host.gpus.device_source import DeviceSource, open_source, read_once
 from gpusched.host.gpus.nvml import People
@@ -430,7 +430,7 @@ def test_the_child_ends_with_its_parent(machine: Machine) -> None:
         pid = int(parent.stdout.readline())
         parent.kill()
     end = time.monotonic() + 5
-    while simulation.start_time(pid) is not None:
+    while process_start(pid) is not None:
         assert time.monotonic() < end
         time.sleep(0.01)
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpusched.common import simulation
 from gpusched.common.errors import GpuschedError
+from gpusched.common.processes import process_start
 from gpusched.core.model import MIB, Reading
 from gpusched.host.gpus.device_source import open_source
 from gpusched.host.gpus.simulated import SimulatedSource
@@ -127,7 +128,7 @@ def test_boards_may_be_given_a_group(directory: str) -> None:
 def test_the_load_of_processes_adds_up(directory: str) -> None:
     hold(directory, 0, mib=500, util=60)
     with subprocess.Popen(["sleep", "60"]) as other:
-        path = f"{directory}/gpu0/p/{other.pid}-{simulation.start_time(other.pid)}"
+        path = f"{directory}/gpu0/p/{other.pid}-{process_start(other.pid)}"
         simulation.write_keys(path, {"mib": 1, "util": 60})
         assert look(SimulatedSource(directory)).samples[0].utilisation == 1.0
         other.kill()

@@ -219,13 +219,13 @@ def test_comments_that_look_like_directives_are_told() -> None:
         ("[gpsu=2] x", 2, "attribute-key", "unknown attribute 'gpsu'; did you mean gpus?"),
         ("[memory=2G] x", 2, "attribute-key", "unknown attribute 'memory'; did you mean mem?"),
         ("[gpus=1 after-fail=a] x", 9, "attribute-key", "did you mean after-failed?"),
-        ("[env=3] x", 2, "attribute-key", "did you mean env.NAME?"),
+        ("[env=3] x", 2, "attribute-key", "unknown attribute 'env'"),
         ("[zzz=3] x", 2, "attribute-key", "unknown attribute 'zzz'"),
         ("[env.1A=3] x", 2, "attribute-key", "'1A' is no name of a variable: letters, digits and _"),
         ("[env.CUDA_VISIBLE_DEVICES=3] x", 2, "attribute-own", "gpusched sets CUDA_VISIBLE_DEVICES itself"),
         ("[env.GPUSCHED_JOB_ID=3] x", 2, "attribute-own", "gpusched sets GPUSCHED_JOB_ID itself"),
         ("[gpus=1 gpus=2] x", 9, "attribute-twice", "gpus is stated twice"),
-        ("[tag=a tag=b] x", 8, "attribute-twice", "tag is stated twice: write tag=a,b"),
+        ("[tag=a tag=b] x", 8, "attribute-twice", "tag is stated twice"),
         ("[gpus=two] x", 7, "attribute-value", "gpus is 'two', but must be a whole number, at least 0"),
         ("[gpus=-1] x", 7, "attribute-value", "at least 0"),
         ("[gpus=1.5] x", 7, "attribute-value", "gpus is '1.5'"),
@@ -241,11 +241,10 @@ def test_comments_that_look_like_directives_are_told() -> None:
         ("[name='a b'] x", 7, "attribute-value", "name is 'a b', but must be letters"),
         ("[name=-a] x", 7, "attribute-value", "name is '-a'"),
         (f"[name={'a' * 121}] x", 7, "attribute-value", "at most 120 characters"),
-        ("[name=] x", 2, "attribute-value", "the name is empty"),
         ("[tag=a,,b] x", 6, "attribute-value", "tag is 'a,,b'"),
         ("[tag=a, gpus=2] x", 6, "attribute-value", "separate attributes by spaces"),
         ("[after=a;b] x", 8, "attribute-value", "after is 'a;b'"),
-        ("[cwd=''] x", 6, "attribute-value", "cwd is '', but must be a directory"),
+        ("[cwd=''] x", 6, "attribute-value", "cwd is '', but must be a text"),
         ("[gpu-model='\t'] x", 12, "attribute-value", "a GPU's name"),
         ("[gpus=2 mem] x", 9, "attribute-syntax", "'mem' is not of the form key=value"),
         ("[-f x] && y", 2, "attribute-syntax", "'-f' is not of the form"),
@@ -283,6 +282,7 @@ def test_the_keys_are_named_with_a_wrong_one() -> None:
     [
         ("[mem=18] x", "attribute-mem"),
         ("[gpus=] x", "attribute-bare"),
+        ("[name=] x", "attribute-bare"),
         ("[env.A=] x", "attribute-bare"),
         ("#gpusched: tag=", "attribute-bare"),
     ],
@@ -412,8 +412,7 @@ def test_pieces_say_what_the_whole_says_and_nothing_breaks_it(data: bytes, size:
     pieces.append(feed.finish())
     whole = parse(data)
     assert [spec for piece in pieces for spec in piece.specs] == list(whole.specs)
-    found = [f for piece in pieces for f in piece.findings if f.code != "parameter-table"]
-    assert found == [f for f in whole.findings if f.code != "parameter-table"]
+    assert [f for piece in pieces for f in piece.findings] == list(whole.findings)
     for each in whole.findings:
         assert each.render("f")
 

@@ -41,10 +41,10 @@ def test_what_the_queue_has_may_be_waited_for() -> None:
         ("x\n[gpus=1 after=train-1,prepp] y\n[name=train-1] z\n[name=prep] w\n", 2, 23, "prepp; did you mean prep?"),
         ("#gpusched: after-ended=nowhere\nx\n", 1, 24, "no job has the name or the tag nowhere"),
         ("[after=b] x\n[name=b after=c] y\n[name=c after=b] z\n", 2, 15, "b (line 2) -> c (line 3) -> b (line 2)"),
-        ("[name=a after=a] x\n", 1, 15, "the job waits for itself: a is its own"),
+        ("[name=a after=a] x\n", 1, 15, "wait for each other: a (line 1) -> a (line 1)"),
         ("[tag=t] w\n[tag=t after=t] x\n[tag=t after=t] y\n", 2, 14, "line 2 -> line 3 -> line 2"),
         ("[tag=t after=t] x\n[tag=t after-any=b] y\n[name=b tag=t after=t] z", 1, 14, "line 1 -> line 2 -> b (line 3)"),
-        ("[name=t tag=t after=t] x\n[tag=t] y\n", 1, 21, "the job waits for itself: t is its own"),
+        ("[name=t tag=t after=t] x\n[tag=t] y\n", 1, 21, "wait for each other: t (line 1) -> t (line 1)"),
         ("[name=a after=t] x\n[tag=t after=a] y\n[tag=t] z\n", 1, 15, "a (line 1) -> line 2 -> a (line 1)"),
     ],
 )

@@ -81,11 +81,10 @@ def test_stripped_commands_keep_every_other_byte() -> None:
         ("export A=1 CUDA_VISIBLE_DEVICES=2; x", "export A=1; x"),
         ("export CUDA_VISIBLE_DEVICES=2 A=1; x", "export A=1; x"),
         ("export CUDA_DEVICE_ORDER=X CUDA_VISIBLE_DEVICES=2; x", ":; x"),
-        ("declare -x CUDA_VISIBLE_DEVICES=2; x", ": -x; x"),
+        ("declare -x CUDA_VISIBLE_DEVICES=2; x", ":; x"),
         ('export "CUDA_VISIBLE_DEVICES=2" && x', ": && x"),
         ("unset CUDA_VISIBLE_DEVICES; x", ":; x"),
         ("unset A CUDA_VISIBLE_DEVICES; x", "unset A; x"),
-        ("env -u CUDA_VISIBLE_DEVICES A=1 x", "env A=1 x"),
         ("nohup env A=1 CUDA_VISIBLE_DEVICES=$GPU x", "nohup env A=1 x"),
         ("time CUDA_VISIBLE_DEVICES=0 x", "time x"),
         ("(CUDA_VISIBLE_DEVICES=0 x)", "(x)"),
@@ -122,7 +121,7 @@ def test_a_mention_or_the_given_value_is_no_choice(line: str) -> None:
 
 
 def test_an_emptied_environment_loses_the_gpu() -> None:
-    for line in ("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x"):
+    for line in ("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x", "env -u CUDA_VISIBLE_DEVICES x"):
         assert codes(line) == {"cleared-environment"}
 
 
@@ -183,7 +182,6 @@ def test_what_waits_for_its_own_is_fine(line: str) -> None:
         x&
         (x &)
         { x; } &
-        (a &) & wait
         bash -c 'x &'
         setsid x
         x & disown
@@ -279,10 +277,9 @@ def test_odd_names_of_programs_are_left_alone(line: str) -> None:
     assert not codes(line)
 
 
-def test_values_between_commands_are_told_once_for_each_run_of_lines() -> None:
+def test_each_line_of_values_is_reported() -> None:
     jobs = parse(b"a\n1 2\n3 4\nb\n5 6\n")
-    assert [(f.line, f.code) for f in jobs.findings] == [(2, "parameter-table"), (5, "parameter-table")]
-    assert "none of these lines starts with a program (1, 3)" in jobs.findings[0].message
+    assert [(f.line, f.code) for f in jobs.findings] == [(line, "parameter-table") for line in (2, 3, 5)]
 
 
 @pytest.mark.parametrize(
@@ -368,11 +365,10 @@ def test_literal_words() -> None:
     assert literal(b"""a'b c'"d\\"e"\\ f$X""") == b'ab cd"e f$X'
 
 
-def test_simple_commands_know_their_shell_and_end() -> None:
+def test_simple_commands_know_their_end() -> None:
     found = structure(Scan(b"a 2>x b && (c & d) | e")).commands
     texts = [[word.text for word in command.words] for command in found]
     assert texts == [[b"a", b"b"], [b"c"], [b"d"], [b"e"]]
-    assert [command.shell for command in found] == [0, 1, 1, 0]
     assert [command.ender.text if command.ender else b"" for command in found] == [b"&&", b"&", b"", b""]
 
 

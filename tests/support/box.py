@@ -19,12 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from gpusched.commands.simjob.audit import AuditReport, audit
-
 from gpusched.common import simulation
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.host import locks
 from gpusched.host.store import Store, attempt_table, job_table
+from tests.support.audit import AuditReport, audit
 from tests.support.paths import TESTS
 
 T = TypeVar("T")

@@ -57,6 +57,13 @@ def serve(repositories: dict[str, Repository]) -> Iterator[Hub]:
                 return self.fail(503, "")
             if path.startswith("api/"):
                 revision = parts[3] if len(parts) > 3 else "main"
+                if parts[2:3] == ["tree"]:
+                    return self.send(
+                        [
+                            {"type": "file", "path": file, "size": len(data), "oid": "0"}
+                            for file, data in repository.files.items()
+                        ]
+                    )
                 if revision not in ("main", "v1", repository.commit):
                     return self.fail(404, "RevisionNotFound")
                 return self.tell(repository, "/".join(parts[:2]))
@@ -82,7 +89,10 @@ def serve(repositories: dict[str, Repository]) -> Iterator[Hub]:
                 {"rfilename": file, "size": repository.sizes.get(file, len(data)), "blobId": "0"}
                 for file, data in repository.files.items()
             ]
-            text = json.dumps({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings}).encode()
+            self.send({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings})
+
+        def send(self, document: object) -> None:
+            text = json.dumps(document).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))

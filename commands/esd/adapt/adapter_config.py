@@ -5,139 +5,101 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
 
 from ..read.tensors import ModelError
 
-# Fields of a LoRA configuration that change no number of a merge: they are names, or they steer training.
-_HARMLESS = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode"}
-    | {"layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core"}
-    | {"peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type"}
-)
-# Fields that are read below. peft ignores fan_in_fan_out too: the kind of the module decides.
-_READ = frozenset(
-    {"alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "modules_to_save", "r"}
-    | {"rank_pattern", "use_dora", "use_rslora"}
-)
-# Fields that mean another computation, with the reason. Any other field that is set is refused too.
-_REFUSED = {
-    "alora_invocation_tokens": "it acts only after certain tokens, so that no merged weight exists",
-    "arrow_config": "it routes between adapters, so that no merged weight exists",
-    "ensure_weight_tying": "it ties the adapters of embedding and head",
-    "kasa_config": "it truncates the weights of the base",
-    "layer_replication": "it repeats layers of the base",
-    "lora_bias": "it adds to biases",
-    "megatron_config": "it belongs to layers that are split over devices",
-    "monteclora_config": "it samples",
-    "target_parameters": "it reaches into stacked parameters such as experts",
-    "trainable_token_indices": "it replaces rows of the embedding",
-    "use_bdlora": "its matrices are block-diagonal",
-    "use_qalora": "it belongs to a quantised base",
-    "velora_config": "it compresses activations",
-}
-# Initialisations that leave the base as it is; the others change it first.
-_INERT_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "true", "false")
+T = TypeVar("T")
 
+Rank = Annotated[int, msgspec.Meta(gt=0, lt=1 << 20)]
+Factor = Annotated[float, msgspec.Meta(gt=-1e30, lt=1e30)]  # a finite number
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+# Fields of a LoRA configuration that change no number of a merge: they are names, they steer training, or peft ignores
+# them too. Any other field that is set, and is none of AdapterConfig, may mean another computation.
+_HARMLESS = frozenset(
+    {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out"}
+    | {"inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"}
+    | {
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    }
+)
+_UNSET: tuple[Any, ...] = (None, False, "", [], {})
 _LONGEST_PATTERN = 300
 _NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]")  # may take exponential time to match
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterConfig:
-    """The settings of one LoRA adapter. Patterns are tried in their order; the first match counts."""
+class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one LoRA adapter, by peft's names. Patterns are tried in their order; the first match counts."""
 
-    rank: int
-    alpha: float
-    rslora: bool
-    dora: bool
-    ranks: tuple[tuple[re.Pattern[str], int], ...]
-    alphas: tuple[tuple[re.Pattern[str], float], ...]
-    saved: tuple[str, ...]
+    peft_type: Literal["LORA"]
+    r: Rank = 8
+    lora_alpha: Factor = 8
+    use_rslora: bool | None = None
+    use_dora: bool | None = None
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Factor] | None = None
+    modules_to_save: list[Name] | None = None
+    bias: Literal["none", "all", "lora_only"] = "none"
+    # Other initialisations change the base at the start.
+    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal", "true", "false"] | None = None
 
     def rank_of(self, module: str) -> int:
-        return next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
+        return _first_match(self.rank_pattern, module, self.r)
 
     def scale_of(self, module: str) -> float:
         """Return α/r of the module with this path, or α/√r with rsLoRA (Kalajdzievski 2023)."""
-        alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(module)), self.alpha)
+        alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         rank = self.rank_of(module)
-        return alpha / math.sqrt(rank) if self.rslora else alpha / rank
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def saves(self, module: str) -> bool:
         """Return True if this module, or a module around it, is stored whole beside the deltas."""
+        ends = tuple(self.modules_to_save or ())
         parts = module.split(".")
-        paths = [".".join(parts[: n + 1]) for n in range(len(parts))]
-        return any(path.endswith(name) for path in paths for name in self.saved)
-
-
-def _obstacle(config: Mapping[str, Any]) -> str:
-    """Return the setting that means another computation than LoRA, with the reason; "" if there is none."""
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        return f"peft_type is {_short(kind)}; only LORA is merged, so analyse the base, or a merged copy"
-    for field, value in config.items():
-        if field in _HARMLESS or field in _READ or value in (None, False, "", [], {}):
-            continue
-        why = _REFUSED.get(field, "its effect on the weights is not known")
-        return f"{field} is set ({_short(value)}); {why}, so it is not merged"
-    start = config.get("init_lora_weights")
-    if start not in _INERT_STARTS or type(start) is int:
-        return (
-            f"init_lora_weights is {_short(start)}; its start changes the base too, so it is not merged "
-            "(save it converted to plain LoRA)"
-        )
-    if config.get("bias", "none") not in ("none", "all", "lora_only"):
-        return f"bias is {_short(config['bias'])}, which is not known"
-    return ""
+        return any(".".join(parts[: n + 1]).endswith(ends) for n in range(len(parts)))
 
 
 def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
     """Return the settings of an adapter. Raises ModelError, stage merge, with the field that prevents a merge."""
-
-    def refuse(reason: str) -> ModelError:
-        return ModelError("merge", f"adapter {label}: {reason}")
-
-    def positive(value: object, field: str) -> int:
-        if type(value) is not int or not 0 < value < 1 << 20:
-            raise refuse(f"{field} is {_short(value)}, not a rank")
-        return value
-
-    def number(value: object, field: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise refuse(f"{field} is {_short(value)}, not a number")
-        return value
-
-    def table(field: str) -> list[tuple[re.Pattern[str], Any]]:
-        pairs = config.get(field) or {}
-        if not isinstance(pairs, Mapping):
-            raise refuse(f"{field} is {_short(pairs)}, not a map")
-        patterns = []
-        for key, value in pairs.items():
-            if len(key) > _LONGEST_PATTERN or _NESTED_REPEAT.search(key):
-                raise refuse(f"the pattern {_short(key)} in {field} is too intricate to be matched safely")
-            try:
-                patterns.append((re.compile(rf"(.*\.)?({key})$"), value))
-            except (re.error, RecursionError, OverflowError):
-                raise refuse(f"the pattern {_short(key)} in {field} is no regular expression") from None
-        return patterns
-
-    if reason := _obstacle(config):
-        raise refuse(reason)
-    saved = config.get("modules_to_save") or []
-    if not isinstance(saved, list) or not all(isinstance(name, str) and name for name in saved):
-        raise refuse(f"modules_to_save is {_short(saved)}, not a list of names")
-    return AdapterConfig(
-        rank=positive(config.get("r", 8), "r"),
-        alpha=number(config.get("lora_alpha", 8), "lora_alpha"),
-        rslora=config.get("use_rslora") is True,
-        dora=config.get("use_dora") is True,
-        ranks=tuple((pattern, positive(rank, "rank_pattern")) for pattern, rank in table("rank_pattern")),
-        alphas=tuple((pattern, number(alpha, "alpha_pattern")) for pattern, alpha in table("alpha_pattern")),
-        saved=tuple(saved),
-    )
+    known = AdapterConfig.__struct_fields__
+    fields = {
+        name: value
+        for name, value in config.items()
+        if name in known or (name not in _HARMLESS and value not in _UNSET)
+    }
+    try:
+        settings = msgspec.convert(fields, AdapterConfig)
+        for pattern in (*(settings.rank_pattern or {}), *(settings.alpha_pattern or {})):
+            _check_pattern(pattern)
+    except ValueError as error:
+        raise ModelError(
+            "merge",
+            f"adapter {label}: its settings are not those of plain LoRA: {error}; merge it with the software that "
+            "made it, and analyse the merged copy",
+        ) from None
+    return settings
 
 
-def _short(value: object) -> str:
-    return repr(value)[:60]
+def _check_pattern(pattern: str) -> None:
+    """Raise ValueError for what is no regular expression, or may take exponential time to match."""
+    problem = f"the pattern {pattern[:60]!r} cannot be matched safely"
+    if len(pattern) > _LONGEST_PATTERN or _NESTED_REPEAT.search(pattern):
+        raise ValueError(problem)
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        raise ValueError(problem) from None
+
+
+def _first_match(patterns: Mapping[str, T] | None, module: str, default: T) -> T:
+    matches = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(matches, default)

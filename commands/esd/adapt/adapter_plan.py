@@ -6,7 +6,7 @@ A name that matches no tensor of the base, or two, is an error: the base must ne
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,11 @@ from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
 from .tied_weights import is_declared_tied, is_embedding, is_head, leaf, partners, unstored_head
 
 _PREFIX = "base_model.model."
-_PART = re.compile(
-    r"(?P<module>.+)\.(?:lora_(?P<linear>[AB])\.weight|lora_embedding_(?P<embedding>[AB])"
-    r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
-)
+# The end of a name in an adapter's file, after ".lora_" -> the field of Lora that it belongs to.
+_PARTS = {
+    **{"A.weight": "a", "B.weight": "b", "embedding_A": "a", "embedding_B": "b"},
+    **{"magnitude_vector": "magnitude", "magnitude_vector.weight": "magnitude"},
+}
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
@@ -31,15 +32,15 @@ _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transform
 _CONV1D_NAMES = frozenset({"c_attn", "q_attn", "c_proj", "c_fc"})
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
-    """A low-rank change: its kind, the names of its tensors in the adapter's file, and its factor."""
+@dataclass(slots=True)
+class Lora:
+    """The low-rank change of one module: the names of its tensors in the adapter's file, its kind, and its factor."""
 
-    kind: str
-    a: str
-    b: str
-    scale: float
+    a: str = ""
+    b: str = ""
     magnitude: str = ""
+    kind: str = LINEAR
+    scale: float = 1.0
 
 
 @dataclass(slots=True)
@@ -53,17 +54,7 @@ class TensorChange:
     base: str = ""
     stored: str = ""
     copy: bool = False
-    adds: list[Add] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Parts:
-    """The names of the LoRA tensors of one module."""
-
-    embedding: bool = False
-    a: str = ""
-    b: str = ""
-    magnitude: str = ""
+    adds: list[Lora] = field(default_factory=list)
 
 
 def suffix_matches(name: str, names: Collection[str]) -> list[str]:
@@ -85,15 +76,15 @@ class AdapterPlan:
         self,
         config: AdapterConfig,
         label: str,
-        stored: Sequence[TensorInfo],
-        base: Sequence[TensorInfo],
+        stored: Mapping[str, TensorInfo],
+        base: Mapping[str, TensorInfo],
         base_config: Mapping[str, Any],
     ) -> None:
-        """`stored`: the tensors of the adapter's file. `base`: those of the base."""
+        """`stored`: the tensors of the adapter's file by name. `base`: those of the base."""
         self.config = config
         self.label = label
-        self.stored = {info.name: info for info in stored}
-        self.base = {info.name: info for info in base}
+        self.stored = stored
+        self.base = base
         self.base_config = base_config
         self.changes: dict[str, TensorChange] = {}
 
@@ -102,7 +93,7 @@ class AdapterPlan:
 
         Raises ModelError, stage merge, if adapter and base do not fit together.
         """
-        modules: dict[str, _Parts] = {}
+        modules: dict[str, Lora] = {}
         whole: dict[str, str] = {}
         for key in self.stored:
             self._sort(key, modules, whole)
@@ -119,88 +110,76 @@ class AdapterPlan:
     def refuse(self, reason: str) -> ModelError:
         return ModelError("merge", f"adapter {self.label}: {reason}")
 
-    def _sort(self, key: str, modules: dict[str, _Parts], whole: dict[str, str]) -> None:
-        """Add a name of the adapter's file to the LoRA parts of its module, or to the tensors that are stored whole."""
-        if len(key) > _LONGEST_NAME:
-            raise self.refuse(f"a name in its file has {len(key)} characters")
-        if not self.stored[key].dtype.startswith(("float", "bfloat")):
-            raise self.refuse(f"{key} in its file is {self.stored[key].dtype}, not floating point")
+    def _sort(self, key: str, modules: dict[str, Lora], whole: dict[str, str]) -> None:
+        """Add a name of the adapter's file to the LoRA of its module, or to the tensors that are stored whole."""
+        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in _FLOATS:
+            raise self.refuse(f"{key[:200]} in its file ({self.stored[key].dtype}) is no plain LoRA weight")
         name = key.removeprefix(_PREFIX)
-        match = _PART.fullmatch(name)
-        if match is None:
-            name = name.replace(".base_layer.", ".")
-            if _STRANGE.search(name):
-                raise self.refuse(f"{key} in its file is no plain LoRA weight")
-            if whole.setdefault(name, key) != key:
+        module, _, part = name.rpartition(".lora_")
+        if part in _PARTS:
+            lora = modules.setdefault(f"{module}.weight", Lora())
+            if getattr(lora, _PARTS[part]):
                 raise self.refuse(f"{key} is in its file twice")
+            setattr(lora, _PARTS[part], key)
+            if part.startswith("embedding"):
+                lora.kind = EMBEDDING
             return
-        parts = modules.setdefault(f"{match['module']}.weight", _Parts())
-        slot = "magnitude" if match["magnitude"] else (match["linear"] or match["embedding"]).lower()
-        if getattr(parts, slot):
+        name = name.replace(".base_layer.", ".")
+        if _STRANGE.search(name):
+            raise self.refuse(f"{key} in its file is no plain LoRA weight")
+        if whole.setdefault(name, key) != key:
             raise self.refuse(f"{key} is in its file twice")
-        setattr(parts, slot, key)
-        parts.embedding = parts.embedding or bool(match["embedding"])
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for none."""
+    def _find(self, name: str, shape: tuple[int, ...], *, may_be_new: bool = False) -> str:
+        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for a new one."""
         matches = suffix_matches(name, self.base)
         if not matches and is_declared_tied(self.base_config) is not False:
             matches = partners(name, self.base, shape)
         if len(matches) > 1:
             few = ", ".join(matches[:3])
             raise self.refuse(f"{name} matches {len(matches)} tensors of the base ({few}); which one is not clear")
+        if not matches and not may_be_new:
+            raise self.refuse(f"{name} matches no tensor of the base")
         return matches[0] if matches else ""
 
     def _replace(self, name: str, key: str) -> None:
         shape = self.stored[key].shape
         copy = self.config.saves(name.rpartition(".")[0])
-        target = self._find(name, shape)
-        if not target and not (copy and leaf(name) in _TASK_HEADS):
-            raise self.refuse(f"{name} matches no tensor of the base")
-        if target and not _may_replace(shape, self.base[target].shape, name):
-            raise self.refuse(f"{name} has the shape {shape}, but {target} of the base has {self.base[target].shape}")
-        theirs = target
-        if copy and not suffix_matches(name, [target]):
-            target = name  # tied to that until now
+        theirs = self._find(name, shape, may_be_new=copy and leaf(name) in _TASK_HEADS)
+        if theirs and not _may_replace(shape, self.base[theirs].shape, name):
+            raise self.refuse(f"{name} has the shape {shape}, but {theirs} of the base has {self.base[theirs].shape}")
+        # A copy whose tensor is that of a tied partner was tied to it until now.
+        target = name if copy and not suffix_matches(name, [theirs]) else theirs
         self.changes[target] = TensorChange(shape, base=theirs, stored=key, copy=copy)
 
-    def _add(self, name: str, parts: _Parts) -> None:
-        where = name.removesuffix(".weight")
-        if not parts.a or not parts.b:
-            raise self.refuse(f"{where} has only half of its LoRA weights")
-        if bool(parts.magnitude) != self.config.dora:
-            raise self.refuse(
-                f"use_dora is {self.config.dora}, but {where} has {'a' if parts.magnitude else 'no'} magnitude"
-            )
+    def _add(self, name: str, lora: Lora) -> None:
+        module = name.removesuffix(".weight")
+        if not lora.a or not lora.b or bool(lora.magnitude) != bool(self.config.use_dora):
+            raise self.refuse(f"{module} lacks a part of its LoRA weights, or has a magnitude against use_dora")
         if _EXPERT.search(name):
             raise self.refuse(
-                f"{where} is one of several experts; how these are rounded depends on the release of peft"
+                f"{module} is one of several experts; how these are rounded depends on the release of peft"
             )
-        a, b = self.stored[parts.a].shape, self.stored[parts.b].shape
-        theirs = self._find(name, a[1:] + b[:1] if parts.embedding else b[:1] + a[1:])
-        if not theirs:
-            raise self.refuse(f"{where} matches no tensor of the base")
+        a, b = self.stored[lora.a].shape, self.stored[lora.b].shape
+        theirs = self._find(name, a[1:] + b[:1] if lora.kind == EMBEDDING else b[:1] + a[1:])
         info = self.base[theirs]
         if info.dtype not in _FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
-        target, own = theirs, bool(suffix_matches(name, [theirs]))
-        if theirs in self.changes and self.changes[theirs].copy:
-            if own:
-                raise self.refuse(f"{where} has LoRA weights and is in modules_to_save as well")
-            target = name  # tied to that until now
+        is_saved = theirs in self.changes and self.changes[theirs].copy
+        target = name if is_saved else theirs  # tied to the saved one until now
         change = self.changes.setdefault(target, TensorChange(info.shape, base=theirs))
-        embedded = [add.kind for add in change.adds] == [EMBEDDING]
-        if change.adds and not (embedded and is_head(name)):
+        is_embedded = [add.kind for add in change.adds] == [EMBEDDING]
+        if (is_saved and suffix_matches(name, [theirs])) or (change.adds and not (is_embedded and is_head(name))):
             raise self.refuse(f"{theirs} is changed more than once, in an order that is not known")
-        module = name.removesuffix(".weight")
         rank = self.config.rank_of(module)
         if a[:1] != (rank,):
-            raise self.refuse(f"{where} has the rank {a[0] if a else 0}, but its settings say {rank}")
-        kind = EMBEDDING if parts.embedding else self._kind(name, a, b, change.shape)
-        if not _fits(kind, a, b, change.shape):
-            what = "stacked experts of the base" if len(change.shape) == 3 and len(a) == 2 else "the base"
-            raise self.refuse(f"{where}: {a} and {b} do not fit the shape {change.shape} of {what}")
-        change.adds.append(Add(kind, parts.a, parts.b, self.config.scale_of(module), parts.magnitude))
+            raise self.refuse(f"{module} has the rank {a[0] if a else 0}, but its settings say {rank}")
+        if lora.kind != EMBEDDING:
+            lora.kind = self._kind(name, a, b, change.shape)
+        if not _fits(lora.kind, a, b, change.shape):
+            raise self.refuse(f"{module}: {a} and {b} do not fit the shape {change.shape} of the base")
+        lora.scale = self.config.scale_of(module)
+        change.adds.append(lora)
 
     def _kind(self, name: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> str:
         if len(a) > 2:
@@ -219,10 +198,9 @@ class AdapterPlan:
     def _untie(self) -> None:
         """Keep the base's weight for a head whose tied embedding was saved whole."""
         for name, change in list(self.changes.items()):
-            if change.copy and change.base == name:
-                head = unstored_head(name, self.base, self.base_config)
-                if head:
-                    self.changes.setdefault(head, TensorChange(self.base[name].shape, base=name))
+            head = unstored_head(name, self.base, self.base_config) if change.copy and change.base == name else ""
+            if head:
+                self.changes.setdefault(head, TensorChange(self.base[name].shape, base=name))
 
 
 def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -231,11 +209,8 @@ def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, .
         unmergeable = len(shape) == 5 and shape[2:4] == (1, 1)  # peft takes it for a 1x1 kernel
         pointwise = b == (shape[0], a[0], *(1,) * (len(a) - 2))
         return 3 <= len(a) <= 5 and shape == b[:1] + a[1:] and pointwise and not unmergeable
-    if len(a) != 2 or len(b) != 2 or len(shape) != 2 or a[0] != b[1]:
-        return False
-    if kind == EMBEDDING:
-        return shape == (a[1], b[0])
-    return shape == ((b[0], a[1]) if kind == LINEAR else (a[1], b[0]))
+    is_product = len(a) == len(b) == 2 and a[0] == b[1]
+    return is_product and shape == (b[:1] + a[1:] if kind == LINEAR else a[1:] + b[:1])
 
 
 def _may_replace(ours: tuple[int, ...], theirs: tuple[int, ...], name: str) -> bool:

@@ -14,8 +14,8 @@ import torch
 from ..read.tensors import ModelError, TensorInfo, TensorSource
 from . import lora
 from .adapter_config import AdapterConfig
-from .adapter_plan import AdapterPlan, Add, TensorChange
-from .tied_weights import is_declared_tied, is_embedding, is_head, partners
+from .adapter_plan import AdapterPlan, TensorChange
+from .tied_weights import is_declared_tied, is_embedding, partners
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,46 +34,37 @@ class MergedSource:
     """
 
     def __init__(self, base: TensorSource, adapter: Adapter) -> None:
+        refuse_quantised(base.config, adapter.label)
         self.config = base.config
         self._base = base
         self._adapter = adapter
-        refuse_quantised(base.config, adapter.label)
-        infos = list(base.infos())
-        stored = adapter.tensors.infos()
-        self._changes = AdapterPlan(adapter.config, adapter.label, stored, infos, base.config).make()
-        self._base_infos = {info.name: info for info in infos}
-        self._stored_infos = {info.name: info for info in stored}
-        self._follow_ties()
+        self._base_infos = {info.name: info for info in base.infos()}
+        self._stored_infos = {info.name: info for info in adapter.tensors.infos()}
+        plan = AdapterPlan(adapter.config, adapter.label, self._stored_infos, self._base_infos, base.config)
+        self.changes = plan.make()
+        self._refuse_a_weight_of_two_names()
 
     @property
     def notes(self) -> Sequence[str]:
-        added = sum(bool(change.adds) for change in self._changes.values())
-        stored = sum(bool(change.stored) for change in self._changes.values())
-        replaced = f", {_tensors(stored)} replaced" if stored else ""
-        return [*self._base.notes, f"adapter {self._adapter.label} merged into {_tensors(added)}{replaced}"]
-
-    def touched(self) -> set[str]:
-        """Return the names of the tensors that an adapter changed; the others have the bits of the first base."""
-        before = self._base.touched() if isinstance(self._base, MergedSource) else set()
-        return before | set(self._changes)
+        noun = "tensor" if len(self.changes) == 1 else "tensors"
+        return [*self._base.notes, f"adapter {self._adapter.label} merged into {len(self.changes)} {noun}"]
 
     def infos(self) -> Sequence[TensorInfo]:
         """List the tensors as in the base, with the shapes of those that are replaced; new tensors come last."""
         infos = [
-            replace(info, shape=self._changes[info.name].shape) if info.name in self._changes else info
+            replace(info, shape=self.changes[info.name].shape) if info.name in self.changes else info
             for info in self._base_infos.values()
         ]
-        for name, change in self._changes.items():
+        for name, change in self.changes.items():
             if name not in self._base_infos:
                 origin = self._base_infos[change.base] if change.base else self._stored_infos[change.stored]
                 infos.append(replace(origin, name=name, shape=change.shape))
         return infos
 
     def read(self, name: str, part: int | None = None) -> torch.Tensor:
-        change = self._changes.get(name)
-        if change is None:
+        if name not in self.changes:
             return self._base.read(name, part)
-        merged = self._merge(change)
+        merged = self._merge(self.changes[name])
         return merged if part is None else merged[part]
 
     def close(self) -> None:
@@ -81,50 +72,29 @@ class MergedSource:
         self._base.close()
 
     def _merge(self, change: TensorChange) -> torch.Tensor:
-        if not change.stored:
-            weight = self._base.read(change.base)
-        else:
-            weight = self._adapter.tensors.read(change.stored)
-            if change.base:
-                weight = weight.to(getattr(torch, self._base_infos[change.base].dtype))
+        read = self._adapter.tensors.read
+        weight = read(change.stored) if change.stored else self._base.read(change.base)
+        if change.base:
+            weight = weight.to(getattr(torch, self._base_infos[change.base].dtype))
         for add in change.adds:
-            weight = self._add(weight, add)
+            magnitude = read(add.magnitude) if add.magnitude else None
+            weight = lora.merge(weight, add.kind, read(add.a), read(add.b), add.scale, magnitude)
         return weight
 
-    def _add(self, weight: torch.Tensor, add: Add) -> torch.Tensor:
-        read = self._adapter.tensors.read
-        magnitude = read(add.magnitude) if add.magnitude else None
-        return lora.merge(weight, add.kind, read(add.a), read(add.b), add.scale, magnitude)
-
-    def _follow_ties(self) -> None:
-        """Apply a change to both embedding and head if the base stores one weight under both names."""
-        if is_declared_tied(self._base.config) is False:
-            return
-        for name in sorted(self._changes, key=is_head):
-            change = self._changes[name]
-            if change.copy or change.base != name or name not in self._base_infos:
+    def _refuse_a_weight_of_two_names(self) -> None:
+        """Raise ModelError for a change of a weight that the base stores twice, as its embedding and as its head."""
+        tied = is_declared_tied(self._base.config)
+        for name, change in self.changes.items():
+            if tied is False or change.copy or change.base != name:
                 continue
             for other in partners(name, self._base_infos, self._base_infos[name].shape):
-                if is_embedding(other) == is_embedding(name):
-                    continue
-                if torch.equal(self._base.read(name), self._base.read(other)):
-                    self._share(name, other)
-                elif is_declared_tied(self._base.config):
+                is_pair = is_embedding(other) != is_embedding(name)
+                if is_pair and (tied or torch.equal(self._base.read(name), self._base.read(other))):
                     raise ModelError(
                         "merge",
-                        f"adapter {self._adapter.label}: the base's config says that {name} and {other} are one "
-                        "weight, but they are stored with different values",
+                        f"adapter {self._adapter.label}: the base stores the weight {name} as {other} too, so it is "
+                        "not known whether both change; merge it with peft, and analyse the merged copy",
                     )
-
-    def _share(self, name: str, other: str) -> None:
-        change, theirs = self._changes[name], self._changes.get(other)
-        if theirs is change or (theirs is not None and theirs.copy):
-            return
-        if theirs is not None:  # the embedding's come first, and what the head's name stores is loaded last
-            change.adds += theirs.adds
-            if theirs.stored:
-                change.stored, change.shape = theirs.stored, theirs.shape
-        self._changes[other] = change
 
 
 def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
@@ -136,7 +106,3 @@ def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
             "merge",
             f"adapter {label}: its base is quantised ({method}); name the full-precision base in source_model",
         )
-
-
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"

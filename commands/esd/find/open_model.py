@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..adapt.adapter_config import parse_adapter_config
 from ..adapt.adapters import Adapter, MergedSource, refuse_quantised
+from ..read.json_file import read_config
 from ..read.sources import open_local
-from ..read.tensors import ModelError, TensorSource
+from ..read.tensors import TensorSource
 from .hub import Hub
-from .locations import Locations
 from .resolve import adapter_weights, resolve
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPart:
-    """A base or an adapter that was loaded. `commit` is its commit on the hub, "" for a path of this machine."""
-
-    name: str
-    commit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """The tensors of a model, its parts (the base first), and remarks on how it was resolved and fetched."""
+    """The tensors of a model, its parts, and remarks on how it was resolved and fetched.
+
+    `commits`: the base, then its adapters, each with its commit on the hub, "" for a path of this machine.
+    """
 
     source: TensorSource
-    parts: Sequence[LoadedPart]
+    commits: Mapping[str, str]
     notes: Sequence[str]
 
 
@@ -42,28 +36,16 @@ def open_model(
     Raises ModelError at one of the stages resolve, download, load (is it complete?) and merge (can it be exact?).
     """
     with ExitStack() as opened:
-        locations = Locations(hub)
-        plan = resolve(model, locations, source=source_model, relation=relation, revision=revision)
-        configs = [parse_adapter_config(locations.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
+        plan = resolve(model, hub.look, source=source_model, relation=relation, revision=revision)
+        configs = [parse_adapter_config(hub.look(ref).adapter_config or {}, ref.name) for ref in plan.adapters]
         if plan.adapters:
-            refuse_quantised(locations.config(plan.base), plan.adapters[0].name)
-        path, commit = locations.fetch(plan.base)
-        source = opened.enter_context(closing(_open(path, plan.base.name, commit)))
-        parts = [LoadedPart(plan.base.name, commit)]
+            path = hub.look(plan.base).path
+            base_config = read_config(path.parent if path.is_file() else path, "resolve")
+            refuse_quantised(base_config, plan.adapters[0].name)
+        source = opened.enter_context(closing(open_local(hub.fetch(plan.base))))
         for ref, config in zip(plan.adapters, configs, strict=True):
-            path, commit = locations.fetch(ref)
-            weights = path / adapter_weights(locations.look(ref).files)
-            tensors = opened.enter_context(closing(_open(weights, ref.name, commit)))
+            weights = hub.fetch(ref) / adapter_weights(hub.look(ref).files)
+            tensors = opened.enter_context(closing(open_local(weights)))
             source = MergedSource(source, Adapter(ref.name, config, tensors))
-            parts.append(LoadedPart(ref.name, commit))
-        yield OpenedModel(source, parts, (*plan.notes, *hub.notes))
-
-
-def _open(path: Path, name: str, commit: str) -> TensorSource:
-    try:
-        return open_local(path)
-    except ModelError:
-        if commit and not path.exists():  # --drop-downloads of another job
-            problem = f"{name} was removed from the cache of the hub while it was opened"
-            raise ModelError("download", problem, transient=True) from None
-        raise
+        commits = {ref.name: hub.look(ref).commit for ref in (plan.base, *plan.adapters)}
+        yield OpenedModel(source, commits, (*plan.notes, *hub.notes))

@@ -1,28 +1,26 @@
 """Decide what to load for a row of a list: a base, and the adapters to merge into it.
 
-It loads nothing: a `Repository` answers what lies under a name.
+It loads nothing: a function `look` lists the files that lie under a name.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
 from ..read.tensors import ModelError
+from ..read.weight_files import WEIGHTS, model_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
-_LONGEST_CHAIN = 8
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.(?:safetensors|bin)")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# Files that training leaves beside the weights, in the same formats.
-_BESIDE = re.compile(r"(?:adapter_model|training_args|optimizer|scheduler|scaler|rng_state|random_states).*")
 _PATH = re.compile(r"[./~\\]|[A-Za-z]:[\\/]|.*/.*/|.*\\", re.DOTALL)
 
 
@@ -39,25 +37,22 @@ class Ref:
 class ModelFiles:
     """The files of a model by name, with their sizes in bytes where these are known, and its adapter_config.json.
 
-    Two names of the same place have the same `identity`.
+    Two names of the same place have the same `identity`. `path`: where its files lie or are fetched to, at `commit`.
     """
 
     identity: str
     files: Mapping[str, int | None]
     adapter_config: Mapping[str, Any] | None = None
     is_local: bool = False
+    path: Path = Path()
+    commit: str = ""
 
     @property
     def holds_only_an_adapter(self) -> bool:
         return self.adapter_config is not None and not holds_model(self.files)
 
 
-class Repository(Protocol):
-    """The places where models lie."""
-
-    def look(self, ref: Ref) -> ModelFiles:
-        """List the files of a model. Raises ModelError if it does not exist or may not be read."""
-        ...
+Look = Callable[[Ref], ModelFiles]  # raises ModelError for a model that does not exist, or may not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,7 @@ class Resolution:
     notes: tuple[str, ...] = ()
 
 
-def resolve(
-    model: str, repository: Repository, *, source: str = "", relation: str = "", revision: str = ""
-) -> Resolution:
+def resolve(model: str, look: Look, *, source: str = "", relation: str = "", revision: str = "") -> Resolution:
     """Return what to load for one row of a list.
 
     `source` and `relation` are the row's base and its relation to it: only an adapter (also: lora, peft) is merged,
@@ -79,12 +72,12 @@ def resolve(
     of an adapter is unknown or disputed.
     """
     ref = Ref(model, revision)
-    listing = repository.look(ref)
+    listing = look(ref)
     labelled = relation.strip().lower() in ADAPTER_RELATIONS
     is_whole = holds_model(listing.files)
     if listing.adapter_config is not None and (not is_whole or (labelled and adapter_weights(listing.files))):
         listed = source.strip() if source.strip() != model else ""
-        return _AdapterChain(repository).follow(ref, listing, listed, trusted=labelled)
+        return _follow(ref, listing, look, listed=listed, trusted=labelled)
     if not is_whole:
         raise ModelError("resolve", _no_weights(model, listing.files))
     notes = []
@@ -95,95 +88,73 @@ def resolve(
     return Resolution(ref, notes=tuple(notes))
 
 
-class _AdapterChain:
-    """The way from an adapter to its base, through the adapters between."""
+def _follow(ref: Ref, adapter: ModelFiles, look: Look, *, listed: str, trusted: bool) -> Resolution:
+    """Return the chain from an adapter to its base. `listed` is its base in the list.
 
-    def __init__(self, repository: Repository) -> None:
-        self.repository = repository
-        self.seen: list[str] = []  # the identities of the adapters
-        self.notes: list[str] = []
-        self.end = ""  # the identity of the base that the list names, if the chain has to lead to it
+    With `trusted` the list has precedence over the adapter's own config, without it the config.
+    """
+    adapters: list[Ref] = []
+    seen: list[str] = []
+    notes: list[str] = []
+    base, there = ref, adapter
+    while there.holds_only_an_adapter or not adapters:
+        adapters.insert(0, base)
+        seen.append(there.identity)
+        own = _own_base(base, there, look, needed=not listed)
+        if listed and (trusted or own is None):
+            base = _choose(ref, Ref(listed), own, look, notes)
+        elif own is not None:
+            base = own
+        listed = ""
+        there = look(base)
+        if there.identity in seen:
+            loop = " on ".join([*seen[seen.index(there.identity) :], there.identity])
+            raise ModelError("resolve", f"the bases of {ref.name} form a loop: {loop}")
+    if not holds_model(there.files):
+        raise ModelError("resolve", f"base of {ref.name}: {_no_weights(base.name, there.files)}")
+    for each in adapters:
+        if not adapter_weights(look(each).files):
+            raise ModelError("resolve", f"{each.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
+    return Resolution(base, tuple(adapters), tuple(notes))
 
-    def follow(self, ref: Ref, listing: ModelFiles, listed: str, *, trusted: bool) -> Resolution:
-        """Return the chain of an adapter. `listed` is its base in the list.
 
-        With `trusted` the list has precedence over the adapter's own config, without it the config.
-        """
-        adapters = [ref]
-        self.seen.append(listing.identity)
-        base = self._choose(ref, listing, listed, trusted=trusted)
-        while True:
-            there = self.repository.look(base)
-            if there.identity in self.seen:
-                loop = " on ".join([*self.seen[self.seen.index(there.identity) :], there.identity])
-                raise ModelError("resolve", f"the bases of {ref.name} form a loop: {loop}")
-            if not there.holds_only_an_adapter:
-                break
-            if len(adapters) == _LONGEST_CHAIN:
-                raise ModelError("resolve", f"{ref.name}: more than {_LONGEST_CHAIN} adapters on each other")
-            adapters.append(base)
-            self.seen.append(there.identity)
-            base = self._choose(base, there, "", trusted=False)
-        if not holds_model(there.files):
-            raise ModelError("resolve", f"base of {ref.name}: {_no_weights(base.name, there.files)}")
-        if self.end and there.identity != self.end:
-            raise ModelError(
-                "resolve",
-                f"the base of {ref.name} is disputed: the list says {listed}, its config {adapters[1].name}, an "
-                f"adapter on {base.name}",
-            )
-        if not all(adapter_weights(self.repository.look(each).files) for each in adapters):
-            raise ModelError("resolve", f"{ref.name} has no {' or '.join(ADAPTER_WEIGHTS)}")
-        return Resolution(base, tuple(reversed(adapters)), tuple(self.notes))
+def _own_base(ref: Ref, adapter: ModelFiles, look: Look, *, needed: bool) -> Ref | None:
+    """Return the base that an adapter's own config names. Raises ModelError if it is `needed` and cannot be used."""
+    config = adapter.adapter_config or {}
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    problem = ""
+    if not isinstance(name, str) or not name.strip():
+        problem = "names none"
+    elif _PATH.match(name) and not (adapter.is_local and os.path.exists(os.path.expanduser(name))):
+        problem = f"names {name[:200]}, a path on another machine"
+    else:
+        return Ref(name, revision if isinstance(revision, str) else "", hub_only=not adapter.is_local)
+    if needed:
+        reason = f"base unresolved: the config of {ref.name} {problem}; name the base in source_model"
+        raise ModelError("resolve", reason)
+    return None
 
-    def _choose(self, ref: Ref, listing: ModelFiles, listed: str, *, trusted: bool) -> Ref:
-        """Return the base of one adapter, by the list or by the adapter's config."""
-        own, problem = self._own_base(ref, listing)
-        if own is None and not listed:
-            raise ModelError("resolve", f"base unresolved: {problem}; name the base in source_model")
-        if own is None:
-            return Ref(listed)
-        if not listed or not trusted:
-            return own
-        if own.name == listed:
-            return Ref(listed, own.revision)
-        return self._choose_between(ref, Ref(listed), own)
 
-    def _own_base(self, ref: Ref, listing: ModelFiles) -> tuple[Ref | None, str]:
-        """Return the base that an adapter's own config names, or why it names none that can be used."""
-        config = listing.adapter_config or {}
-        name, revision = config.get("base_model_name_or_path"), config.get("revision")
-        if not isinstance(name, str) or not name.strip():
-            return None, f"the config of {ref.name} names none"
-        if _PATH.match(name) and not listing.is_local:
-            return None, f"the config of {ref.name} names {name[:200]}, a path on another machine"
-        base = Ref(name, revision if isinstance(revision, str) else "", hub_only=not listing.is_local)
-        if _PATH.match(name):
-            try:
-                self.repository.look(base)
-            except ModelError:
-                return None, f"the config of {ref.name} names {name[:200]}, which is not here"
-        return base, ""
-
-    def _choose_between(self, ref: Ref, listed: Ref, own: Ref) -> Ref:
-        """Return the list's base, unless the config names an adapter: its chain has to lead to the list's base."""
-        wanted = self.repository.look(listed)
-        try:
-            between = self.repository.look(own)
-        except ModelError as error:
-            if error.transient and not wanted.is_local:
-                raise
-            between = None
-        if between is not None and between.identity == wanted.identity:
-            return Ref(listed.name, own.revision)
-        if between is not None and between.holds_only_an_adapter and between.identity not in self.seen:
-            self.end = wanted.identity
-            return own
-        self.notes.append(
-            f"warning: the list says that {ref.name} is on {listed.name}, its config says {own.name}; merged into "
-            f"{listed.name}, as the list says"
-        )
+def _choose(ref: Ref, listed: Ref, own: Ref | None, look: Look, notes: list[str]) -> Ref:
+    """Return the list's base. Raises ModelError if the config names an adapter instead."""
+    if own is None:
         return listed
+    if own.name == listed.name:
+        return Ref(listed.name, own.revision)
+    try:
+        is_chain = own.name != ref.name and look(own).holds_only_an_adapter
+    except ModelError as error:
+        if error.transient:
+            raise
+        is_chain = False
+    if is_chain:
+        problem = f"the list says {listed.name}, its config the adapter {own.name}"
+        raise ModelError("resolve", f"the base of {ref.name} is disputed: {problem}; leave source_model empty")
+    notes.append(
+        f"warning: the list says that {ref.name} is on {listed.name}, its config says {own.name}; merged into "
+        f"{listed.name}, as the list says"
+    )
+    return listed
 
 
 # ---- the kinds of files ----------------------------------------------------------------------------
@@ -195,19 +166,6 @@ def holds_model(files: Collection[str]) -> bool:
     if usual or any(_SHARD.fullmatch(name) for name in files):
         return True
     return ADAPTER_CONFIG not in files and bool(model_weights(files))
-
-
-def model_weights(files: Collection[str]) -> list[str]:
-    """Return the files to load; empty if there are none. An index alone stands for the shards that it names."""
-    for name in WEIGHTS:
-        for usual in (f"{name}.index.json", name):
-            if usual in files:
-                return [usual]
-    for suffixes in ((".safetensors",), _PICKLES):
-        others = sorted(name for name in files if name.endswith(suffixes) and not _BESIDE.fullmatch(name))
-        if others:
-            return others
-    return []
 
 
 def adapter_weights(files: Collection[str]) -> str:

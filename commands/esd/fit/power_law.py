@@ -77,10 +77,9 @@ class PowerLawTails:
         self.sizes = len(evals) - np.arange(len(evals), dtype=np.float64)
         # Σ_{j≥i} ln(λj/λi), as a sum of positive terms: no digits are lost by cancellation.
         sums = np.zeros(len(evals))
-        with np.errstate(divide="ignore", over="ignore"):
-            steps = np.log(evals[self.first + 1 :] / evals[self.first : -1])
-            steps = np.where(np.isfinite(steps), steps, np.diff(self.logs[self.first :]))
-            sums[self.first : -1] = np.cumsum((steps * self.sizes[self.first + 1 :])[::-1])[::-1]
+        steps = np.diff(self.logs[self.first :])
+        sums[self.first : -1] = np.cumsum((steps * self.sizes[self.first + 1 :])[::-1])[::-1]
+        with np.errstate(divide="ignore"):
             self.alphas = 1.0 + self.sizes / sums
 
     def at(self, index: int) -> Fit:

@@ -17,17 +17,13 @@ def read_json(path: Path, stage: str) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_JSON_BYTES + 1)
+        fields = json.loads(data) if len(data) <= LARGEST_JSON_BYTES else None
     except OSError as error:
         raise ModelError(stage, f"{path.name} cannot be read: {error.strerror}") from None
-    if len(data) > LARGEST_JSON_BYTES:
-        raise ModelError(stage, f"{path.name} has more than {LARGEST_JSON_BYTES >> 20} MiB")
-    try:
-        fields = json.loads(data)
     except (ValueError, RecursionError):
-        problem = "a Git LFS pointer" if data.startswith(b"version https://git-lfs") else "not JSON"
-        raise ModelError(stage, f"{path.name} is {problem}") from None
+        raise ModelError(stage, f"{path.name} is not JSON") from None
     if not isinstance(fields, dict):
-        raise ModelError(stage, f"{path.name} holds no JSON object")
+        raise ModelError(stage, f"{path.name} holds no JSON object, or more than {LARGEST_JSON_BYTES >> 20} MiB")
     return fields
 
 

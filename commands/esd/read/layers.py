@@ -22,6 +22,7 @@ from .tensors import TensorInfo
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_SHORT_FLOATS = ("float4", "float6", "float8_e8m0")
 _STACK_SIDE = 32  # a kernel is shorter, an expert is longer
 _MOST_DIMENSIONS = 5
 
@@ -87,18 +88,18 @@ def choose_layers(
     for info in infos:
         if len(info.shape) < 2:
             continue
-        is_embedding = info.name in embeddings or embedding(info, config)
         reason = refusal(info, names)
-        if not reason and is_embedding and not options.embeddings:
+        if not reason and not options.embeddings and (info.name in embeddings or embedding(info, config)):
             reason = "an embedding (analysed with --embeddings)"
-        if not reason and (first := _tied(info, infos, config)):
-            reason = f"tied to {first}"
+        reason = reason or _tied(info, infos, config)
         if not reason and not is_wanted(info.name):
             reason = "left out by --layers"
         if reason:
             skips.append(Skip(info, reason))
+        elif is_stack(info):
+            layers += [Layer(f"{info.name}[{n}]", info, expert=n) for n in range(info.shape[0])]
         else:
-            layers.extend(_layers(info))
+            layers.append(Layer(info.name, info, convolution=len(info.shape) > 2))
     return layers, skips
 
 
@@ -111,8 +112,7 @@ def refusal(info: TensorInfo, names: Collection[str]) -> str:
     if quantised := _quantised(info, names):
         return quantised
     if info.dtype not in _FLOATS + _EIGHT_BITS:
-        kind = "complex numbers" if info.dtype.startswith("complex") else f"integers ({info.dtype})"
-        return f"{kind}, not weights"
+        return f"{info.dtype}, not weights"
     if info.name.rpartition(".")[2].endswith("bias"):
         return "a bias, not a matrix of weights"
     if sum(size > 1 for size in info.shape) < 2:
@@ -145,23 +145,17 @@ def is_stack(info: TensorInfo) -> bool:
     return min(info.shape[1:]) > _STACK_SIDE and not _CONVOLUTION.search(info.name)
 
 
-def _layers(info: TensorInfo) -> list[Layer]:
-    if is_stack(info):
-        return [Layer(f"{info.name}[{n}]", info, expert=n) for n in range(info.shape[0])]
-    return [Layer(info.name, info, convolution=len(info.shape) > 2)]
-
-
 def _word(name: str) -> str:
     parts = name.split(".")
     return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else parts[-1]
 
 
 def _tied(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, Any]) -> str:
-    """Return the embedding that the model uses instead of this output head, though both are stored; "" for none."""
+    """Return why an output head is skipped that is stored though the model uses its embedding instead; else ""."""
     if not config.get("tie_word_embeddings") or _word(info.name) not in _TIED_HEADS:
         return ""
     twins = (i.name for i in infos if i.shape == info.shape and i.name != info.name and embedding(i, config))
-    return next(twins, "")
+    return next((f"tied to {twin}" for twin in twins), "")
 
 
 def _quantised(info: TensorInfo, names: Collection[str]) -> str:
@@ -172,8 +166,7 @@ def _quantised(info: TensorInfo, names: Collection[str]) -> str:
     if info.dtype in _FLOATS:
         return ""
     marks = (*(f"{stem}.{mark}" for mark in _BESIDE), f"{info.name}_scale", f"{info.name}_scale_inv")
-    if any(mark in names for mark in marks) or info.dtype.startswith(("float4", "float6", "float8_e8m0")):
-        return f"quantised ({info.dtype})"
-    if info.dtype in ("int8", "uint8") and info.name.endswith("weight"):
+    is_packed = info.dtype in ("int8", "uint8") and info.name.endswith("weight")
+    if is_packed or info.dtype.startswith(_SHORT_FLOATS) or any(mark in names for mark in marks):
         return f"quantised ({info.dtype})"
     return ""

@@ -1,4 +1,4 @@
-"""Read the tensors of one safetensors file with `pread`.
+"""Read the tensors of safetensors files with `pread`.
 
 A mapped file counts as this process's memory once it is read; the buffer of a read is freed with its tensor.
 """
@@ -6,11 +6,14 @@ A mapped file counts as this process's memory once it is read; the buffer of a r
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from gpusched.common.safetensors_header import HeaderError, read_header_of
+from gpusched.common.safetensors_header import HeaderError, TensorEntry, read_header_of
 
 from .tensors import ModelError, TensorInfo
 
@@ -23,64 +26,82 @@ _TORCH_NAMES = {
     **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
     **{"F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3", "F6_E3M2": "float6_e3m2"},
 }
-_LARGEST_READ_BYTES = 1 << 30
 
 
-class SafetensorsFile:
-    """An open file. Raises ModelError if it is damaged, or changes while it is open."""
+class _Stored(NamedTuple):
+    """One tensor in an open file, and the state of the file when its header was read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._state = _state(self._fd)
-            self._entries = read_header_of(self._fd).tensors
-        except (OSError, HeaderError) as error:
-            self.close()
-            problem = str(error) if isinstance(error, HeaderError) else f"cannot be read: {error.strerror}"
-            raise ModelError("load", f"{path.name} {problem}") from None
+    path: Path
+    fd: int
+    state: tuple[int, int]
+    entry: TensorEntry
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
-    @property
-    def infos(self) -> list[TensorInfo]:
-        """The tensors in the order of their data."""
+class SafetensorsSource:
+    """One or more safetensors files of one model. Headers are read now, tensors on demand.
+
+    Raises ModelError if a file is damaged, or changes while it is open.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], config: Mapping[str, Any], index: Mapping[str, str] | None = None
+    ) -> None:
+        """`index`: the file name of each tensor, if the model has an index; every tensor has to be where it says."""
+        self.config = config
+        self.notes: list[str] = []
+        self._stored: dict[str, _Stored] = {}
+        with ExitStack() as opened:
+            for path in files:
+                for stored in _open(path, opened):
+                    name = stored.entry.name
+                    if index is None or index.get(name) == path.name:
+                        self._stored[name] = stored
+                    else:
+                        self.notes.append(f"{name} in {path.name} is not in the index: left out")
+            for name, where in (index or {}).items():
+                if name not in self._stored:
+                    raise ModelError("load", f"the index looks for {name} in {where}, which lacks it")
+            self._opened = opened.pop_all()
+
+    def infos(self) -> Sequence[TensorInfo]:
         return [
-            TensorInfo(entry.name, entry.shape, _TORCH_NAMES[entry.dtype], str(self.path))
-            for entry in self._entries.values()
+            TensorInfo(name, entry.shape, _TORCH_NAMES[entry.dtype], str(path))
+            for name, (path, _, _, entry) in self._stored.items()
         ]
 
     def read(self, name: str, part: int | None = None) -> torch.Tensor:
-        """Read a tensor, or one part of it along its first dimension."""
-        entry = self._entries[name]
+        path, fd, state, entry = self._stored[name]
         begin, size, shape = entry.begin, entry.size_bytes, entry.shape
         if part is not None:
             size //= shape[0]
             begin, shape = begin + part * size, shape[1:]
-        if _state(self._fd) != self._state:
-            raise ModelError("load", f"{self.path.name} changed while it was read")
-        dtype = getattr(torch, _TORCH_NAMES[entry.dtype], None)
-        if dtype is None:
-            raise ModelError("load", f"{name} is of type {entry.dtype}, which this PyTorch does not know")
+        if _state(fd) != state:
+            raise ModelError("load", f"{path.name} changed while it was read")
         buffer = torch.empty(size, dtype=torch.uint8)
-        self._fill(memoryview(buffer.numpy()), begin)
-        return buffer.view(dtype).reshape(shape)
-
-    def _fill(self, view: memoryview, offset: int) -> None:
-        """Read bytes of the file from `offset` until `view` is full."""
-        done = 0
-        while done < len(view):
+        view = memoryview(buffer.numpy())
+        while view:
             try:
-                count = os.preadv(self._fd, [view[done : done + _LARGEST_READ_BYTES]], offset + done)
+                count = os.preadv(fd, [view], begin)
             except OSError as error:
-                raise ModelError("load", f"{self.path.name} cannot be read: {error.strerror}") from None
+                raise ModelError("load", f"{path.name} cannot be read: {error.strerror}") from None
             if not count:
-                raise ModelError("load", f"{self.path.name} was cut while it was read")
-            done += count
+                raise ModelError("load", f"{path.name} was cut while it was read")
+            view, begin = view[count:], begin + count
+        return buffer.view(getattr(torch, _TORCH_NAMES[entry.dtype])).reshape(shape)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _open(path: Path, opened: ExitStack) -> list[_Stored]:
+    """Open a file and return its tensors in the order of their data."""
+    try:
+        fd = opened.enter_context(path.open("rb", buffering=0)).fileno()
+        state = _state(fd)
+        return [_Stored(path, fd, state, entry) for entry in read_header_of(fd).tensors.values()]
+    except (OSError, HeaderError) as error:
+        problem = str(error) if isinstance(error, HeaderError) else f"cannot be read: {error.strerror}"
+        raise ModelError("load", f"{path.name} {problem}") from None
 
 
 def _state(fd: int) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,27 +15,28 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
+        self._turn = threading.Lock()
         self._condition = threading.Condition()
 
-    def take(self, amount: int) -> None:
-        """Wait until so many bytes are free, or until nothing is taken."""
-        with self._condition:
+    @contextmanager
+    def taken(self, amount: int) -> Iterator[None]:
+        """Take so many bytes once they are free, or nothing else is taken; give them back at the end."""
+        with self._turn, self._condition:
             self._condition.wait_for(lambda: not self._taken or self._taken + amount <= self._limit)
             self._taken += amount
-
-    def give_back(self, amount: int) -> None:
-        with self._condition:
-            self._taken -= amount
-            self._condition.notify_all()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._taken -= amount
+                self._condition.notify_all()
 
 
 class LazyTensor:
     """A tensor that is read on first use, and again if it was dropped before."""
 
-    def __init__(self, read: Callable[[], torch.Tensor], on_drop: Callable[[], object] = lambda: None) -> None:
-        """`on_drop` is called the first time that the tensor is dropped."""
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
         self._read = read
-        self._on_drop: Callable[[], object] | None = on_drop
         self._tensor: torch.Tensor | None = None
 
     def get(self) -> torch.Tensor:
@@ -44,6 +46,3 @@ class LazyTensor:
 
     def drop(self) -> None:
         self._tensor = None
-        if self._on_drop is not None:
-            self._on_drop()
-            self._on_drop = None

@@ -13,7 +13,8 @@ import os
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +34,12 @@ def content_key(tensor: torch.Tensor, options: AnalysisOptions, *, convolution: 
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
     text = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
     digest = hashlib.sha256(text.encode())
-    plain = tensor.contiguous()
-    if plain.numel():
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
 class SpectraCache:
-    """A directory of spectra. Safe for many processes; in one process, for many threads."""
+    """A directory of spectra. Safe for many processes and threads."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError if there can be no such directory."""
@@ -48,7 +47,6 @@ class SpectraCache:
         self._directory = directory
         self._locks = os.open(directory / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._guard = threading.Lock()
-        self._mine: set[int] = set()
 
     def close(self) -> None:
         os.close(self._locks)
@@ -58,7 +56,7 @@ class SpectraCache:
         try:
             with open(self._path(key), "rb") as file, np.load(file, allow_pickle=False) as stored:
                 evals = np.asarray(stored["evals"], dtype=np.float64)
-                return Spectrum(evals, str(stored["solver"]), str(stored["device"]), str(stored["note"]))
+                return Spectrum(evals, *(str(stored[name]) for name in ("solver", "device", "note")))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
@@ -66,37 +64,31 @@ class SpectraCache:
         """Store a spectrum. A full disk is no error: the cache stays smaller."""
         path = self._path(key)
         data = io.BytesIO()
-        np.savez(data, evals=spectrum.evals, solver=spectrum.solver, device=spectrum.device, note=spectrum.note)
-        try:
+        np.savez(data, **asdict(spectrum))
+        with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             write_atomically(str(path), data.getvalue(), mode=0o666)
-        except OSError:
-            return
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Yield True if this thread may compute the spectrum: no other thread and no other process has claimed it.
+        """Yield True if this process may compute the spectrum: no other process has claimed it.
 
         A claim is a lock on one byte of one file, at an offset that the key gives; it ends with its process.
         """
         offset = int(key[:10], 16)  # file systems have no larger offsets
-        with self._guard:
-            taken = offset not in self._mine and self._lock(offset, os.F_TLOCK)
-            if taken:
-                self._mine.add(offset)
+        is_mine = self._lock(offset, os.F_TLOCK)
         try:
-            yield taken
+            yield is_mine
         finally:
-            if taken:
-                with self._guard:
-                    self._lock(offset, os.F_ULOCK)
-                    self._mine.discard(offset)
+            if is_mine:
+                self._lock(offset, os.F_ULOCK)
 
     def _lock(self, offset: int, command: int) -> bool:
         """Return False if another process has the lock. On a file system without locks, all may compute."""
-        os.lseek(self._locks, offset, os.SEEK_SET)
         try:
-            os.lockf(self._locks, command, 1)
+            with self._guard:
+                os.lseek(self._locks, offset, os.SEEK_SET)
+                os.lockf(self._locks, command, 1)
         except OSError as error:
             return error.errno not in (errno.EACCES, errno.EAGAIN)
         return True

@@ -1,17 +1,15 @@
-"""Recognise missing memory and a lost CUDA context, and try a layer in smaller ways."""
+"""Recognise missing memory and a lost CUDA context, and solve a layer on the CPU if the GPU cannot."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from gpusched.common.text import one_line
-
-from .spectrum import BLOCK, SMALL_BLOCK
 
 T = TypeVar("T")
 
@@ -19,9 +17,11 @@ CPU = torch.device("cpu")
 
 _MMAP_THRESHOLD, _BLOCK_BYTES = -3, 1 << 20  # of mallopt
 
-_GPU_FULL = re.compile(r"CUDA out of memory|CUDA error: out of memory|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
-_HOST_FULL = re.compile(r"DefaultCPUAllocator|not enough memory|[Cc]an(?:'t|not) allocate memory")
-_SOLVER_FAILED = re.compile(r"(cusolver|magma) error|CUSOLVER_STATUS", re.IGNORECASE)
+_OBSTACLES = {
+    "out of host memory": re.compile(r"DefaultCPUAllocator|not enough memory|[Cc]an(?:'t|not) allocate memory"),
+    "out of GPU memory": re.compile(r"CUDA(?: error:)? out of memory|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"),
+    "the solver of the GPU failed": re.compile(r"(cusolver|magma) error|CUSOLVER_STATUS", re.IGNORECASE),
+}
 # After these errors the card answers nothing more to this process.
 _POISONED = re.compile(
     r"CUDA error: (?!out of memory)|device-side assert|illegal (memory access|instruction)"
@@ -34,7 +34,7 @@ class Poisoned(Exception):
 
 
 class NoRoom(Exception):
-    """Too little memory for a layer, on the device and on the CPU."""
+    """A layer that can be solved neither on the device nor on the CPU."""
 
 
 def return_freed_blocks() -> None:
@@ -48,28 +48,17 @@ def return_freed_blocks() -> None:
         pass
 
 
-def ways(device: torch.device) -> Iterator[tuple[torch.device, int, str]]:
-    """Yield the ways to try a layer: device, rows that are converted at a time, and words for the note."""
-    yield device, BLOCK, ""
-    yield device, SMALL_BLOCK, "smaller blocks"
-    if device.type != "cpu":
-        yield CPU, BLOCK, "the CPU"
-        yield CPU, SMALL_BLOCK, "the CPU and smaller blocks"
+def fallback(compute: Callable[[torch.device], T], device: torch.device) -> tuple[T, str]:
+    """Return the result of `compute` on the device or, if that cannot do it, on the CPU; a note says so.
 
-
-def fallback(compute: Callable[[torch.device, int], T], device: torch.device) -> tuple[T, str]:
-    """Return the result of `compute` in the first way for which there is memory, and a note if that is a later one.
-
-    After an error of the GPU's solver the CPU is tried, too. Raises NoRoom if there is memory in no way, Poisoned, and
-    any other error of `compute`.
+    Raises NoRoom if neither can, Poisoned, and any other error of `compute`.
     """
     why = ""
-    for where, block, words in ways(device):
+    for where in dict.fromkeys((device, CPU)):
         try:
-            return compute(where, block), f"{why}: done with {words}" if words else ""
+            return compute(where), f"{why}: done with the CPU" if why else ""
         except Exception as error:
-            failed = device.type == "cuda" and isinstance(error, RuntimeError) and _SOLVER_FAILED.search(str(error))
-            why = shortage(error) or ("the solver of the GPU failed" if failed else "")
+            why = shortage(error)
             if not why:
                 raise
         if device.type == "cuda":
@@ -80,10 +69,11 @@ def fallback(compute: Callable[[torch.device, int], T], device: torch.device) ->
 def shortage(error: BaseException) -> str:
     """Return which memory an error says is missing; "" for another error. Raises Poisoned for a lost CUDA context."""
     text = str(error)
-    if isinstance(error, MemoryError) or _HOST_FULL.search(text):
+    if isinstance(error, MemoryError):
         return "out of host memory"
-    if isinstance(error, torch.OutOfMemoryError) or _GPU_FULL.search(text):
-        return "out of GPU memory"
-    if isinstance(error, RuntimeError) and _POISONED.search(text):
+    for why, pattern in _OBSTACLES.items():
+        if pattern.search(text):
+            return why
+    if _POISONED.search(text):
         raise Poisoned(one_line(text.partition("\n")[0])) from error
     return ""

@@ -6,12 +6,11 @@ many solve at a time as there are threads to spare. The bound is that of gpusche
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,16 +22,13 @@ from ..read.tensors import TensorSource
 from .budget import Budget, LazyTensor
 from .cache import SpectraCache, content_key
 from .fallback import NoRoom, fallback
-from .lapack import NotConverged
 from .randomized import bulk, shuffled
-from .spectrum import NotFinite, Spectrum, spectrum
+from .spectrum import NotConverged, NotFinite, Spectrum, spectrum
 
 _LARGE = 64 << 20  # bytes of a layer from which its routines use many threads well
 _LANES = 4  # layers solved at a time, at most
 _GPU_LANES = 2
-_GPU_THREADS = 4  # of the CPU; the card does the work
 _POLL_S = 0.05  # interval between two looks at a layer that another process computes
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ def need_of(layer: Layer, options: AnalysisOptions) -> LayerNeed:
     rows, columns = layer.matrix
     return layer_need(
         layer.matrix,
-        _ELEMENT_BYTES.get(layer.tensor.dtype, 1),
+        getattr(torch, layer.tensor.dtype).itemsize,
         solver=options.solver,
         matrices=layer.elements // max(1, rows * columns),
         copies=2 if options.randomize else 1,
@@ -66,15 +62,13 @@ def solve_layer(
     device: torch.device,
     compute: Callable[..., Spectrum] = spectrum,
 ) -> Result:
-    """Solve one layer in the first way for which there is memory. `compute` is as spectrum.spectrum, for tests."""
+    """Solve one layer on the device or, if that cannot do it, on the CPU. `compute` is as spectrum, for tests."""
 
     def solve(tensor: LazyTensor) -> Spectrum:
         result, note = fallback(
-            lambda where, block: compute(tensor, options, convolution=layer.convolution, device=where, block=block),
-            device,
+            lambda where: compute(tensor, options, convolution=layer.convolution, device=where), device
         )
-        notes = "; ".join(text for text in (result.note, note) if text)
-        return Spectrum(result.evals, result.solver, result.device, notes)
+        return replace(result, note="; ".join(filter(None, (result.note, note))))
 
     try:
         own = solve(tensor)
@@ -103,7 +97,7 @@ class Pipeline:
         cache: SpectraCache | None = None,
         on_done: Callable[[int], object] = lambda done: None,
     ) -> None:
-        """`on_done` gets the number of layers that are done, from any thread, one call at a time."""
+        """`on_done` gets the number of layers that are done."""
         self._source = source
         self._layers = layers
         self._options = options
@@ -113,109 +107,66 @@ class Pipeline:
         self._needs = [need_of(layer, options) for layer in layers]
         self._largest = max((need.host for need in self._needs), default=0)
         self._budget = Budget(host_limit(self._largest))
-        self._turn = threading.Lock()
-        self._state = threading.Lock()
-        self._next = 0
-        self._later: deque[tuple[int, str]] = deque()  # layers that another process computes, and their keys
-        self._results: dict[int, Result] = {}
-        self._failure: BaseException | None = None
+        self._threads: int = torch.get_num_threads()
+        self._lanes = self._count_lanes()
+        self._solving = threading.Semaphore(self._lanes)
+        self._keys: dict[int, str] = {}  # in the cache, of the layers that have been read
+
+    def _count_lanes(self) -> int:
+        """Return how many layers are solved at a time.
+
+        On a card 2 if there is room for any two layers; else one of them would find too little beside the other.
+        """
+        if not self._options.parallel_gpu or len(self._layers) < 2:
+            return 1
+        if self._device.type == "cuda":
+            free: int = torch.cuda.mem_get_info(self._device)[0]
+            return _GPU_LANES if _GPU_LANES * max(need.gpu for need in self._needs) <= free else 1
+        return min(self._threads, 2 if self._largest > _LARGE else _LANES)
 
     def run(self) -> list[Result]:
         """Return a result for each layer. Raises ModelError for a damaged file, Poisoned for a lost card."""
-        threads = torch.get_num_threads()
-        is_cuda = self._device.type == "cuda"
-        if not self._options.parallel_gpu or len(self._layers) < 2:
-            self._work(threading.Semaphore(1), 0)
-        else:
-            total = min(threads, _GPU_THREADS) if is_cuda else threads
-            lanes = self._gpu_lanes() if is_cuda else min(total, 2 if self._largest > _LARGE else _LANES)
-            solving = threading.Semaphore(lanes)
-            workers = [
-                threading.Thread(target=self._work, args=(solving, max(1, total // lanes)), daemon=True)
-                for _ in range(lanes + 1)
-            ]
-            try:
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    worker.join()
-            except BaseException as error:
-                self._failure = error
-                raise
-            finally:
-                torch.set_num_threads(threads)
-        if self._failure is not None:
-            raise self._failure
-        return [self._results[index] for index in range(len(self._layers))]
-
-    def _gpu_lanes(self) -> int:
-        """Return 2 if the card has room for any two layers; else one of them would find too little beside the other."""
-        largest = max(need.gpu for need in self._needs)
-        return _GPU_LANES if _GPU_LANES * largest <= torch.cuda.mem_get_info(self._device)[0] else 1
-
-    def _work(self, solving: threading.Semaphore, threads: int) -> None:
-        if threads:
-            torch.set_num_threads(threads)
-        stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        indexes = range(len(self._layers))
+        results: dict[int, Result] = {}
         try:
-            if self._device.type == "cuda" and threads:
-                stream = torch.cuda.stream(torch.cuda.Stream(self._device))
-            with stream:
-                while self._failure is None and self._do_one(solving):
-                    pass
-        except BaseException as error:
-            self._failure = self._failure or error
-
-    def _do_one(self, solving: threading.Semaphore) -> bool:
-        """Take a layer and solve it; return False if none is left."""
-        with self._turn:
-            if self._next < len(self._layers):
-                index, key = self._next, ""
-                self._next += 1
-            elif self._later:
-                index, key = self._later.popleft()
-            else:
-                return False
-            need = self._needs[index]
-            self._budget.take(need.host)
-        layer = self._layers[index]
-        early = 0 if self._options.randomize else need.stored  # a shuffled copy is made of it later
-        tensor = LazyTensor(
-            lambda: self._source.read(layer.tensor.name, layer.expert), lambda: self._budget.give_back(early)
-        )
-        try:
-            result = self._solve(index, key, tensor, solving) if self._failure is None else None
+            with ThreadPoolExecutor(self._lanes + 1, initializer=self._prepare_thread) as pool:
+                while waiting := [index for index in indexes if index not in results]:
+                    for index, result in zip(waiting, pool.map(self._solve, waiting), strict=True):
+                        if result is not None:
+                            results[index] = result
+                            self._on_done(len(results))
+                    if len(results) < len(indexes):
+                        time.sleep(_POLL_S)
         finally:
-            tensor.drop()
-            self._budget.give_back(need.host - early)
-        if result is not None:
-            with self._state:
-                self._results[index] = result
-                self._on_done(len(self._results))
-        return True
+            torch.set_num_threads(self._threads)
+        return [results[index] for index in indexes]
 
-    def _solve(self, index: int, key: str, tensor: LazyTensor, solving: threading.Semaphore) -> Result | None:
-        """Return the result; None if another process computes it, so that it has to be looked for later."""
+    def _prepare_thread(self) -> None:
+        torch.set_num_threads(max(1, self._threads // self._lanes))
+        if self._device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))
+
+    def _solve(self, index: int) -> Result | None:
+        """Return the result of a layer, from the cache if it is there; None while another process computes it."""
         layer = self._layers[index]
-        if self._cache is None:
-            tensor.get()  # before its turn to be solved
-            with solving:
-                return solve_layer(tensor, layer, self._options, self._device)
-        if key and (stored := self._cache.get(key)):
-            return Solved(stored)
-        has_waited = bool(key)
-        key = key or content_key(tensor.get(), self._options, convolution=layer.convolution)
-        with self._cache.claim(key) as is_mine:
-            if stored := self._cache.get(key):
-                return Solved(stored)
-            if is_mine:
-                tensor.get()
-                with solving:
-                    result = solve_layer(tensor, layer, self._options, self._device)
+        tensor = LazyTensor(lambda: self._source.read(layer.tensor.name, layer.expert))
+        with self._budget.taken(self._needs[index].host):
+            if self._cache is None:
+                return self._compute(layer, tensor)
+            if index not in self._keys:
+                self._keys[index] = content_key(tensor.get(), self._options, convolution=layer.convolution)
+            key = self._keys[index]
+            with self._cache.claim(key) as is_mine:
+                if stored := self._cache.get(key):
+                    return Solved(stored)
+                if not is_mine:
+                    return None
+                result = self._compute(layer, tensor)
                 if isinstance(result, Solved) and not result.spectrum.note:
                     self._cache.put(key, result.spectrum)
                 return result
-        if has_waited:
-            time.sleep(_POLL_S)
-        self._later.append((index, key))
-        return None
+
+    def _compute(self, layer: Layer, tensor: LazyTensor) -> Result:
+        tensor.get()  # before its turn to be solved
+        with self._solving:
+            return solve_layer(tensor, layer, self._options, self._device)

@@ -8,8 +8,10 @@ import zlib
 import numpy as np
 import torch
 
+from gpusched.esd.gpu_memory import BLOCK_ROWS
+
 from ..read.layers import Layer
-from .spectrum import BLOCK, CONVOLUTION, windows
+from .spectrum import CONVOLUTION, windows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -25,7 +27,7 @@ def shuffled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 def bulk(tensor: torch.Tensor, layer: Layer, *, farms: bool) -> tuple[float, float]:
     """Return the edges of the spectrum of a random matrix with this layer's shape and variance of entries."""
     total = squares = 0.0
-    for part in tensor.split(BLOCK):
+    for part in tensor.split(BLOCK_ROWS):
         entries = part.to(torch.float64)
         total += float(entries.sum())
         squares += float(entries.square().sum())

@@ -21,35 +21,65 @@ from gpusched.esd.gpu_memory import BLOCK_ROWS
 from gpusched.esd.options import AnalysisOptions
 
 from .budget import LazyTensor
-from .lapack import NotConverged, add_gram, eigenvalues
 
-BLOCK = BLOCK_ROWS
-SMALL_BLOCK = 64
+PANEL = 128  # rows of the Gram matrix that one product makes
+GPU_PANEL = 1024
 FARMS_WINDOWS = 10  # along a side; more only where it takes more to cover it
-
 CONVOLUTION = 0.5  # of each eigenvalue: the matrices of a convolution count times √0.5
+
+Floats = NDArray[np.float64]
 
 
 class NotFinite(Exception):
     """The matrix holds NaN or Inf."""
 
 
+class NotConverged(Exception):
+    """The eigensolver gave up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spectrum:
     """All eigenvalues of one layer, ascending, none below 0, and how they were computed."""
 
-    evals: NDArray[np.float64]
+    evals: Floats
     solver: str
     device: str
     note: str = ""
 
 
-def matrices(tensor: torch.Tensor, *, convolution: bool) -> list[torch.Tensor]:
+def spectrum(lazy: LazyTensor, options: AnalysisOptions, *, convolution: bool, device: torch.device) -> Spectrum:
+    """Return the eigenvalues of all matrices of a layer together.
+
+    A tensor that is one matrix is dropped as soon as its Gram matrix is made. Raises NotFinite, NotConverged, and
+    PyTorch's errors for missing memory.
+    """
+    solver, note = options.solver, ""
+    if solver != "svd":
+        dtype = torch.float32 if solver == "fast" else torch.float64
+        try:
+            evals = _pooled(_by_gram(lazy, options, dtype, convolution, device))
+            lost = _lost(evals, dtype) > options.evals_thresh
+            if lost and solver == "auto":
+                solver, note = "svd", f"λmax {evals[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
+            elif lost:
+                note = f"λmax {evals[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
+        except NotConverged as error:
+            solver, note = "svd", f"by way of the Gram matrix, {error}"
+    if solver == "svd":
+        parts = _parts(lazy.get(), options, convolution)
+        evals = _pooled(_squared_singular_values(part, device) for part in parts)
+    if convolution:
+        evals = evals * CONVOLUTION
+    return Spectrum(evals, "gram" if solver == "auto" else solver, str(device), note)
+
+
+def _parts(tensor: torch.Tensor, options: AnalysisOptions, convolution: bool) -> list[torch.Tensor]:
     """Return the matrices of a layer: the tensor, or out×in for each kernel position of a convolution (out, in, k…)."""
-    if not convolution:
-        return [tensor]
-    out, inner = tensor.shape[:2]
-    return list(tensor.reshape(out, inner, -1).permute(2, 0, 1).unbind())
+    parts = [tensor]
+    if convolution:
+        parts = list(tensor.reshape(*tensor.shape[:2], -1).permute(2, 0, 1).unbind())
+    return [window for part in parts for window in windows(part)] if options.farms else parts
 
 
 def windows(matrix: torch.Tensor) -> list[torch.Tensor]:
@@ -73,59 +103,47 @@ def _starts(length: int, side: int) -> list[int]:
     return [round(index * (length - side) / max(1, count - 1)) for index in range(count)]
 
 
-def spectrum(
-    lazy: LazyTensor, options: AnalysisOptions, *, convolution: bool, device: torch.device, block: int = BLOCK
-) -> Spectrum:
-    """Return the eigenvalues of all matrices of a layer together.
-
-    A tensor that is one matrix is dropped as soon as its Gram matrix is made. Raises NotFinite, NotConverged, and
-    PyTorch's errors for missing memory.
-    """
-    solver, note = options.solver, ""
-    if solver != "svd":
-        dtype = torch.float32 if solver == "fast" else torch.float64
-        try:
-            evals = _pooled(_by_gram(lazy, options, dtype, convolution, device, block))
-            lost = _lost(evals, dtype) > options.evals_thresh
-            if lost and solver == "auto":
-                solver, note = "svd", f"λmax {evals[-1]:.3g} is too great for a Gram matrix to resolve the threshold"
-            elif lost:
-                note = f"λmax {evals[-1]:.3g} is too great for {solver} to resolve the threshold: noise may be counted"
-        except NotConverged as error:
-            solver, note = "svd", f"by way of the Gram matrix, {error}"
-    if solver == "svd":
-        parts = _parts(lazy.get(), options, convolution)
-        evals = _pooled(_squared_singular_values(part, device) for part in parts)
-    if convolution:
-        evals = evals * CONVOLUTION
-    return Spectrum(evals, "gram" if solver == "auto" else solver, str(device), note)
-
-
-def _parts(tensor: torch.Tensor, options: AnalysisOptions, convolution: bool) -> list[torch.Tensor]:
-    parts = matrices(tensor, convolution=convolution)
-    return [window for part in parts for window in windows(part)] if options.farms else parts
-
-
 def _by_gram(
-    lazy: LazyTensor, options: AnalysisOptions, dtype: torch.dtype, convolution: bool, device: torch.device, block: int
-) -> Iterator[NDArray[np.float64]]:
+    lazy: LazyTensor, options: AnalysisOptions, dtype: torch.dtype, convolution: bool, device: torch.device
+) -> Iterator[Floats]:
     parts = _parts(lazy.get(), options, convolution)
-    single = len(parts) == 1
+    is_single = len(parts) == 1
     while parts:
         part = parts.pop()
-        product = gram(part, dtype, device, block)
+        product = gram(part, dtype, device)
         if not bool(torch.isfinite(product.diagonal()).all()):
             _check(part)
             raise NotConverged("its entries overflow")
         del part  # nothing here holds the tensor any more
-        if single:
+        if is_single:
             lazy.drop()
-        values: NDArray[np.float64] = eigenvalues(product).to("cpu", torch.float64).numpy()
+        try:
+            values = torch.linalg.eigvalsh(product)
+        except torch.linalg.LinAlgError as error:
+            raise NotConverged(str(error)) from None
         del product
-        yield values
+        yield values.to("cpu", torch.float64).numpy()
 
 
-def _lost(evals: NDArray[np.float64], dtype: torch.dtype) -> float:
+def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the lower triangle of WᵀW or WWᵀ, whichever is smaller; the upper triangle has no meaning.
+
+    One block of rows is converted at a time. Panel by panel up to the diagonal, so that half of the products are made.
+    """
+    rows, columns = matrix.shape
+    tall = (matrix if rows >= columns else matrix.T).to(device, non_blocking=True)
+    n = tall.shape[1]
+    panel = PANEL if device.type == "cpu" else GPU_PANEL
+    result = torch.zeros(n, n, dtype=dtype, device=device)
+    for stored in tall.split(BLOCK_ROWS):
+        block = stored.to(dtype)
+        for low in range(0, n, panel):
+            high = low + panel
+            result[low:high, :high].addmm_(block[:, low:high].T, block[:, :high])
+    return result
+
+
+def _lost(evals: Floats, dtype: torch.dtype) -> float:
     """Return the eigenvalue below which a Gram matrix in this precision holds only rounding errors.
 
     Cautious in float64, where a doubt costs a singular value decomposition; as measured in float32, where it is a note.
@@ -134,37 +152,27 @@ def _lost(evals: NDArray[np.float64], dtype: torch.dtype) -> float:
     return float(factor * torch.finfo(dtype).eps * evals[-1])
 
 
-def _pooled(parts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    evals: NDArray[np.float64] = np.concatenate(list(parts))
+def _pooled(parts: Iterable[Floats]) -> Floats:
+    evals: Floats = np.concatenate(list(parts))
     np.maximum(evals, 0.0, out=evals)
     evals.sort()
     return evals
 
 
-def gram(matrix: torch.Tensor, dtype: torch.dtype, device: torch.device, block: int) -> torch.Tensor:
-    """Return the lower triangle of WᵀW or WWᵀ, whichever is smaller, on `device`. One block is converted at a time."""
-    rows, columns = matrix.shape
-    tall = matrix if rows >= columns else matrix.T
-    if block >= BLOCK:
-        tall = tall.to(device, non_blocking=True)
-    result = torch.zeros((min(rows, columns),) * 2, dtype=dtype, device=device)
-    for part in tall.split(block):
-        add_gram(result, part.to(device).to(dtype))
-    return result
-
-
-def _squared_singular_values(matrix: torch.Tensor, device: torch.device) -> NDArray[np.float64]:
+def _squared_singular_values(matrix: torch.Tensor, device: torch.device) -> Floats:
     _check(matrix)
     try:
         singular = torch.linalg.svdvals(matrix.to(device).to(torch.float64))
     except torch.linalg.LinAlgError as error:
         raise NotConverged(str(error)) from None
-    values: NDArray[np.float64] = singular.square().flip(0).cpu().numpy()
+    values: Floats = singular.square().cpu().numpy()
     return values
 
 
 def _check(matrix: torch.Tensor) -> None:
-    for part in matrix.split(BLOCK):
-        part = part.float() if part.dtype.itemsize == 1 else part
-        if not bool(torch.isfinite(part).all()):
-            raise NotFinite("it holds NaN" if bool(torch.isnan(part).any()) else "it holds Inf")
+    """Raise NotFinite if an entry is no number."""
+    for part in matrix.split(BLOCK_ROWS):
+        entries = part.to(torch.float64)
+        for word, is_so in (("NaN", torch.isnan), ("Inf", torch.isinf)):
+            if bool(is_so(entries).any()):
+                raise NotFinite(f"it holds {word}")

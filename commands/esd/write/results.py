@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,12 @@ class Table:
 
     def statistics(self) -> dict[str, float | None]:
         """Return means and medians over the layers that have a fit; None if there is none."""
-        fitted = [row for row in self.rows if row.fit_status == "ok"]
-
-        def over(function: Callable[[Sequence[float]], float], name: str) -> float | None:
-            values = [value for value in (getattr(row, name) for row in fitted) if math.isfinite(value)]
-            return float(function(values)) if values else None
-
-        result = {}
+        result: dict[str, float | None] = {}
         for name in _MEASURES:
-            result[f"{name}_mean"] = over(statistics.fmean, name)
-            result[f"{name}_median"] = over(statistics.median, name)
+            values = [getattr(row, name) for row in self.rows if row.fit_status == "ok"]
+            finite = [value for value in values if math.isfinite(value)]
+            result[f"{name}_mean"] = statistics.fmean(finite) if finite else None
+            result[f"{name}_median"] = statistics.median(finite) if finite else None
         return result
 
 
@@ -112,20 +108,17 @@ def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> 
     text = table.to_csv().encode()
     write_file(directory / TABLES / f"{stem}.csv", text)
     write_file(directory / SPECTRA / f"{stem}.npz", _spectra_file(table.spectra))
-    return _write_record(
-        directory,
-        {
-            **_head(name, about),
-            "success": True,
-            "layers": len(table.rows),
-            "fitted": sum(row.fit_status == "ok" for row in table.rows),
-            "skipped": [_skip_record(skip) for skip in table.skipped],
-            **table.statistics(),
-            "notes": [one_line(note) for note in table.notes],
-            "csv": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()},
-            "error": None,
-        },
-    )
+    record = {
+        "success": True,
+        "layers": len(table.rows),
+        "fitted": sum(row.fit_status == "ok" for row in table.rows),
+        "skipped": [_skip_record(skip) for skip in table.skipped],
+        **table.statistics(),
+        "notes": [one_line(note) for note in table.notes],
+        "csv": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()},
+        "error": None,
+    }
+    return _write_record(directory, name, about, record)
 
 
 def save_failure(directory: Path, name: str, stage: str, reason: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,32 +127,13 @@ def save_failure(directory: Path, name: str, stage: str, reason: str, about: Map
     for room, suffix in ((TABLES, "csv"), (SPECTRA, "npz")):
         (directory / room / f"{stem}.{suffix}").unlink(missing_ok=True)
     error = {"stage": stage, "reason": one_line(reason)}
-    return _write_record(directory, {**_head(name, about), "success": False, "error": error})
-
-
-def read_record(directory: Path, name: str) -> dict[str, Any]:
-    """Return the record of a model; empty if it is missing, or if its table or spectra are not those it names."""
-    stem = file_stem(name)
-    try:
-        record = json.loads((directory / RECORDS / f"{stem}.json").read_bytes())
-        if record.get("success"):
-            text = (directory / TABLES / f"{stem}.csv").read_bytes()
-            is_whole = hashlib.sha256(text).hexdigest() == record["csv"]["sha256"]
-            if not (is_whole and (directory / SPECTRA / f"{stem}.npz").exists()):
-                return {}
-        return dict(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    return _write_record(directory, name, about, {"success": False, "error": error})
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, in a directory that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(str(path), data, sync=True, mode=0o666)
-
-
-def _head(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "convention": CONVENTION, **about}
 
 
 def _skip_record(skip: Skip) -> dict[str, str]:
@@ -171,9 +145,10 @@ def _skip_record(skip: Skip) -> dict[str, str]:
     }
 
 
-def _write_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
+def _write_record(directory: Path, name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    record = {"name": name, "convention": CONVENTION, **about, **result}
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_file(directory / RECORDS / f"{file_stem(record['name'])}.json", text.encode())
+    write_file(directory / RECORDS / f"{file_stem(name)}.json", text.encode())
     return record
 
 

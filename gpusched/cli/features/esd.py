@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,7 +73,7 @@ def esd(options: RunOptions, **values: Any) -> int:
     config = EsdConfig(**values, retry_failed=options.retry_failed)
     config.check()
     refuse_missing_libraries(config)
-    with _backend(config, options) as backend:
+    with closing(_backend(config, options)) as backend:
         experiment = EsdExperiment(config, backend)
         todo = experiment.find_todo()
         if options.dry_run:

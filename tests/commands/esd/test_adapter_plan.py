@@ -17,8 +17,8 @@ Q = "model.layers.0.self_attn.q_proj"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def infos(shapes: Shapes, dtype: str = "float32") -> list[TensorInfo]:
-    return [TensorInfo(name, shape, dtype) for name, shape in shapes.items()]
+def infos(shapes: Shapes, dtype: str = "float32") -> dict[str, TensorInfo]:
+    return {name: TensorInfo(name, shape, dtype) for name, shape in shapes.items()}
 
 
 def settings(**fields: Any) -> AdapterConfig:
@@ -40,38 +40,39 @@ def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) ->
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is merged"),
-        ({"peft_type": "PREFIX_TUNING"}, "peft_type is 'PREFIX_TUNING'"),
-        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
-        ({"peft_type": "ADALORA"}, "peft_type is 'ADALORA'"),
-        ({"peft_type": None}, "peft_type is None"),
-        ({"lora_bias": True}, "lora_bias is set (True); it adds to biases"),
-        ({"target_parameters": ["experts.w1"]}, "target_parameters is set"),
-        ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication is set"),
-        ({"use_qalora": True}, "use_qalora is set"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
-        ({"ensure_weight_tying": True}, "ensure_weight_tying is set"),
-        ({"megatron_config": {"a": 1}}, "megatron_config is set"),
-        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is set"),
-        ({"kasa_config": {"beta": 1}}, "kasa_config is set"),
-        ({"shiny_new": 7}, "shiny_new is set (7); its effect on the weights is not known"),
-        ({"shiny\x1b[2J": 7}, "shiny\\x1b[2J is set"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'; its start changes the base"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
-        ({"init_lora_weights": ["x"]}, "init_lora_weights is ['x']"),
-        ({"bias": "some"}, "bias is 'some', which is not known"),
-        ({"r": 0}, "r is 0, not a rank"),
-        ({"r": True}, "r is True, not a rank"),
-        ({"r": 2.0}, "r is 2.0, not a rank"),
-        ({"rank_pattern": {"q": "4"}}, "rank_pattern is '4', not a rank"),
-        ({"rank_pattern": [1]}, "rank_pattern is [1], not a map"),
-        ({"lora_alpha": "8"}, "lora_alpha is '8', not a number"),
-        ({"lora_alpha": math.inf}, "lora_alpha is inf, not a number"),
-        ({"alpha_pattern": {"(": 1}}, "the pattern '(' in alpha_pattern is no regular expression"),
-        ({"alpha_pattern": {"(a+)+": 1}}, "the pattern '(a+)+' in alpha_pattern is too intricate"),
-        ({"alpha_pattern": {"a" * 400: 1}}, "is too intricate to be matched safely"),
-        ({"modules_to_save": "head"}, "modules_to_save is 'head', not a list of names"),
+        ({"peft_type": "IA3"}, "Invalid enum value 'IA3' - at `$.peft_type`"),
+        ({"peft_type": "ADALORA"}, "'ADALORA' - at `$.peft_type`"),
+        ({"peft_type": None}, "`$.peft_type`"),
+        ({"lora_bias": True}, "unknown field `lora_bias`"),
+        ({"target_parameters": ["experts.w1"]}, "`target_parameters`"),
+        ({"layer_replication": [[0, 4], [2, 5]]}, "`layer_replication`"),
+        ({"use_qalora": True}, "`use_qalora`"),
+        ({"trainable_token_indices": [1]}, "`trainable_token_indices`"),
+        ({"ensure_weight_tying": True}, "`ensure_weight_tying`"),
+        ({"megatron_config": {"a": 1}}, "`megatron_config`"),
+        ({"alora_invocation_tokens": [1, 2]}, "`alora_invocation_tokens`"),
+        ({"kasa_config": {"beta": 1}}, "`kasa_config`"),
+        ({"shiny_new": 7}, "unknown field `shiny_new`"),
+        ({"shiny\x1b[2J": 7}, "`shiny\\x1b[2J`"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' - at `$.init_lora_weights`"),
+        ({"init_lora_weights": "olora"}, "`$.init_lora_weights`"),
+        ({"init_lora_weights": "loftq"}, "`$.init_lora_weights`"),
+        ({"init_lora_weights": ["x"]}, "got `array` - at `$.init_lora_weights`"),
+        ({"init_lora_weights": 1}, "got `int` - at `$.init_lora_weights`"),
+        ({"bias": "some"}, "'some' - at `$.bias`"),
+        ({"r": 0}, "`$.r`"),
+        ({"r": True}, "got `bool` - at `$.r`"),
+        ({"r": 2.0}, "got `float` - at `$.r`"),
+        ({"rank_pattern": {"q": "4"}}, "got `str` - at `$.rank_pattern"),
+        ({"rank_pattern": [1]}, "got `array` - at `$.rank_pattern`"),
+        ({"lora_alpha": "8"}, "got `str` - at `$.lora_alpha`"),
+        ({"lora_alpha": math.inf}, "`$.lora_alpha`"),
+        ({"lora_alpha": math.nan}, "`$.lora_alpha`"),
+        ({"alpha_pattern": {"(": 1}}, "the pattern '(' cannot be matched safely"),
+        ({"alpha_pattern": {"(a+)+": 1}}, "the pattern '(a+)+' cannot be matched safely"),
+        ({"alpha_pattern": {"a" * 400: 1}}, "cannot be matched safely"),
+        ({"modules_to_save": "head"}, "got `str` - at `$.modules_to_save`"),
+        ({"modules_to_save": [""]}, "at `$.modules_to_save[0]`"),
     ],
 )
 def test_settings_that_cannot_be_merged_are_refused_by_name(fields: Mapping[str, Any], reason: str) -> None:
@@ -120,25 +121,35 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
     ("stored", "base", "extra", "reason"),
     [
         ({}, {f"{Q}.weight": (8, 6)}, {}, "its file holds no weights"),
-        (lora("model.layers.7.q"), {f"{Q}.weight": (8, 6)}, {}, "model.layers.7.q matches no tensor of the base"),
+        (
+            lora("model.layers.7.q"),
+            {f"{Q}.weight": (8, 6)},
+            {},
+            "model.layers.7.q.weight matches no tensor of the base",
+        ),
         (lora("q"), {"a.q.weight": (8, 6), "b.q.weight": (8, 6)}, {}, "q.weight matches 2 tensors of the base (a.q"),
-        (lora("q"), {f"{Q[:-5]}.weight": (8, 6)}, {}, "q matches no tensor"),
-        (lora("q_proj"), {f"{Q}.weight": (8, 6)}, {}, "q_proj matches no tensor"),  # a layer's number never lacks
+        (lora("q"), {f"{Q[:-5]}.weight": (8, 6)}, {}, "q.weight matches no tensor"),
+        (
+            lora("q_proj"),
+            {f"{Q}.weight": (8, 6)},
+            {},
+            "q_proj.weight matches no tensor",
+        ),  # a layer's number never lacks
         (lora(Q), {f"{Q}.weight": (6, 8)}, {}, "(2, 6) and (8, 2) do not fit the shape (6, 8) of the base"),
         (lora(Q, b=(8, 3)), {f"{Q}.weight": (8, 6)}, {}, "do not fit"),
-        (lora(Q), {f"{Q}.weight": (4, 8, 6)}, {}, "do not fit the shape (4, 8, 6) of stacked experts of the base"),
+        (lora(Q), {f"{Q}.weight": (4, 8, 6)}, {}, "do not fit the shape (4, 8, 6) of the base"),
         (lora(Q, (4, 6), (8, 4)), {f"{Q}.weight": (8, 6)}, {}, "has the rank 4, but its settings say 2"),
         (lora(Q, (), ()), {f"{Q}.weight": (8, 6)}, {}, "has the rank 0, but its settings say 2"),
         (lora(Q), {f"{Q}.weight": (8, 6)}, {"dtype": "int8"}, "of the base is int8; only plain floating point"),
-        (lora(Q), {f"{Q}.weight": (8, 6)}, {"use_dora": True}, "use_dora is True, but " + Q + " has no magnitude"),
-        ({f"{Q}.lora_A.weight": (2, 6)}, {f"{Q}.weight": (8, 6)}, {}, "has only half of its LoRA weights"),
+        (lora(Q), {f"{Q}.weight": (8, 6)}, {"use_dora": True}, Q + " lacks a part of its LoRA weights"),
+        ({f"{Q}.lora_A.weight": (2, 6)}, {f"{Q}.weight": (8, 6)}, {}, "lacks a part of its LoRA weights"),
         (
             lora("m.experts.0.w1"),
             {"m.experts.0.w1.weight": (8, 6)},
             {},
             "m.experts.0.w1 is one of several expert",
         ),
-        ({"a" * 2000: (2, 6)}, {}, {}, "a name in its file has 2000 characters"),
+        ({"a" * 2000: (2, 6)}, {}, {}, "is no plain LoRA weight"),
         ({f"{Q}.lora_A.default.weight": (2, 6)}, {}, {}, "is no plain LoRA weight"),
         ({f"{Q}.lora_B.bias": (8,)}, {}, {}, f"{Q}.lora_B.bias in its file is no plain LoRA weight"),
         ({"wte.token_adapter.trainable_tokens_delta": (1, 8)}, {}, {}, "is no plain LoRA weight"),
@@ -149,7 +160,7 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
             {**lora(Q), f"base_model.model.{Q}.base_layer.weight": (8, 6)},
             {f"{Q}.weight": (8, 6)},
             {"modules_to_save": ["q_proj"]},
-            "has LoRA weights and is in modules_to_save as well",
+            "is changed more than once, in an order that is not known",
         ),
         (
             lora(Q, (2, 6), (6, 2)),
@@ -162,7 +173,7 @@ def test_the_first_pattern_that_matches_a_module_counts() -> None:
             lora("lm_head"),
             {"a.wte.weight": (8, 6)},
             {"base_config": {"tie_word_embeddings": False}},
-            "lm_head matches no tensor of the base",
+            "lm_head.weight matches no tensor of the base",
         ),
         (
             {**lora("a.decoder"), **lora("b.decoder")},
@@ -184,8 +195,8 @@ def test_names_and_shapes_that_do_not_fit_are_refused(
 
 
 def test_numbers_that_are_not_floating_point_are_not_merged() -> None:
-    stored = [TensorInfo(name, shape, "int8") for name, shape in lora(Q).items()]
-    with pytest.raises(ModelError, match="in its file is int8, not floating point"):
+    stored = infos(lora(Q), "int8")
+    with pytest.raises(ModelError, match=r"in its file \(int8\) is no plain LoRA weight"):
         AdapterPlan(settings(), "lab/ad", stored, infos({f"{Q}.weight": (8, 6)}), {}).make()
 
 

@@ -80,5 +80,5 @@ def test_the_model_is_the_measured_peak(peaks: dict[str, int], shape: tuple[int,
 def test_one_layer_may_use_the_memory_of_several_matrices() -> None:
     one = layer_need((64, 32), 4, solver="auto")
     nine = layer_need((64, 32), 4, solver="auto", matrices=9)
-    assert (nine.stored, nine.work, nine.gpu) == (9 * one.stored, one.work, one.gpu)
-    assert layer_need((64, 32), 4, solver="auto", copies=2).stored == 2 * one.stored
+    assert (nine.host - one.host, nine.gpu) == (8 * 4 * 64 * 32, one.gpu)
+    assert layer_need((64, 32), 4, solver="auto", copies=2).host == one.host + 4 * 64 * 32

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpusched.commands.esd.fit.metrics import entropy, matrix_rank, norms
 from gpusched.commands.esd.fit.power_law import fit, kept
-from gpusched.commands.esd.solve import lapack, spectrum
+from gpusched.commands.esd.solve import spectrum
 from gpusched.commands.esd.solve.budget import LazyTensor
 from gpusched.commands.esd.solve.randomized import bulk_edges
 from gpusched.commands.esd.solve.spectrum import NotFinite, Spectrum
@@ -28,10 +28,9 @@ CPU = torch.device("cpu")
 torch.set_num_threads(1)  # other tests run beside these
 
 
-def solve(tensor: torch.Tensor, *, block: int = spectrum.BLOCK, convolution: bool = False, **options: Any) -> Spectrum:
+def solve(tensor: torch.Tensor, *, convolution: bool = False, **options: Any) -> Spectrum:
     lazy = LazyTensor(lambda: tensor)
-    chosen = AnalysisOptions(**options)
-    return spectrum.spectrum(lazy, chosen, convolution=convolution, device=CPU, block=block)
+    return spectrum.spectrum(lazy, AnalysisOptions(**options), convolution=convolution, device=CPU)
 
 
 def matrices() -> dict[str, torch.Tensor]:
@@ -82,18 +81,14 @@ def test_what_is_known_of_matrices() -> None:
     block=st.integers(1, 80),
     panel=st.integers(1, 80),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
-    own=st.booleans(),
 )
-def test_blocks_panels_and_libraries_change_nothing(
-    rows: int, columns: int, block: int, panel: int, dtype: torch.dtype, own: bool
-) -> None:
+def test_blocks_and_panels_change_nothing(rows: int, columns: int, block: int, panel: int, dtype: torch.dtype) -> None:
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * 71 + columns)).to(dtype)
     wanted = np.sort(np.linalg.svd(matrix.double().numpy(), compute_uv=False) ** 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lapack, "PANEL", panel)
-        if not own:
-            patch.setattr(lapack, "_library", lambda: None)
-        found = solve(matrix, block=block).evals
+        patch.setattr(spectrum, "PANEL", panel)
+        patch.setattr(spectrum, "BLOCK_ROWS", block)
+        found = solve(matrix).evals
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12 * max(rows, columns))
 
 
@@ -181,11 +176,13 @@ def test_a_single_matrix_is_let_go_before_its_eigenvalues_are_sought(monkeypatch
         read.append(weakref.ref(tensor))
         return tensor
 
+    real = torch.linalg.eigvalsh
+
     def eigenvalues(gram: torch.Tensor) -> torch.Tensor:
         alive.append(read[-1]() is not None)
-        return lapack.eigenvalues(gram)
+        return real(gram)
 
-    monkeypatch.setattr(spectrum, "eigenvalues", eigenvalues)
+    monkeypatch.setattr(torch.linalg, "eigvalsh", eigenvalues)
     lazy = LazyTensor(made)
     spectrum.spectrum(lazy, AnalysisOptions(), convolution=False, device=CPU)
     assert alive == [False]

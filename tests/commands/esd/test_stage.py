@@ -20,7 +20,7 @@ from gpusched.commands.esd.solve.fallback import Poisoned
 from gpusched.commands.esd.write.results import COLUMNS
 from safetensors.torch import save_file
 
-from gpusched.esd.model_record import is_done
+from gpusched.esd.model_record import is_of
 from gpusched.esd.options import AnalysisOptions, options_of
 from tests.support.paths import ROOT
 
@@ -81,12 +81,12 @@ def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS and [row["longname"] for row in rows] == [f"h.{n}.mlp.weight" for n in range(3)]
     left = record(out, "tiny")
-    assert is_done(left, revision="main", options=AnalysisOptions(fix_fingers="DKS").as_record())
+    assert left["success"] and is_of(left, revision="main", options=AnalysisOptions(fix_fingers="DKS").as_record())
     assert left["csv"] == {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     assert (left["name"], left["layers"], left["fitted"], left["error"]) == ("tiny", 3, 3, None)
     assert left["alpha_mean"] == pytest.approx(sum(float(row["alpha"]) for row in rows) / 3, rel=1e-15)
     assert {skip["tensor"]: skip["reason"] for skip in left["skipped"]} == {
-        "mask": "integers (bool), not weights",
+        "mask": "bool, not weights",
         "wte.weight": "an embedding (analysed with --embeddings)",
     }
     assert left["dtypes"]["float32"] == {"tensors": 4, "elements": 24 * 51 + 800}

@@ -63,15 +63,3 @@ def _events(directory: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
     except FileNotFoundError:
         return
-
-
-def print_audit(directory: str) -> int:
-    """Print the report. Return the exit status: 1 if jobs met."""
-    report = audit(directory)
-    for clash in report.clashes:
-        print(f"CLASH {clash}")
-    print(
-        f"{report.jobs} jobs, {report.grabs} grabs, {len(report.clashes)} clashes, "
-        f"{report.ooms} out of memory, {report.too_early} started before the memory was back"
-    )
-    return 1 if report.clashes else 0

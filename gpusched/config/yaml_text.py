@@ -1,0 +1,43 @@
+"""Parse YAML into nodes, which keep each value as text and know their positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import yaml
+
+
+class InvalidYaml(ValueError):
+    """A text that is not YAML. `line` and `column` count from 0; `line` is -1 if no position is known."""
+
+    def __init__(self, problem: str, line: int = -1, column: int = 0) -> None:
+        super().__init__(problem)
+        self.line = line
+        self.column = column
+
+
+def compose(data: bytes) -> yaml.Node | None:
+    """Return the root of a file; None for an empty one. Raises InvalidYaml."""
+    import yaml
+
+    loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    try:
+        return yaml.compose(data, Loader=loader)
+    except UnicodeDecodeError:
+        raise InvalidYaml("this file is not UTF-8") from None
+    except RecursionError:
+        raise InvalidYaml("this is nested too deeply") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+        position = (mark.line, mark.column) if mark is not None else ()
+        raise InvalidYaml(f"this is not YAML: {problem}", *position) from None
+
+
+def kind(node: yaml.Node) -> str:
+    return {"scalar": "text", "sequence": "list", "mapping": "map"}[getattr(node, "id", "scalar")]
+
+
+def is_scalar(node: yaml.Node) -> bool:
+    return kind(node) == "text"
