@@ -11,7 +11,7 @@ from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
 from gpusched.host.attempts import reaper
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, job_table, request_table, startable_jobs, transitions
+from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
 from gpusched.operations import queues
 from gpusched.operations.dispatchers import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
@@ -199,7 +199,12 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         running = job_table.counts(store)[JobState.RUNNING]
         if pid is None:
             return StopReport(pid, running, "nobody")
-        request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
+        try:
+            request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
+        except DiskFull as error:
+            signal = "kill" if at_once else "kill -INT"
+            error.hint = f"make room on that disk; or use `{signal} {pid}`, which does the same and needs no room"
+            raise
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)
         if answer == "left":
