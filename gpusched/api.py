@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from gpusched.config.layers import load
 from gpusched.core.plan.preview import DryRun
 from gpusched.dispatcher import Observer
-from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import SubmitOptions, read_source, refused
+from gpusched.lists.submit import read_source
 from gpusched.operations import dry_run as dry_runs
-from gpusched.operations import submit
 from gpusched.operations.devices import BoxDevices as BoxDevices
 from gpusched.operations.devices import open_devices as open_devices
 from gpusched.operations.run import Queue as Queue
 from gpusched.operations.run import RunSession, run_jobs
+from gpusched.operations.submit import read_jobs
 
 if TYPE_CHECKING:
     from gpusched.esd.config import EsdConfig as EsdConfig
@@ -59,7 +57,8 @@ def run(
 
     `settings` are those of `gpusched config`, such as max_gpus=2. Raises GpuschedError where the verb would refuse.
     """
-    queue_dir, options, jobs = _read(path, settings, force=force, retry_failed=retry_failed)
+    source = read_source(path)
+    queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)
     with open_devices(options.settings, options.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, options, queue_dir)
         return run_jobs(path, jobs, options, devices, session=RunSession(watch=lambda queue: nullcontext(observer)))
@@ -67,20 +66,9 @@ def run(
 
 def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **settings: object) -> DryRun:
     """Return the effect that `run` would have with the same arguments. Changes nothing."""
-    queue_dir, options, jobs = _read(path, settings, force=force, retry_failed=retry_failed)
+    source = read_source(path)
+    queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)
     return dry_runs.dry_run(queue_dir, jobs, options)
-
-
-def _read(
-    path: str, settings: dict[str, object], *, force: bool, retry_failed: bool
-) -> tuple[QueueDir, SubmitOptions, JobFile]:
-    loaded, source = load(settings), read_source(path)
-    queue_dir = submit.find_queue_dir(path, loaded.settings)
-    options = submit.submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed)
-    jobs = refused(source.parse(options), path)
-    submit.refuse_empty(jobs, source)
-    submit.refuse_unmet(jobs, queue_dir, source.data, path)
-    return queue_dir, options, jobs
 
 
 def __getattr__(name: str) -> object:

@@ -149,11 +149,10 @@ def run(argv: Sequence[str]) -> int:
         return e.exit_code
     except GpuschedError as e:
         return _fail(str(e), e.exit_code)
-    except click.UsageError as e:
-        path = e.ctx.command_path if e.ctx is not None else "gpusched"
-        return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
     except click.ClickException as e:
-        return _fail(e.format_message(), EXIT_USAGE)
+        context = getattr(e, "ctx", None)
+        path = context.command_path if context is not None else "gpusched"
+        return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -119,25 +119,18 @@ class SettingsCommand(GroupedCommand):
 def join_gpu_words(args: Sequence[str]) -> list[str]:
     """Return `--gpus 0 1, 2 FILE` as `--gpus 0,1,2 FILE`. The list ends at the first word that looks like no GPU."""
     joined: list[str] = []
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
+    for number, word in enumerate(args):
         flag, equals, value = word.partition("=")
         if word == "--":
-            return [*joined, word, *rest]
-        if flag not in GPU_FLAGS:
+            return [*joined, *args[number:]]
+        if flag in GPU_FLAGS:
+            joined += [flag, value] if equals else [flag]
+        elif joined[-2:-1] and joined[-2] in GPU_FLAGS and _looks_like_gpus(word):
+            joined[-1] = f"{joined[-1].rstrip(',')},{word}"
+        else:
             joined.append(word)
-            continue
-        words = [value] if equals else rest[:1]
-        rest = rest if equals else rest[1:]
-        while rest and _looks_like_gpus(rest[0]):
-            words.append(rest.pop(0))
-        joined.append(flag)
-        if words:
-            joined.append(",".join(word.strip(",") for word in words))
     return joined
 
 
 def _looks_like_gpus(word: str) -> bool:
-    tokens = word.strip(",").split(",")
-    return all(GPU_ENTRY.fullmatch(token) for token in tokens)
+    return all(GPU_ENTRY.fullmatch(token) for token in word.strip(",").split(","))

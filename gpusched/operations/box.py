@@ -3,75 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
 from gpusched.config.settings import Settings
-from gpusched.core.model import Device, Reading, Sample
+from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.operations import queues
+from gpusched.operations.devices import BoxDevices
 from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.status import device_document
 from gpusched.views.values import ClaimLabel, DeviceReport
 
 
-class BoxReader:
-    """A reader of the GPUs of this box. Use it as a context manager: it keeps the driver open between readings."""
+def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
+    """Return every GPU that is known. Raises GpuschedError (exit 3) if there is none."""
+    counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
+    for board, name in _published_boards():
+        for item in board.devices:
+            # the queue that has a job on it, or holds it, knows best; then the newest
+            if item.device.uuid not in counted or item.job_ids or item.view.held:
+                counted[item.device.uuid] = (item, board, name)
+    rows = list(counted.values())
+    try:
+        reading = devices.read()
+    except GpuschedError:
+        if not rows or settings.simulate is not None:
+            raise
+    else:
+        here = {device.uuid: _first_look(device, reading, settings) for device in reading.devices}
+        rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
+        if not settings.simulate:
+            rows += [row for uuid, row in counted.items() if uuid not in here]
+    claims = queues.claims(settings)
+    return [DeviceReport(item, board, name, _label(claims, item.device.uuid)) for item, board, name in rows]
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._source: DeviceSource | None = None
-        self._trouble: GpuschedError | None = None
 
-    def __enter__(self) -> BoxReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._source is not None:
-            self._source.close()
-
-    def read(self) -> list[DeviceReport]:
-        """Return every GPU that is known. Raises GpuschedError (exit 3) if there is none."""
-        boards = _published_boards()
-        counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
-        for board, name in reversed(boards):
-            counted.update({item.device.uuid: (item, board, name) for item in board.devices})
-        for board, name in boards:  # the queue that has a job on it, or holds it, knows best
-            for item in board.devices:
-                if item.job_ids or item.view.held:
-                    counted[item.device.uuid] = (item, board, name)
-        rows = list(counted.values())
-        reading = self._read(needed=not rows or self._settings.simulate is not None)
-        if reading is not None:
-            here = {device.uuid: self._first_look(device, reading) for device in reading.devices}
-            rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
-            if not self._settings.simulate:
-                rows += [row for uuid, row in counted.items() if uuid not in here]
-        claims = queues.claims(self._settings)
-        return [DeviceReport(item, board, name, _label(claims, item.device.uuid)) for item, board, name in rows]
-
-    def _read(self, *, needed: bool) -> Reading | None:
-        """Return a reading; None if there is none and the boards of the dispatchers do without it."""
-        if self._trouble is not None and not needed:
-            return None
-        try:
-            if self._source is None:
-                self._source = device_source.open_source(self._settings.simulate)
-            return device_source.read_once(self._source)
-        except GpuschedError as error:
-            if needed:
-                raise
-            self._trouble = error
-            return None
-
-    def _first_look(self, device: Device, reading: Reading) -> BoardDevice:
-        sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
-        known = observe.first_look(device, sample, observe.criteria(self._settings, max_checks=1))
-        return BoardDevice(device, observe.device_view(device, known))
+def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
+    sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
+    known = observe.first_look(device, sample, observe.criteria(settings, max_checks=1))
+    return BoardDevice(device, observe.device_view(device, known))
 
 
 def _label(claims: Claims | None, uuid: str) -> ClaimLabel | None:
@@ -90,47 +65,23 @@ def _published_boards() -> list[tuple[Board, str]]:
 
 def box_document(reports: Sequence[DeviceReport]) -> dict[str, Any]:
     """Return the GPUs for programs."""
-    return {"schema_version": 1, "at": queues.now(), "devices": [_device_document(report) for report in reports]}
+    return {"schema_version": 1, "at": queues.now(), "devices": [_document(report) for report in reports]}
 
 
-def _device_document(report: DeviceReport) -> dict[str, Any]:
-    device, view, claim = report.item.device, report.item.view, report.claim
-    known = view.availability
+def _document(report: DeviceReport) -> dict[str, Any]:
+    known = report.item.view.availability
+    sample = known.sample
+    processes = None if sample is None or sample.processes is None else [asdict(p) for p in sample.processes]
+    for process in processes or ():
+        process |= {"user": clean(process["user"]), "program": clean(process["program"])}
     return {
-        "uuid": device.uuid,
-        "index": device.index,
-        "name": device.name,
-        "bus_id": device.bus_id,
-        "state": known.state.value,
-        "why": clean(view.refused or known.why),
-        "checks": known.count if report.board is not None else None,
-        "max_checks": report.board.max_checks if report.board is not None else None,
+        **device_document(report.item, report.board),
+        "bus_id": report.item.device.bus_id,
         "queue": report.queue or None,
-        "jobs": list(report.item.job_ids),
         "read_at": known.at or None,
-        **_sample_document(known.sample, view.total_bytes),
-        "claim": None
-        if claim is None
-        else {"user": claim.user, "pid": claim.pid, "queue": claim.queue, "since": claim.since},
-    }
-
-
-def _sample_document(sample: Sample | None, total: int | None) -> dict[str, Any]:
-    if sample is None:
-        return {"used_bytes": None, "total_bytes": total, "utilisation": None, "processes": None}
-    processes = [
-        {
-            "pid": process.pid,
-            "user": clean(process.user),
-            "program": clean(process.program),
-            "used_bytes": process.used_bytes,
-            "kind": process.kind,
-        }
-        for process in sample.processes or ()
-    ]
-    return {
-        "used_bytes": sample.used_bytes,
-        "total_bytes": total,
-        "utilisation": sample.utilisation,
-        "processes": None if sample.processes is None else processes,
+        "used_bytes": sample.used_bytes if sample is not None else None,
+        "total_bytes": report.item.view.total_bytes,
+        "utilisation": sample.utilisation if sample is not None else None,
+        "processes": processes,
+        "claim": asdict(report.claim) if report.claim is not None else None,
     }

@@ -36,15 +36,17 @@ class ChangeReport:
         self.refused |= refused
 
 
-def _select(jobs: Sequence[str], states: Sequence[JobState] | None, store: Store, flag: str) -> list[int]:
-    """Return the ids of the jobs that are named, or of all in these states, which `flag` stands for."""
-    if states is None:
+def _select(
+    store: Store, jobs: Sequence[str], flag: str, states: Sequence[JobState] = (), tag: str | None = None
+) -> list[int]:
+    """Return the ids of the jobs that are named, or of all in these states (with this tag), which `flag` stands for."""
+    if not states:
         if not jobs:
             raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
         return queues.parse_jobs(jobs, store)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return [row.id for row in job_table.jobs(store, states)]
+    return [row.id for row in job_table.jobs(store, states) if tag is None or tag in row.tags]
 
 
 # ---- cancel ----------------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
     """Cancel these jobs, or every one that waits or runs. Running ones are stopped by the dispatcher."""
     report = ChangeReport()
     with queues.open_store(queue_dir, read_only=False) as store:
-        ids = _select(jobs, OPEN_STATES if every else None, store, "--all")
+        ids = _select(store, jobs, "--all", OPEN_STATES if every else ())
         with store.transaction():
             before = {job_id: job_table.get(store, job_id).state for job_id in ids}
             after = {job_id: job_table.cancel(store, job_id, queues.now()) for job_id in ids}
@@ -88,84 +90,81 @@ def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched:
 # ---- requeue, hold and release ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """A change of one job: `apply` brings it to `state`, unless its dependencies stop it at once.
+
+    `flag` stands for all jobs in the state `before`.
+    """
+
+    apply: Callable[[Store, int], JobState]
+    before: JobState
+    flag: str
+    state: JobState
+    done: str
+    rule: str
+
+
+REQUEUE = JobChange(
+    job_table.requeue,
+    JobState.FAILED,
+    "--failed",
+    JobState.QUEUED,
+    done="queued again",
+    rule="only failed and cancelled jobs are queued again",
+)
+HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag", JobState.HELD, "held", "only queued jobs can be held")
+RELEASE = JobChange(
+    job_table.release, JobState.HELD, "--tag", JobState.QUEUED, "released", "only held jobs can be released"
+)
+
+
 def requeue(queue_dir: QueueDir, jobs: Sequence[str] = (), *, failed: bool = False) -> ChangeReport:
     """Queue these failed or cancelled jobs again, or every failed one, with all their tries."""
-
-    def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        _add_freed(store, report, job_id, job_table.requeue(store, job_id), "queued again")
-
-    def refuse(state: str) -> str:
-        verb = "has" if state == "succeeded" else "is"
-        return f"{verb} {state}: only failed and cancelled jobs are queued again"
-
-    with queues.open_store(queue_dir, read_only=False) as store:
-        ids = _select(jobs, (JobState.FAILED,) if failed else None, store, "--failed")
-        report = _change_each(queue_dir, store, ids, change, refuse)
-        report.notes += _who_runs_them(queue_dir, store) if ids else ["no job has failed"]
-    return report
+    return _change_each(queue_dir, jobs, REQUEUE, every=failed)
 
 
 def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
     """Keep these waiting jobs from starting, or every waiting one with this tag."""
-
-    def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        job_table.hold(store, job_id)
-        report.add(job_id, "held")
-
-    with queues.open_store(queue_dir, read_only=False) as store:
-        ids = _select_tag(jobs, tag, JobState.QUEUED, store)
-        report = _change_each(queue_dir, store, ids, change, lambda state: f"is {state}: only queued jobs can be held")
-    report.notes += [] if ids else [f"no queued job has the tag {tag}"]
-    return report
+    return _change_each(queue_dir, jobs, HOLD, every=tag is not None, tag=tag)
 
 
 def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
     """Let these held jobs start again, or every held one with this tag."""
-
-    def change(store: Store, job_id: int, report: ChangeReport) -> None:
-        _add_freed(store, report, job_id, job_table.release(store, job_id), "released")
-
-    with queues.open_store(queue_dir, read_only=False) as store:
-        ids = _select_tag(jobs, tag, JobState.HELD, store)
-        report = _change_each(
-            queue_dir, store, ids, change, lambda state: f"is {state}: only held jobs can be released"
-        )
-        report.notes += _who_runs_them(queue_dir, store) if ids else [f"no held job has the tag {tag}"]
-    return report
-
-
-def _select_tag(jobs: Sequence[str], tag: str | None, state: JobState, store: Store) -> list[int]:
-    ids = _select(jobs, (state,) if tag else None, store, "--tag")
-    return [job_id for job_id in ids if tag is None or tag in job_table.get(store, job_id).tags]
+    return _change_each(queue_dir, jobs, RELEASE, every=tag is not None, tag=tag)
 
 
 def _change_each(
-    queue_dir: QueueDir,
-    store: Store,
-    ids: Sequence[int],
-    change: Callable[[Store, int, ChangeReport], None],
-    refuse: Callable[[str], str],
+    queue_dir: QueueDir, jobs: Sequence[str], change: JobChange, *, every: bool, tag: str | None = None
 ) -> ChangeReport:
-    """Change each job in one transaction. `refuse` makes the text for a job whose state does not allow it."""
+    """Change each job in one transaction, and report what was done and what was not."""
     report = ChangeReport()
-    with store.transaction():
-        for job_id in ids:
-            try:
-                change(store, job_id, report)
-            except InvalidTransition as error:
-                report.add(job_id, refuse(error.state.value if error.state is not None else "new"), refused=True)
-    queue_dir.ring()
+    with queues.open_store(queue_dir, read_only=False) as store:
+        ids = _select(store, jobs, change.flag, [change.before] if every else (), tag)
+        with store.transaction():
+            for job_id in ids:
+                _change_one(store, job_id, change, report)
+        queue_dir.ring()
+        if not ids:
+            report.notes.append(f"no job was {change.done}")
+        elif change.state is JobState.QUEUED:
+            report.notes += _who_runs_them(queue_dir, store)
     return report
 
 
-def _add_freed(store: Store, report: ChangeReport, job_id: int, state: JobState, text: str) -> None:
-    """Report a job that can start again, or one that its dependencies stop at once."""
-    if state is JobState.QUEUED:
-        report.add(job_id, text)
+def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeReport) -> None:
+    before = job_table.get(store, job_id).state
+    try:
+        state = change.apply(store, job_id)
+    except InvalidTransition:
+        verb = "has" if before in (JobState.SUCCEEDED, JobState.FAILED) else "is"
+        report.add(job_id, f"{verb} {before.value}: {change.rule}", refused=True)
+        return
+    if state is change.state:
+        report.add(job_id, change.done)
         return
     why = describe_dependencies(store, job_table.get(store, job_id))
-    text = f"stays {state.value}: it {why}; it is freed by itself once they can end well"
-    report.add(job_id, text, refused=True)
+    report.add(job_id, f"stays {state.value}: it {why}; it is freed by itself once they can end well", refused=True)
 
 
 def _who_runs_them(queue_dir: QueueDir, store: Store) -> list[str]:
@@ -174,7 +173,7 @@ def _who_runs_them(queue_dir: QueueDir, store: Store) -> list[str]:
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
-    who = f"its dispatcher is {closed}" if dispatcher.board is not None else "no dispatcher works on this queue"
+    who = f"its dispatcher is {closed}" if closed else "no dispatcher works on this queue"
     return [f"{who}; to run what is queued: {resume_command(queue_dir, store)}"]
 
 
@@ -203,9 +202,8 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except DiskFull as error:
-            if pid:
-                signal = "" if at_once else "-INT "
-                error.hint = f"make room on it; or ask by `kill {signal}{pid}`, which does the same and needs no room"
+            signal = "kill" if at_once else "kill -INT"
+            error.hint = f"make room on it; or use `{signal} {pid}`, which does the same and needs no room"
             raise
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)

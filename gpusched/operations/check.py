@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,9 @@ def check_list(source: JobSource, options: SubmitOptions) -> CheckedList:
     return CheckedList(source.name, jobs.specs, tuple(findings), options.settings)
 
 
-def findings_text(checked: CheckedList, *, verbose: bool) -> str:
-    """Return the findings for people; unless `verbose`, only the first few of each kind."""
-    limit = len(checked.findings) if verbose else SHOWN_PER_CODE
-    return render_findings(checked.findings, checked.name, limit=limit) if checked.findings else ""
+def findings_text(findings: Sequence[Finding], name: str, *, verbose: bool) -> str:
+    """Return the findings in the list of this name for people; unless `verbose`, only the first few of each kind."""
+    return render_findings(findings, name, limit=len(findings) if verbose else SHOWN_PER_CODE)
 
 
 def attributes_text(spec: JobSpec) -> str:
@@ -65,28 +64,19 @@ def document(checked: CheckedList) -> dict[str, Any]:
         "source": checked.name,
         "accepted": not checked.refusal,
         "jobs": [_job(spec, checked.settings) for spec in checked.specs],
-        "findings": [
-            {
-                "severity": finding.severity,
-                "code": finding.code,
-                "line": finding.line,
-                "column": finding.column if finding.source else None,
-                "message": finding.message,
-                "hint": finding.hint or None,
-                "forceable": finding.forceable,
-            }
-            for finding in checked.findings
-        ],
+        "findings": [_finding(finding) for finding in checked.findings],
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    shown = {name: getattr(finding, name) for name in ("severity", "code", "line", "message", "forceable")}
+    return {**shown, "column": finding.column if finding.source else None, "hint": finding.hint or None}
 
 
 def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     """Return a job with all that it would get, by its own attributes and the settings."""
     own = spec.attributes
-    env = {}
-    for name, value in own.env:
-        shown = mask_secrets((name + b"=" + value).decode("utf-8", "replace"))
-        env[name.decode()] = shown.partition("=")[2]
+    env = [mask_secrets((name + b"=" + value).decode("utf-8", "replace")).split("=", 1) for name, value in own.env]
     return {
         "line": spec.line,
         "occurrence": spec.occurrence,
@@ -100,6 +90,6 @@ def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
         "retries": settings.retries if own.retries is None else own.retries,
         "prio": own.prio,
         "cwd": None if own.cwd is None else own.cwd.decode("utf-8", "replace"),
-        "env": env,
+        "env": dict(env),
         "after": {dependency.kind.value: list(dependency.refs) for dependency in own.after},
     }

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
-from gpusched.host.gpus import board
-from gpusched.host.gpus.device_source import DeviceSource, NoSource, open_source, read_once
+from gpusched.host.gpus import board, device_source
+from gpusched.host.gpus.device_source import DeviceSource, NoSource
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, refuse_impossible
-
-_JOB_VARIABLES = ("GPUSCHED_JOB_ID", "GPUSCHED_DEVICES")
 
 
 class BoxDevices:
@@ -34,9 +31,7 @@ class BoxDevices:
     def __enter__(self) -> BoxDevices:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -52,6 +47,10 @@ class BoxDevices:
         """The complete reading that was made when they were opened."""
         return self._open()[1]
 
+    def read(self) -> Reading:
+        """Read them anew."""
+        return device_source.read_once(self.source) if self.is_open else self.first
+
     def close(self) -> None:
         """Close the source of the readings, if it is open."""
         if self._opened is not None:
@@ -60,7 +59,7 @@ class BoxDevices:
 
     def look(self, queue_dir: QueueDir) -> tuple[Device, ...] | None:
         """Return the devices of the box; where a dispatcher works on the queue, those that it has published, if any."""
-        if queue_dir.exists() and queue_dir.dispatcher() is not None:
+        if queue_dir.dispatcher() is not None:
             published = board.read(queue_dir.board)
             return tuple(item.device for item in published.devices) if published else None
         return self.first.devices
@@ -73,10 +72,10 @@ class BoxDevices:
 
     def _open(self) -> tuple[DeviceSource, Reading]:
         if self._opened is None:
-            source = open_source(self._settings.simulate)
+            source = device_source.open_source(self._settings.simulate)
             self._opened = source, Reading(time.time(), time.time())  # so that close() finds it, whatever comes
             try:
-                self._opened = source, read_once(source)
+                self._opened = source, device_source.read_once(source)
             except GpuschedError:
                 self.close()
                 if self._gpus:
@@ -101,8 +100,8 @@ def check_devices(settings: Settings, devices: tuple[Device, ...], gpus: int | N
         gpus_per_job=gpus,
         max_gpus=settings.max_gpus,
     )
-    job, held = (os.environ.get(name) for name in _JOB_VARIABLES)
-    if job and gpus and set((held or "").split(",")) & set(chosen.uuids):
+    job, held = os.environ.get("GPUSCHED_JOB_ID"), os.environ.get("GPUSCHED_DEVICES", "")
+    if job and gpus and set(held.split(",")) & set(chosen.uuids):
         raise GpuschedError(
             f"this is job {job} of another gpusched, and its GPU is the one that you ask for",
             where=os.environ.get("GPUSCHED_QUEUE", ""),

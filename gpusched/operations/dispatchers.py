@@ -1,13 +1,17 @@
-"""The dispatcher of a queue, as other processes see it."""
+"""A queue that is read, and its dispatcher, as other processes see them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpusched.common.errors import disk_full
 from gpusched.core.plan.board import Board
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store
+from gpusched.operations import queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,20 @@ def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:
     if board is not None and pid and board.pid != pid:
         board = None  # left by one that was killed
     return DispatcherStatus(pid, board, queue_dir.full_disk())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQueue:
+    """A queue that is being read: its database, and its dispatcher at the moment `now`."""
+
+    queue_dir: QueueDir
+    store: Store
+    dispatcher: DispatcherStatus
+    now: float
+
+
+@contextmanager
+def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
+    """Open a queue to read it."""
+    with queues.open_store(queue_dir) as store:
+        yield OpenQueue(queue_dir, store, read_dispatcher(queue_dir), queues.now())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from gpusched.common.errors import EXIT_USAGE, GpuschedError
+from gpusched.common.errors import GpuschedError
 from gpusched.core.model import ENDED_STATES, AttemptRow
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
@@ -17,7 +19,6 @@ from gpusched.operations.queues import Notify
 from gpusched.operations.status import read_attempt
 
 STEP_S = 0.2
-BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +60,16 @@ class _JobLog:
 
     def _first(self) -> AttemptRow | None:
         attempts, number = attempt_table.attempts(self.store, self.job_id), self.choice.attempt
-        if number is not None and not any(row.number == number for row in attempts):
-            have = f"it has had {len(attempts)}" if attempts else "it has not started yet"
-            raise GpuschedError(f"job {self.job_id} has no attempt {number}: {have}")
+        if number is not None and number > len(attempts):
+            raise GpuschedError(f"job {self.job_id} has no attempt {number}: it has had {len(attempts)}")
         if attempts:
-            return attempts[-1] if number is None else attempts[number - 1]
+            return attempts[-1 if number is None else number - 1]
         if self.choice.follow and self._may_start():
             self.notify(f"job {self.job_id} has not started yet")
             return self._next(0)
         state = job_table.get(self.store, self.job_id).state.value
-        raise GpuschedError(
-            f"job {self.job_id} is {state} and has written nothing yet",
-            hint=f"`gpusched explain {self.job_id}` says why",
-            exit_code=EXIT_USAGE,
-        )
+        what = f"job {self.job_id} is {state} and has written nothing yet"
+        raise GpuschedError(what, hint=f"`gpusched explain {self.job_id}` says why")
 
     def _may_start(self) -> bool:
         """Return True if another attempt may begin: the job has not ended, and a dispatcher works."""
@@ -90,22 +87,18 @@ class _JobLog:
             time.sleep(STEP_S)
 
     def _copy_attempt(self, row: AttemptRow, out: BinaryIO, lines: int | None) -> None:
-        fd = self._open(row)
-        try:
+        with self._open(row) as log:
             if lines is not None:
-                os.lseek(fd, _start_of_last(fd, lines), os.SEEK_SET)
+                log.seek(_start_of_last(log, lines))
             while True:
                 over = not self.choice.follow or self._is_over(row)  # before the rest is read: no byte is missed
-                while data := os.read(fd, BLOCK_BYTES):
-                    out.write(data)
+                shutil.copyfileobj(log, out)
                 out.flush()
                 if over:
                     return
                 time.sleep(STEP_S)
-        finally:
-            os.close(fd)
 
-    def _open(self, row: AttemptRow) -> int:
+    def _open(self, row: AttemptRow) -> BinaryIO:
         name = row.error_log if self.choice.stderr else row.log
         if not name:
             raise GpuschedError(
@@ -115,7 +108,7 @@ class _JobLog:
             )
         path = f"{self.queue_dir.path}/{name}"
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
         except OSError as error:
             raise GpuschedError(f"the log cannot be read: {error.strerror}", where=path) from None
 
@@ -127,21 +120,15 @@ class _JobLog:
         return not read_attempt(self.queue_dir, row.job_id, row.number).alive
 
 
-def _start_of_last(fd: int, lines: int) -> int:
+def _start_of_last(log: BinaryIO, lines: int) -> int:
     """Return the offset at which the last `lines` lines begin."""
-    at = os.fstat(fd).st_size
-    if lines == 0:
-        return at
-    missing = lines + (1 if at and os.pread(fd, 1, at - 1) == b"\n" else 0)  # a newline at the end ends a line
-    while at > 0:
-        begin = max(0, at - BLOCK_BYTES)
-        block = os.pread(fd, at - begin, begin)
-        number = block.count(b"\n")
-        if number >= missing:
-            offset = len(block)
-            for _ in range(missing):
-                offset = block.rindex(b"\n", 0, offset)
-            return begin + offset + 1
-        missing -= number
-        at = begin
-    return 0
+    size = os.fstat(log.fileno()).st_size
+    if not size:
+        return 0
+    with mmap.mmap(log.fileno(), size, access=mmap.ACCESS_READ) as text:
+        newline = size - 1 if text[-1:] == b"\n" else size  # the one that ends the last line, or would
+        for _ in range(lines):
+            newline = text.rfind(b"\n", 0, newline)
+            if newline < 0:
+                return 0
+    return min(newline + 1, size)

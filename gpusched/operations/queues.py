@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.settings import Settings
@@ -21,8 +21,8 @@ SHOWN_QUEUES = 8
 Notify = Callable[[str], None]
 
 
-def _ignore(text: str) -> None:
-    pass
+def ignore(text: str) -> None:
+    """Do nothing with a text."""
 
 
 def now() -> float:
@@ -32,22 +32,13 @@ def now() -> float:
 # ---- which queue -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChoice:
-    """A queue, and why this one was chosen; empty where nobody would expect another."""
-
-    queue_dir: QueueDir
-    label: str = ""
-    why: str = ""
-
-
 def known_queues() -> list[QueueDir]:
     """Return all queues of this user on this host, the newest first."""
     return queue_dirs.list_queues()
 
 
 def find_queue(
-    name: str | None = None, *, state_dir: str | None = None, to_change: bool = False, notify: Notify = _ignore
+    name: str | None = None, *, state_dir: str | None = None, to_change: bool = False, notify: Notify = ignore
 ) -> QueueDir:
     """Return the queue of this name or directory; without a name, the one of the working directory.
 
@@ -56,67 +47,39 @@ def find_queue(
     the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
+    own = [queue for queue in known if _is_here(queue)]
     if name:
-        choice = _named(name, known, state_dir, to_change=to_change)
+        candidates = _matches(name, known, state_dir)
+        if not candidates:
+            hint = f"known here: {_names(known, known)}" if known else "start one with `gpusched run FILE`"
+            raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
+        is_unclear, is_expected = len(candidates) > 1, os.sep in name or _is_here(candidates[0])
+        kind = " with this name"
     elif known:
-        choice = _unnamed(known, to_change=to_change)
+        live = [queue for queue in own or known if queue.dispatcher() is not None]
+        candidates = live or own or known
+        is_unclear, is_expected = len(live) > 1 or not (live or own), len(known) == 1 and bool(own)
+        kind = " in this directory" if own and len(own) < len(known) else ""
+        kind += " with a dispatcher" if live else ""
     else:
         raise GpuschedError(
             "there is no queue yet",
             hint="start one with `gpusched run FILE`, or name its directory with -q",
             exit_code=EXIT_CANNOT_WORK,
         )
-    if choice.why:
-        notify(f"queue {choice.label}, {choice.why}")
-    return choice.queue_dir
+    choice = candidates[0]
+    if to_change and is_unclear:
+        hint = f"name one with -q: {_names(candidates, known)}"
+        raise GpuschedError("it is not clear which queue is meant", hint=hint)
+    if is_unclear or not is_expected:
+        label = queue_name(choice, known) if _is_here(choice) else choice.path
+        which = "newest" if len(candidates) > 1 else "only"
+        notify(f"queue {label}, the {which} one{kind}; to choose another, name it with -q")
+    return choice
 
 
-def _named(name: str, known: Sequence[QueueDir], state_dir: str | None, *, to_change: bool) -> QueueChoice:
-    matches = _matches(name, known, state_dir)
-    if not matches:
-        names = ", ".join(queue_name(queue, known) for queue in known[:SHOWN_QUEUES])
-        hint = f"known here: {names}" if names else "start one with `gpusched run FILE`"
-        raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
-    newest, others = matches[0], [shown_path(queue.path) for queue in matches[1:]]
-    if others and to_change:
-        where = "several of them are" if _is_here(newest) else "none of them is"
-        listed = "".join(f"\n    {path}" for path in [shown_path(newest.path), *others])
-        raise GpuschedError(
-            f"{len(matches)} queues have the name {name!r}, and {where} in this directory",
-            where="-q",
-            hint=f"name one by its path:{listed}",
-        )
-    if others:
-        rest = ", ".join(others[:SHOWN_QUEUES])
-        why = f"the newest of {len(matches)} with the name {name}; to choose another, name its path with -q: {rest}"
-        return QueueChoice(newest, newest.path, why)
-    if os.sep not in name and not _is_here(newest):
-        return QueueChoice(newest, newest.path, "which is in another directory")
-    return QueueChoice(newest)
-
-
-def _unnamed(known: Sequence[QueueDir], *, to_change: bool) -> QueueChoice:
-    """Choose among the queues of this directory, else among all: the one with a dispatcher, else the newest."""
-    own = [queue for queue in known if _is_here(queue)]
-    among = own or known
-    live = [queue for queue in among if queue.dispatcher() is not None]
-    if to_change and len(live) > 1:
-        names = ", ".join(queue_name(queue, known) for queue in live)
-        raise GpuschedError(f"{len(live)} queues have a dispatcher: {names}", hint="name one of them with -q")
-    if to_change and not own and not live:
-        names = ", ".join(queue_name(queue, known) for queue in known[:SHOWN_QUEUES])
-        what = "there is no queue in this directory, and no other one has a dispatcher"
-        raise GpuschedError(what, hint=f"name one with -q: {names}")
-    choice = (live or among)[0]
-    if len(known) == 1 and own:
-        return QueueChoice(choice)
-    here = " in this directory" if len(own) not in (0, len(known)) else ""
-    if live:
-        which = f"the {'only' if len(live) == 1 else 'newest'} one{here} with a dispatcher"
-    else:
-        which = f"the {'newest' if len(among) > 1 else 'only'} one{here}"
-    label = queue_name(choice, known) if own else choice.path
-    return QueueChoice(choice, label, f"{which}; to choose another, name it with -q")
+def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:
+    return ", ".join(queue_name(queue, known) for queue in some[:SHOWN_QUEUES])
 
 
 def _matches(word: str, known: Sequence[QueueDir], state_dir: str | None = None) -> list[QueueDir]:
@@ -185,20 +148,15 @@ def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
         if named is not None:
             ids[named] = None
             continue
-        first, dash, end = word.partition("-")
-        if not first.isdecimal() or (dash and not end.isdecimal()) or len(word) > 24:
-            raise GpuschedError(
-                f"there is no job {word!r}", hint="an id such as 12, a range such as 3-7, or a job's name="
-            )
-        low, high = int(first), int(end or first)
-        if low > high:
-            raise GpuschedError(f"the range {word} runs backwards", hint=f"{high}-{low}")
+        span = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", word)
+        if span is None:
+            hint = "an id such as 12, a range such as 3-7, or a job's name="
+            raise GpuschedError(f"there is no job {word!r}", hint=hint)
+        low, high = int(span[1]), int(span[2] or span[1])
         if not 1 <= low <= high <= last:
-            lacks = "there are no jobs" if dash else "there is no job"
-            have = f"it has jobs 1 to {last}" if last else "it has no jobs"
             raise GpuschedError(
-                f"{lacks} {word} in the queue {os.path.dirname(store.path)}",
-                hint=f"{have}; `gpusched status -v` lists them, -q names another queue",
+                f"there is no job {word} in the queue {os.path.dirname(store.path)}",
+                hint=f"it has jobs 1 to {last}; `gpusched status -v` lists them, -q names another queue",
             )
         ids.update(dict.fromkeys(range(low, high + 1)))
     return list(ids)

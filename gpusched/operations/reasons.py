@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 from gpusched.core.model import JobRow, JobState
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.host.store import Store, attempt_table, dependency_table, job_table
-from gpusched.operations.dispatchers import DispatcherStatus
+from gpusched.operations.dispatchers import OpenQueue
 from gpusched.views.words import ranges
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for
@@ -18,10 +17,9 @@ SHOWN_UNMET = 20  # of the jobs that wait for others: so many come with the othe
 SHOWN_SPANS = 6
 
 
-def wait_reasons(
-    store: Store, dispatcher: DispatcherStatus, now: float, *, until: int | None = None
-) -> dict[int, tuple[str, str]]:
+def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tuple[str, str]]:
     """Return why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
+    store, dispatcher = queue.store, queue.dispatcher
     rows = list(_head(store, until))
     blocked = dict(_unmet(store, rows, until))
     if dispatcher.board is None:
@@ -30,7 +28,7 @@ def wait_reasons(
         return {row.id: blocked.get(row.id, nobody) for row in rows}
     snapshot = observe.snapshot(
         replace(dispatcher.board, closed=dispatcher.closed),
-        now,
+        queue.now,
         waiting=(row for row in rows if not row.blocked),
         attempts=(observe.open_attempt(job, row) for job, row in attempt_table.running(store)),
     )
@@ -42,23 +40,16 @@ def wait_reasons(
 
 
 def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield what each blocked job waits for: in full for the first ones or for `until`, since each costs a search."""
-    detailed = 0
-    for row in rows:
-        if row.blocked:
-            in_full = detailed < SHOWN_UNMET if until is None else row.id == until
-            detailed += in_full
-            yield row.id, ("dependency", describe_dependencies(store, row) if in_full else "waits for other jobs")
+    """Yield what each blocked job waits for: in full for the first ones and for `until`, since each costs a search."""
+    for number, row in enumerate(row for row in rows if row.blocked):
+        in_full = number < SHOWN_UNMET or row.id == until
+        yield row.id, ("dependency", describe_dependencies(store, row) if in_full else "waits for other jobs")
 
 
 def _head(store: Store, until: int | None) -> Iterator[JobRow]:
-    waiting = job_table.jobs(store, [JobState.QUEUED], by_start=True)
-    if until is None:
-        yield from islice(waiting, HEAD_LIMIT)
-        return
-    for row in waiting:
+    for number, row in enumerate(job_table.jobs(store, [JobState.QUEUED], by_start=True), 1):
         yield row
-        if row.id == until:
+        if row.id == until or (until is None and number == HEAD_LIMIT):
             return
 
 
@@ -72,21 +63,11 @@ def describe_dependencies(store: Store, row: JobRow) -> str:
 
 def _states_text(jobs: list[JobRow]) -> str:
     if len(jobs) == 1:
-        name = f" ({jobs[0].name})" if jobs[0].name else ""
-        return f"job {jobs[0].id}{name}, which {_state_text(jobs[0].state.value)}"
+        return f"job {jobs[0].id} ({', '.join(filter(None, (jobs[0].name, jobs[0].state.value)))})"
     states: dict[str, list[int]] = {}
     for job in jobs:
         states.setdefault(job.state.value, []).append(job.id)
-    all_of_them = f"jobs {_cut(ranges(job.id for job in jobs))}"
-    if len(states) == 1:
-        return f"{all_of_them}, which {_state_text(jobs[0].state.value, len(jobs))}"
-    parts = [f"{_cut(ranges(ids))} {_state_text(state, len(ids))}" for state, ids in states.items()]
-    return f"{all_of_them}, of which {', '.join(parts)}"
-
-
-def _state_text(state: str, number: int = 1) -> str:
-    verb = ("has" if number == 1 else "have") if state in ("succeeded", "failed") else ("is" if number == 1 else "are")
-    return f"{verb} {state}"
+    return "jobs " + ", ".join(f"{_cut(ranges(ids))} ({state})" for state, ids in states.items())
 
 
 def _cut(spans: str) -> str:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
@@ -24,41 +23,31 @@ from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
+from gpusched.operations.queues import ignore as ignore
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 
 
-def ignore(text: str) -> None:
-    """Do nothing with a text."""
-
-
 class Queue:
     """One queue, opened: submit jobs to it, dispatch it. A context manager that closes its database."""
 
-    def __init__(self, queue_dir: QueueDir, settings: Settings | None = None) -> None:
+    def __init__(self, queue_dir: QueueDir) -> None:
         """Open a queue that exists. Raises GpuschedError otherwise."""
         self.queue_dir = queue_dir
-        self.settings = settings or Settings()
         self.store = Store(queue_dir.database)
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
     def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
         """Open the queue of a list (a file, "-", or a typed command), and make it if it does not exist."""
-        settings = settings or Settings()
-        return cls(make_queue_dir(source, settings), settings)
+        return cls(make_queue_dir(source, settings or Settings()))
 
     def __enter__(self) -> Queue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self.store.close()
 
     def submit(self, jobs: JobFile, options: SubmitOptions, *, complete: bool = True) -> QueueChange:
@@ -82,43 +71,31 @@ class Queue:
         options: SubmitOptions,
         devices: BoxDevices,
         *,
-        feed: Feed | None = None,
-        observer: Observer | None = None,
-        follow: bool = False,
+        hooks: Hooks | None = None,
         notify: Callable[[str], None] = ignore,
-        step: Callable[[str], None] = ignore,
     ) -> int:
         """Dispatch until all jobs have ended, and return the exit code; 75 when another dispatcher took the jobs.
 
-        With `follow`, stay for jobs that come later. `notify` gets a line when this takes long to begin, and `step` the
-        name of each step of an action.
+        `notify` gets a line when this takes long to begin.
         """
-        lock = self._take_lock(notify, step)
+        hooks = hooks or Hooks()
+        lock = self._take_lock(notify, hooks.step)
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
         if not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(find_directory(options.settings.claims_dir))
-        hooks = Hooks(feed=feed or Feed(), observer=observer or Quiet(), follow=follow, step=step)
-        while True:
+        while lock is not None:
             dispatcher = Dispatcher(
-                self.queue_dir,
-                self.store,
-                devices.source,
-                claims,
-                options,
-                devices.first,
-                hooks=hooks,
+                self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks
             )
             code = dispatcher.run()
             os.close(lock)
-            step("left")
+            hooks.step("left")
             if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
-                return code
-            again = self.queue_dir.take()  # for what was submitted after the last look
-            if again is None:
-                return code
-            lock = again
+                break
+            lock = self.queue_dir.take()  # for what was submitted after the last look
+        return code
 
     def _take_lock(self, notify: Callable[[str], None], step: Callable[[str], None]) -> int | None:
         """Become the dispatcher of this queue; return the lock, or None if another dispatcher took the submission."""
@@ -140,19 +117,15 @@ class Queue:
 # ---- the whole of a run ----------------------------------------------------------------------------
 
 
-def watch_nothing(queue: Queue) -> AbstractContextManager[Observer | None]:
-    return nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
 class RunSession:
     """The surroundings of a run: who watches it, and where more jobs come from.
 
     `watch` opens the observer of the dispatcher; `notify` gets lines for people; `summarize` is called with the exit
-    code at the end, unless another dispatcher took the jobs. `feed` and `follow` are those of `Queue.dispatch`.
+    code at the end, unless another dispatcher took the jobs. With `follow`, the run stays for jobs that come later.
     """
 
-    watch: Callable[[Queue], AbstractContextManager[Observer | None]] = watch_nothing
+    watch: Callable[[Queue], AbstractContextManager[Observer | None]] = lambda queue: nullcontext()
     notify: Callable[[str], None] = ignore
     summarize: Callable[[Queue, int], None] = lambda queue, code: None
     log_level: str | None = None  # of dispatcher.log; "": that of the settings; None: write no such log
@@ -196,14 +169,8 @@ def run_jobs(
             queue.submit(jobs, options, complete=complete)
         try:
             with session.watch(queue) as observer:
-                code = queue.dispatch(
-                    options,
-                    devices,
-                    feed=session.feed,
-                    observer=observer,
-                    follow=session.follow,
-                    notify=session.notify,
-                )
+                hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
+                code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         if code == EXIT_DISPATCHED_ELSEWHERE:
@@ -217,9 +184,6 @@ def run_jobs(
 
 def _set_up_log(queue_dir: QueueDir, level: str) -> None:
     """Have this process write the dispatcher's log in the queue's directory, for this user alone."""
-    # nothing that no line shows is looked up for each line (see "Optimization" in logging's manual)
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)

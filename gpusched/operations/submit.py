@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import mask_secrets
@@ -18,29 +20,16 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
+
+T = TypeVar("T")
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
     """Return the directory of this list's queue, made or not."""
-    if settings.log_dir:
-        return queue_dirs.locate(settings.log_dir, settings.state_dir)
-    if source == STREAM:
-        return queue_dirs.locate(queue_dirs.default_path(_stream_name(os.getpid())), settings.state_dir)
-    stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
-    own = owner_of(source)
-    found = queue_dirs.locate(queue_dirs.default_path(stem), settings.state_dir)
-    if found.exists():
-        with Store(found.database) as store:
-            owner = meta_table.source(store)
-        if owner not in (None, own):
-            return queue_dirs.locate(queue_dirs.default_path(stem, os.fsdecode(own)), settings.state_dir)
-    return found
-
-
-@functools.cache
-def _stream_name(pid: int) -> str:
-    return time.strftime(f"stdin-%Y%m%d-%H%M%S-{pid}")
+    candidates = _candidates(source, settings)
+    owners = (None, owner_of(source))
+    return next((queue_dir for queue_dir in candidates if _owner(queue_dir) in owners), candidates[-1])
 
 
 def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
@@ -49,38 +38,61 @@ def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
     A queue belongs to one list: another file of the same stem gets a name with a hash, and a log_dir that belongs to
     another list is refused.
     """
-    found = find_queue_dir(source, settings)
-    while (owner := _make(found, source)) is not None:
-        again = find_queue_dir(source, settings)  # another file of the same stem may have been a moment faster
-        if again == found:
-            raise _other_list(found, owner)
-        found = again
-    queue_dirs.remember(found)
-    return found
-
-
-def _make(queue_dir: QueueDir, source: Source) -> bytes | None:
-    """Make the queue of this list, or find it made. Return its owner if that is another list."""
-    owner = owner_of(source)
-    queue_dirs.prepare(queue_dir)
-    with Store(queue_dir.database, create=True) as store, store.transaction():
-        found = meta_table.source(store)
-        if found not in (None, owner):
-            return found
-        if found is None:
-            meta_table.write(store, "source", owner)
-        if not isinstance(source, str):
-            meta_table.write(store, "typed", json.dumps([source.stem, source.words]))
-    return None
-
-
-def _other_list(queue_dir: QueueDir, owner: bytes) -> GpuschedError:
+    own = owner_of(source)
+    for queue_dir in _candidates(source, settings):
+        if _owner(queue_dir) in (None, own) and _make(queue_dir, source):
+            queue_dirs.remember(queue_dir)
+            return queue_dir
+    owner = _owner(queue_dir) or b""
     name = "standard input" if owner == b"-" else mask_secrets(owner.decode("utf-8", "replace"))
-    return GpuschedError(
+    raise GpuschedError(
         f"this directory is the queue of another list: {name}",
         where=queue_dir.path,
         hint="choose another --log-dir, or leave it out",
     )
+
+
+def _candidates(source: Source, settings: Settings) -> list[QueueDir]:
+    """Return the directories that the queue of a list may have, the preferred one first."""
+    if settings.log_dir:
+        paths = [settings.log_dir]
+    elif source == STREAM:
+        paths = [queue_dirs.default_path(_stream_name(os.getpid()))]
+    else:
+        stem = os.path.splitext(os.path.basename(source))[0] if isinstance(source, str) else source.stem
+        paths = [queue_dirs.default_path(stem), queue_dirs.default_path(stem, os.fsdecode(owner_of(source)))]
+    return [queue_dirs.locate(path, settings.state_dir) for path in paths]
+
+
+@functools.cache
+def _stream_name(pid: int) -> str:
+    return time.strftime(f"stdin-%Y%m%d-%H%M%S-{pid}")
+
+
+def _owner(queue_dir: QueueDir) -> bytes | None:
+    """Return the list that a queue belongs to; None if it belongs to none, or does not exist."""
+    return _read(queue_dir, meta_table.source, None)
+
+
+def _read(queue_dir: QueueDir, read: Callable[[Store], T], default: T) -> T:
+    """Return what `read` finds in the database of a queue, or the default if there is no such queue."""
+    if not queue_dir.exists():
+        return default
+    with Store(queue_dir.database) as store:
+        return read(store)
+
+
+def _make(queue_dir: QueueDir, source: Source) -> bool:
+    """Make the queue of this list, or find it made. Return False if another list was a moment faster."""
+    owner = owner_of(source)
+    queue_dirs.prepare(queue_dir)
+    with Store(queue_dir.database, create=True) as store, store.transaction():
+        if meta_table.source(store) not in (None, owner):
+            return False
+        meta_table.write(store, "source", owner)
+        if not isinstance(source, str):
+            meta_table.write(store, "typed", json.dumps([source.stem, source.words]))
+    return True
 
 
 # ---- the options -----------------------------------------------------------------------------------
@@ -116,24 +128,38 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
 
     So a start that states less, from cron or retyped, lifts no limit of the one that runs.
     """
-    if not queue_dir.exists() or queue_dir.dispatcher() is None:
+    if queue_dir.dispatcher() is None:
         return loaded.settings
-    with Store(queue_dir.database) as store:
-        text = meta_table.read(store, "settings")
+    text = _read(queue_dir, lambda store: meta_table.read(store, "settings"), None)
     if text is None:
         return loaded.settings
     stated = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
     return replace(Settings.from_json(text), **stated)
 
 
-# ---- the queue before the submission ---------------------------------------------------------------
+# ---- the jobs before the submission ----------------------------------------------------------------
 
 
-def refuse_empty(jobs: JobFile, source: JobSource) -> None:
-    """Raise GpuschedError for a list without a command."""
+def read_jobs(
+    source: JobSource,
+    loaded: LoadedSettings,
+    *,
+    force: bool = False,
+    retry_failed: bool = False,
+    accept: Callable[[JobFile, str], JobFile] = refused,
+) -> tuple[QueueDir, SubmitOptions, JobFile]:
+    """Return the queue of a list, the options that hold there, and its jobs; `accept` gets the jobs, and the name.
+
+    Raises GpuschedError for a list that cannot be run.
+    """
+    queue_dir = find_queue_dir(source.source, loaded.settings)
+    options = submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed)
+    jobs = accept(source.parse(options), source.name)
     if not jobs.specs and not source.is_stream:
         hint = "one shell command a line; lines with # are skipped"
         raise GpuschedError("holds no command", where=source.name, hint=hint)
+    refuse_unmet(jobs, queue_dir, source.data, source.name)
+    return queue_dir, options, jobs
 
 
 def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> None:
@@ -141,20 +167,11 @@ def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> 
 
     `data` is the text of the list, and `name` its name, for the message.
     """
-    known: set[str] = set()
-    if queue_dir.exists():
-        with Store(queue_dir.database) as store:
-            known = job_table.names(store)
-    wrong = dependencies.check(jobs.specs, data, known=known)
+    wrong = dependencies.check(jobs.specs, data, known=_read(queue_dir, job_table.names, set()))
     if wrong:
         raise refusal(wrong, name)
 
 
 def has_work(queue_dir: QueueDir) -> bool:
     """Return True if a dispatcher works on the queue, or jobs of it wait or run."""
-    if not queue_dir.exists():
-        return False
-    if queue_dir.dispatcher() is not None:
-        return True
-    with Store(queue_dir.database) as store:
-        return job_table.has_work(store)
+    return queue_dir.dispatcher() is not None or _read(queue_dir, job_table.has_work, False)

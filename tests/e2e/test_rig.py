@@ -95,6 +95,7 @@ COMING = """
 import os, subprocess, sys
 from gpusched import api
 from gpusched.config.layers import load
+from gpusched.dispatcher import Hooks
 from gpusched.lists.submit import SubmitOptions, read
 settings = load().settings
 options = SubmitOptions(settings, os.fsencode(os.getcwd()))
@@ -106,7 +107,7 @@ def at(step):
         colleagues.append(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE))
         colleagues[0].stdout.readline()
 with api.open_devices(settings) as devices:
-    code = queue.dispatch(options, devices, step=at)
+    code = queue.dispatch(options, devices, hooks=Hooks(step=at))
 colleagues[0].kill()
 sys.exit(code)
 """

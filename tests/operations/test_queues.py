@@ -93,10 +93,8 @@ def test_what_changes_refuses_a_name_of_several(
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: -q: 2 queues have the name 'commands', and none of them is in this directory\n"
-        "  name one by its path:\n"
-        f"    {all_queues[1].place.path}\n"
-        f"    {all_queues[0].place.path}\n"
+        "gpusched: error: it is not clear which queue is meant\n"
+        f"  name one with -q: {all_queues[1].place.path}, {all_queues[0].place.path}\n"
     )
     assert [states(each) for each in all_queues] == before
 
@@ -105,11 +103,12 @@ def test_what_changes_refuses_a_name_of_several(
 def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     argv: list[str], projects: Projects, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = projects.add("a"), projects.add("b")
+    projects.add("a")
+    new = projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = "the newest of 2 with the name commands; to choose another, name its path with -q"
-    assert capsys.readouterr().err == f"gpusched: queue {new.place.path}, {says}: {old.place.path}\n"
+    says = "the newest one with this name; to choose another, name it with -q"
+    assert capsys.readouterr().err == f"gpusched: queue {new.place.path}, {says}\n"
 
 
 def test_the_only_one_of_a_name_is_taken_from_afar_and_said(
@@ -118,7 +117,9 @@ def test_the_only_one_of_a_name_is_taken_from_afar_and_said(
     made = projects.add("a")
     monkeypatch.chdir(projects.root / "c")
     assert front.run(["cancel", "5", "-q", "commands"]) == 0
-    assert capsys.readouterr().err == f"gpusched: queue {made.place.path}, which is in another directory\n"
+    assert capsys.readouterr().err == (
+        f"gpusched: queue {made.place.path}, the only one with this name; to choose another, name it with -q\n"
+    )
     for path in (made.place.path, "../a/gpusched-runs/commands"):
         assert front.run(["explain", "5", "-q", path]) == 0
         assert capsys.readouterr().err == ""
@@ -201,12 +202,11 @@ def test_another_directory_s_queue_is_changed_only_if_it_alone_is_dispatched(
     monkeypatch.chdir(projects.root / "c")
     assert front.run(argv) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: there is no queue in this directory, and no other one has a dispatcher\n"
-        "  name one with -q: second, commands\n"
+        "gpusched: error: it is not clear which queue is meant\n  name one with -q: second, commands\n"
     )
     projects.live = {first.place.path, second.place.path}
     assert front.run(argv) == 2
-    assert "2 queues have a dispatcher: second, commands\n  name one of them with -q" in capsys.readouterr().err
+    assert "it is not clear which queue is meant\n  name one with -q: second, commands" in capsys.readouterr().err
     assert [states(first), states(second)] == before
     projects.live = {first.place.path}
     assert front.run(argv) in (0, 1)
@@ -310,7 +310,7 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
         queue_dirs.remember(made.place)
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
     assert front.run(["cancel", "5"]) == 2
-    assert "2 queues have a dispatcher" in capsys.readouterr().err
+    assert "it is not clear which queue is meant" in capsys.readouterr().err
     assert front.run(["cancel", "5", "-q", "commands"]) == 0
     assert front.run(["status"]) == front.run(["status", "-q", "other"]) == 0
     capsys.readouterr()

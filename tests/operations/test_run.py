@@ -64,7 +64,7 @@ def test_devices_are_opened_at_first_need_and_closed_at_the_end() -> None:
 
 def test_a_box_without_gpus_serves_jobs_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(simulation.ENV_DIRECTORY)
-    monkeypatch.setattr("gpusched.operations.devices.read_once", no_gpus)
+    monkeypatch.setattr("gpusched.host.gpus.device_source.read_once", no_gpus)
     with open_devices(Settings()) as devices, pytest.raises(GpuschedError, match="no driver"):
         devices.first  # noqa: B018
     with open_devices(Settings(), 0) as devices:

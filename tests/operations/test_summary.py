@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpusched.api import Queue
-from gpusched.cli.run.summary import print_summary
-from gpusched.config.settings import Settings
+from gpusched.cli.run.session import print_summary
 from gpusched.core.model import JobSpec, Requirements
 from gpusched.host.store import submission
 from tests.support.command_line import Capture
@@ -19,9 +18,8 @@ from tests.support.sample import EXIT_3, NOW, Sample9
 
 @pytest.fixture
 def ended(sample: Sample9) -> Iterator[Queue]:
-    queue = Queue(sample.place, Settings())
-    yield queue
-    queue.close()
+    with Queue(sample.place) as queue:
+        yield queue
 
 
 @pytest.mark.parametrize("code", [1, 130, 131])

@@ -8,6 +8,7 @@ import sys
 
 from gpusched import api
 from gpusched.config import layers
+from gpusched.dispatcher import Hooks
 from gpusched.lists.submit import SubmitOptions, read
 
 
@@ -30,7 +31,7 @@ def main(path: str, step: str, count: int) -> int:
         at("made")
         queue.submit(jobs, options)
         at("submitted")
-        return queue.dispatch(options, devices, step=at)
+        return queue.dispatch(options, devices, hooks=Hooks(step=at))
 
 
 if __name__ == "__main__":

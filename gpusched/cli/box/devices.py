@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options
 from gpusched.config.layers import LoadedSettings
 from gpusched.operations import queues
-from gpusched.operations.box import BoxReader, box_document
+from gpusched.operations.box import box_document, read_box
+from gpusched.operations.devices import open_devices
 from gpusched.views.values import DeviceReport
+
+if TYPE_CHECKING:
+    from gpusched.views.terminal.area import Area
 
 
 @click.command(
@@ -36,11 +43,12 @@ def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
     "free now" means free at this single check.
     """
     try:
-        with BoxReader(loaded.settings) as box:
+        with open_devices(loaded.settings, 1) as opened:
+            read = partial(read_box, opened, loaded.settings)
             if watch:
-                _watch(box, loaded.settings.poll_interval, as_json=as_json)
+                _watch(read, loaded.settings.poll_interval, as_json=as_json)
             else:
-                _print(box.read(), as_json=as_json)
+                _print(read(), as_json=as_json)
     except KeyboardInterrupt:
         pass
 
@@ -54,31 +62,29 @@ def _print(reports: list[DeviceReport], *, as_json: bool, indent: int | None = 2
     print_page(devices_page(reports, queues.now()))
 
 
-def _watch(box: BoxReader, interval_s: float, *, as_json: bool) -> None:
-    from gpusched.views.terminal.area import can_be_drawn_over
+def _watch(read: Callable[[], list[DeviceReport]], interval_s: float, *, as_json: bool) -> None:
+    from gpusched.views.terminal.area import Area, can_be_drawn_over
 
     if can_be_drawn_over(sys.stdout) and not as_json:
-        _draw(box, interval_s)
+        area = Area(sys.stdout)
+        try:
+            while True:
+                _draw(area, read(), interval_s)
+                time.sleep(interval_s)
+        finally:
+            area.close(keep=True)
     while True:
-        _print(box.read(), as_json=as_json, indent=None)
+        _print(read(), as_json=as_json, indent=None)
         sys.stdout.flush()
         time.sleep(interval_s)
 
 
-def _draw(box: BoxReader, interval_s: float) -> None:
-    """Draw the page over the last one, as often as it is read, for ever."""
+def _draw(area: Area, reports: list[DeviceReport], interval_s: float) -> None:
+    """Draw the page over the last one."""
     from gpusched.views import tables
     from gpusched.views.devices import devices_page
-    from gpusched.views.terminal.area import Area
 
-    area = Area(sys.stdout)
-    try:
-        while True:
-            now = queues.now()
-            stamp = time.strftime("%H:%M:%S", time.localtime(now))
-            head = tables.line((f"{stamp}, every {interval_s:g} s, Ctrl-C ends", tables.DIM))
-            lines = tables.fit_height([head, *devices_page(box.read(), now)], area.size[1] - 1)
-            area.draw(lines)
-            time.sleep(interval_s)
-    finally:
-        area.close(keep=True)
+    now = queues.now()
+    stamp = time.strftime("%H:%M:%S", time.localtime(now))
+    head = tables.line((f"{stamp}, every {interval_s:g} s, Ctrl-C ends", tables.DIM))
+    area.draw(tables.fit_height([head, *devices_page(reports, now)], area.size[1] - 1))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.change.report import jobs_argument, print_report
-from gpusched.cli.options import find_queue, queue_option
+from gpusched.cli.change.report import change_options
 from gpusched.operations import change
+from gpusched.operations.queues import QueueDir
 
 
 @click.command(epilog="\b\nExample:\n  gpusched hold 12 14-20")
-@jobs_argument
-@queue_option
+@change_options
 @click.option("--tag", metavar="TAG", help="Hold every waiting job with this tag.")
-def hold(jobs: tuple[str, ...], queue: str | None, tag: str | None) -> int:
+def hold(queue_dir: QueueDir, jobs: tuple[str, ...], tag: str | None) -> change.ChangeReport:
     """Keep waiting jobs from starting.
 
     They stay held, over all starts of the queue, until they are released. Exit code 1 if a job does not wait.
     """
-    return print_report(change.hold(find_queue(queue, to_change=True), jobs, tag=tag))
+    return change.hold(queue_dir, jobs, tag=tag)

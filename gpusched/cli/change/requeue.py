@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.change.report import jobs_argument, print_report
-from gpusched.cli.options import find_queue, queue_option
+from gpusched.cli.change.report import change_options
 from gpusched.operations import change
+from gpusched.operations.queues import QueueDir
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched requeue 12\n  gpusched requeue --failed -q commands")
-@jobs_argument
-@queue_option
+@change_options
 @click.option("--failed", is_flag=True, help="Queue every failed job.")
-def requeue(jobs: tuple[str, ...], queue: str | None, failed: bool) -> int:
+def requeue(queue_dir: QueueDir, jobs: tuple[str, ...], failed: bool) -> change.ChangeReport:
     """Queue failed or cancelled jobs again.
 
     They keep their order in the list, and get all their tries back. Exit code 1 if a job was neither failed nor
     cancelled.
     """
-    return print_report(change.requeue(find_queue(queue, to_change=True), jobs, failed=failed))
+    return change.requeue(queue_dir, jobs, failed=failed)

@@ -8,7 +8,9 @@ from gpusched.cli.options import find_queue, print_json, print_page, queue_optio
 from gpusched.config.layers import working_directory
 from gpusched.operations import queues
 from gpusched.operations import status as operation
+from gpusched.operations.dispatchers import OpenQueue, open_queue
 from gpusched.operations.queues import QueueDir
+from gpusched.views.values import QueueSummary
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched status\n  gpusched status -q commands -v\n  gpusched status --json")
@@ -28,7 +30,8 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> None:
         return
     queue_dir = known[0] if known else find_queue(queue)
     if as_json:
-        document = operation.queue_document(queue_dir, jobs=None if verbose else operation.JSON_LIMIT)
+        with open_queue(queue_dir) as opened:
+            document = operation.full_document(opened, jobs=None if verbose else operation.JSON_LIMIT)
         print_json({"schema_version": 1, "queues": [document]})
         return
     from gpusched.views.pages import queue_page
@@ -38,12 +41,15 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> None:
 
 def _print_all(known: list[QueueDir], *, as_json: bool) -> None:
     if as_json:
-        documents, broken = operation.queue_documents(known)
+        documents, broken = operation.read_each(known, operation.queue_document)
         print_json({"schema_version": 1, "queues": documents})
     else:
         from gpusched.views.pages import queue_list
 
-        summaries, broken = operation.read_queues(known)
+        def summarize(queue: OpenQueue) -> QueueSummary:
+            return operation.summarize_queue(queue, queues.queue_name(queue.queue_dir, known))
+
+        summaries, broken = operation.read_each(known, summarize)
         print_page(queue_list(summaries, queues.now()))
     for text in broken:
         click.echo(f"gpusched: warning: {text}", err=True)

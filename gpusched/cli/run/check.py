@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
-from gpusched.cli.options import SettingsCommand, settings_options
-from gpusched.cli.run.source import read_all, read_job_source, source_arguments
+from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options
+from gpusched.cli.run.source import source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
 from gpusched.config.layers import LoadedSettings
+
+if TYPE_CHECKING:
+    from gpusched.lists.submit import JobSource
 
 
 @click.command(
@@ -24,16 +28,7 @@ from gpusched.config.layers import LoadedSettings
 @click.option("--force", is_flag=True, help="Show errors that run --force would allow as warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every finding; else the first few of each kind.")
-def check(
-    file: str | None,
-    command: str | None,
-    parameters: tuple[str, ...],
-    each: str | None,
-    loaded: LoadedSettings,
-    force: bool,
-    as_json: bool,
-    verbose: bool,
-) -> int:
+def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool, verbose: bool) -> int:
     """Check a list without running it.
 
     Prints the jobs as they would run, and what is wrong or doubtful. FILE is what gpusched run takes; - reads
@@ -42,14 +37,15 @@ def check(
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations import check as checks
 
-    source = read_all(read_job_source(file, command, parameters, each))
+    if source.is_stream:
+        source = replace(source, data=sys.stdin.buffer.read())
     checked = checks.check_list(source, SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force))
     if as_json:
-        click.echo(json.dumps(checks.document(checked), indent=2))
+        print_json(checks.document(checked))
     else:
         from gpusched.views.check import page
-        from gpusched.views.tables import write
 
         rows = [(spec.line, checks.attributes_text(spec), spec.command) for spec in checked.specs]
-        write(sys.stdout, page(rows, checks.findings_text(checked, verbose=verbose), checked.counts, checked.refusal))
+        findings = checks.findings_text(checked.findings, checked.name, verbose=verbose)
+        print_page(page(rows, findings, checked.counts, checked.refusal))
     return EXIT_USAGE if checked.refusal else EXIT_OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 import click
@@ -38,17 +38,8 @@ def run_options(callback: F) -> F:
     @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
     @click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
     @functools.wraps(callback)
-    def wrapper(
-        *args: Any,
-        loaded: LoadedSettings,
-        retry_failed: bool,
-        dry_run: bool,
-        as_json: bool,
-        verbose: bool,
-        quiet: bool,
-        **kwargs: Any,
-    ) -> Any:
-        options = RunOptions(loaded, retry_failed, dry_run, as_json, verbose, quiet)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        options = RunOptions(**{field.name: kwargs.pop(field.name) for field in fields(RunOptions)})
         return callback(*args, options=options, **kwargs)
 
     return cast(F, wrapper)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gpusched.cli.options import SettingsCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
-from gpusched.cli.run.source import await_command, read_job_source, source_arguments
+from gpusched.cli.run.source import await_command, source_arguments
+
+if TYPE_CHECKING:
+    from gpusched.lists.submit import JobSource
 
 
 @click.command(
@@ -18,15 +23,7 @@ from gpusched.cli.run.source import await_command, read_job_source, source_argum
 @run_options
 @click.option("--force", is_flag=True, help="Run the list despite errors that can be forced.")
 @click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
-def run(
-    file: str | None,
-    command: str | None,
-    parameters: tuple[str, ...],
-    each: str | None,
-    options: RunOptions,
-    force: bool,
-    follow: bool,
-) -> int:
+def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> int:
     """Run a file of commands on the GPUs that are free.
 
     FILE has one shell command a line, or is a YAML job file; - reads lines from
@@ -37,12 +34,13 @@ def run(
     from gpusched.operations.dry_run import dry_run
     from gpusched.operations.run import feed_of, run_jobs
 
-    source = read_job_source(file, command, parameters, each)
-    queue_dir = submit.find_queue_dir(source.source, options.loaded.settings)
-    submission = submit.submit_options(queue_dir, options.loaded, force=force, retry_failed=options.retry_failed)
-    jobs = accept(source.parse(submission), source.name, options)
-    submit.refuse_empty(jobs, source)
-    submit.refuse_unmet(jobs, queue_dir, source.data, source.name)
+    queue_dir, submission, jobs = submit.read_jobs(
+        source,
+        options.loaded,
+        force=force,
+        retry_failed=options.retry_failed,
+        accept=lambda jobs, name: accept(jobs, name, options),
+    )
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission), options)
     submission = submit.with_dirs(submission, queue_dir)

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
-    from gpusched.lists.findings import SHOWN_PER_CODE, render_findings
     from gpusched.lists.submit import refused
+    from gpusched.operations.check import findings_text
 
     jobs = refused(jobs, name)
     if jobs.findings and not options.quiet and not options.as_json:
-        limit = len(jobs.findings) if options.verbose else SHOWN_PER_CODE
-        click.echo(render_findings(jobs.findings, name, limit=limit), err=True)
+        click.echo(findings_text(jobs.findings, name, verbose=options.verbose), err=True)
     return jobs
 
 
@@ -50,7 +49,7 @@ def session(
     return RunSession(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
-        summarize=lambda queue, code: _summarize(queue, code, options, read_details),
+        summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "",
         feed=feed,
         follow=follow,
@@ -72,15 +71,24 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
     return EventLines(out, quiet=options.quiet)
 
 
-def _summarize(
-    queue: Queue, code: int, options: RunOptions, read_details: Callable[[Queue], GroupDetails] | None
+def print_summary(
+    queue: Queue, code: int, *, as_json: bool, read_details: Callable[[Queue], GroupDetails] | None = None
 ) -> None:
-    """Print the summary. A terminal or a reader that is gone does not change the exit code."""
-    from gpusched.cli.run.summary import print_summary
+    """Print one block for people, or one JSON document. `read_details` adds results of a feature.
+
+    A terminal or a reader that is gone does not change the exit code.
+    """
+    from gpusched.operations.summary import summarize_run, summary_document
 
     try:
         details = None if read_details is None else read_details(queue)
-        print_summary(queue, code, as_json=options.as_json, details=details)
+        summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
+        if as_json:
+            print_json(summary_document(summary))
+        else:
+            from gpusched.views.summary import summary_page
+
+            print_page(summary_page(summary))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import select
 import stat
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from gpusched.common.errors import GpuschedError
+from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -24,29 +24,27 @@ CHUNK_BYTES = 1 << 16
 
 
 def source_arguments(callback: F) -> F:
-    """Give a command FILE, -c, -p and --each; the callback gets `file`, `command`, `parameters` and `each`."""
-    for decorate in reversed(
-        (
-            click.argument("file", required=False),
-            click.option(
-                "-c",
-                "--command",
-                metavar="COMMAND",
-                help="Run this command instead of a FILE.",
-            ),
-            click.option(
-                "-p",
-                "--param",
-                "parameters",
-                metavar="NAME=VALUES",
-                multiple=True,
-                help="Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4.",
-            ),
-            click.option("--each", metavar="CSV", help="Run the command for each row of this table."),
-        )
-    ):
-        decorate(callback)
-    return callback
+    """Give a command FILE, -c, -p and --each; the callback gets what they name as the argument `source`."""
+
+    @click.argument("file", required=False)
+    @click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")
+    @click.option(
+        "-p",
+        "--param",
+        "parameters",
+        metavar="NAME=VALUES",
+        multiple=True,
+        help="Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4.",
+    )
+    @click.option("--each", metavar="CSV", help="Run the command for each row of this table.")
+    @functools.wraps(callback)
+    def wrapper(
+        *args: Any, file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, **kwargs: Any
+    ) -> Any:
+        working_directory()
+        return callback(*args, source=read_job_source(file, command, parameters, each), **kwargs)
+
+    return cast(F, wrapper)
 
 
 def read_job_source(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> JobSource:
@@ -118,8 +116,3 @@ def _holds_command(data: bytes) -> bool:
     """Return True if a line, which may be incomplete, is neither blank nor a comment."""
     lines = (line.strip() for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n"))
     return any(line and not line.startswith(b"#") for line in lines)
-
-
-def read_all(source: JobSource) -> JobSource:
-    """Return the source with the whole text of a stream."""
-    return replace(source, data=sys.stdin.buffer.read()) if source.is_stream else source

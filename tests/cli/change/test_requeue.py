@@ -32,7 +32,7 @@ def test_requeue_all_that_failed_and_say_who_runs_them(sample: Sample9, rung: li
     assert call(capsys, "requeue", "--failed") == (
         "jobs 2, 4: queued again\nno dispatcher works on this queue; to run what is queued: gpusched run commands.txt\n"
     )
-    assert call(capsys, "requeue", "--failed") == "no job has failed\n"
+    assert call(capsys, "requeue", "--failed") == "no job was queued again\n"
 
 
 def test_requeue_while_the_dispatcher_leaves(
