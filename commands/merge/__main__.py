@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import glob
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,9 +15,8 @@ from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_ro
 
 from .merge import merge
 from .parts.model import MergePart, MergeTask, MissingPart, name_from
-from .parts.report import MergeRefused, shown, too_many_open
+from .parts.report import MergeRefused, shown
 
-_CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
 A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
 refused. Parts are kept."""
@@ -40,9 +36,10 @@ class MergeParser(argparse.ArgumentParser):
             more: dict[str, Any] = {"help": row.full_help, "default": row.default, "dest": row.name}
             if row.kind is bool:
                 more |= {"action": "store_true"}
+            elif row.kind is tuple:
+                more |= {"action": "append", "default": [], "metavar": row.metavar}
             else:
-                more |= {"metavar": row.metavar or None, "choices": row.choices or None}
-                more |= {"action": "append", "default": []} if row.kind is tuple else {"type": row.kind}
+                more |= {"type": row.kind, "metavar": row.metavar or None, "choices": row.choices or None}
             self.add_argument(*([row.short] if row.short else []), row.flag, **more)
 
     def error(self, message: str) -> NoReturn:
@@ -53,8 +50,7 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
     """Return the merges that a command line asks for."""
     words: dict[str, Any] = vars(MergeParser().parse_args(argv))
     paths: list[str] = words.pop("parts")
-    words |= {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
-    options = MergeOptions(**words)
+    options = MergeOptions(**{name: tuple(word) if isinstance(word, list) else word for name, word in words.items()})
     if options.plan is not None and not paths:
         from .plan import tasks_of_plan
 
@@ -77,8 +73,6 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
         name = name_from(os.path.dirname(os.path.abspath(options.output)), path)
         if os.path.lexists(path):
             task.parts.append(MergePart(path, name))
-        elif glob.has_magic(path):
-            raise MergeRefused("no file has such a name", where=path, exit_code=errors.EXIT_USAGE)
         else:
             task.missing.append(MissingPart(name, "there is no such file"))
     return [task]
@@ -94,36 +88,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return errors.EXIT_INTERRUPTED
-    except OSError as error:
-        return _fail_for(error, "")
     return code
 
 
 def _run(task: MergeTask) -> int:
+    """Merge one output; of several, the others are made if it fails because of its parts."""
     try:
         result = merge(task)
     except MergeRefused as error:
         if error.exit_code != errors.EXIT_SOME_FAILED:
             raise
-        return _fail(str(error), error.exit_code)  # of several outputs, the others are made
-    except OSError as error:
-        return _fail_for(error, f"{shown(task.output)}: ")
-    except MemoryError:
-        return _fail(f"{shown(task.output)}: not enough memory for these parts", errors.EXIT_CANNOT_WORK)
-    except RecursionError:
-        return _fail(f"{shown(task.output)}: the parts hold something that is nested too deeply", 1)
+        return _fail(str(error), error.exit_code)
+    except (OSError, MemoryError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
+        return _fail(f"{shown(task.output)}: {why}", errors.EXIT_CANNOT_WORK)
     for text in result.warnings:
         _print(f"gpusched: warning: {text}", sys.stderr)
     for text in result.errors:
         _print(f"gpusched: error: {text}", sys.stderr)
     _print(result.summary, sys.stdout)
     return result.exit_code
-
-
-def _fail_for(error: OSError, where: str) -> int:
-    name = f" ({shown(error.filename)})" if error.filename else ""
-    text = str(too_many_open(error) or f"{where}{error.strerror or shown(error)}{name}")
-    return _fail(text, errors.EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else errors.EXIT_SOME_FAILED)
 
 
 def _fail(text: str, code: int) -> int:
@@ -152,6 +136,4 @@ if __name__ == "__main__":
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminate)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # parts that are taken in turn are open together
     sys.exit(main())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from ..parts.model import MergePart, reading
+from ..parts.model import MergePart
 from ..parts.report import MergeReport, PartUnreadable
-from ..write.output import MergeOutput
-from .records import NO_KEY, Placing, Record, RecordFormat
+from .records import NO_KEY, Record, RecordFormat
 
 BLOCK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
@@ -28,56 +25,33 @@ class LineFormat(RecordFormat):
 
     def identity(self, record: bytes) -> bytes | None:
         """Return the identity of the field that --key names; None where a record has no such field."""
-        return b""
-
-    def _write_all(self, placing: Placing | None, out: MergeOutput) -> int:
-        if placing is not None or self.options.key is not None:
-            return super()._write_all(placing, out)
-        for part in self.parts:  # whole blocks at once
-            digest, part.records = hashlib.sha256(), 0
-            with reading(part, self.report):
-                for _, text, count in self._checked(part, BLOCK_BYTES, self.report, digest):
-                    out.write(text)
-                    part.records += count
-                part.sha256 = digest.hexdigest()
-        return sum(part.records or 0 for part in self.parts)
+        raise NotImplementedError
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
-        for first, block, _ in self._checked(part, self.block_bytes, report):
-            for line, text in enumerate(LINE.findall(block), first):
-                key = self.identity(text) if self.options.key is not None else b""
-                if key is None:
-                    report.leave_out(part.name, line, NO_KEY)
-                else:
-                    yield line, text, key
+        has_key, first = self.options.key is not None, 1
+        for block in line_blocks(part.path):
+            for at, text, count in self.check(part, first, block, report):
+                if not has_key and self.task.order is None:
+                    yield at, text, b"", count
+                    continue
+                for line, record in enumerate(LINE.findall(text), at):
+                    key = self.identity(record) if has_key else b""
+                    if key is None:
+                        report.leave_out(part.name, line, NO_KEY)
+                    else:
+                        yield line, record, key, 1
+            first += block.count(b"\n")
 
-    def _checked(self, part: MergePart, size: int, report: MergeReport, digest: Any = None) -> Checked:
-        line = 1
-        for block in line_blocks(part.path, size, digest):
-            yield from self.check(part, line, block, report)
-            line += block.count(b"\n")
 
+def line_blocks(path: str) -> Iterator[bytes]:
+    """Yield a file in pieces of about 1 MiB that end with a line, without a byte order mark.
 
-def line_blocks(path: str, size: int, digest: Any = None) -> Iterator[bytes]:
-    """Yield a file in pieces of about `size` bytes that end with a line; only the last one may lack its newline.
-
-    A byte order mark is dropped. All bytes of the file go into `digest`. PartUnreadable for another encoding.
+    PartUnreadable for another encoding than UTF-8.
     """
-    rest: list[bytes] = []
-    is_first = True
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(size):
-            if digest is not None:
-                digest.update(data)
-            if is_first:
-                data, is_first = data[bom_bytes(data[:3]) :], False
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield b"".join([*rest, data[:end]])
-                rest.clear()
-            rest.append(data[end:])
-    if last := b"".join(rest):
-        yield last
+    with open(path, "rb") as file:
+        file.seek(bom_bytes(file.read(3)))
+        while block := file.read(BLOCK_BYTES):
+            yield block if block.endswith(b"\n") else block + file.readline()
 
 
 def bom_bytes(data: bytes) -> int:

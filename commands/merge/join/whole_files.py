@@ -15,24 +15,25 @@ from .dicts import Arrays, DictMerge, HeldValue, sum_name
 class WholeFileFormat:
     """A format whose parts are one object each. A subclass reads one, and writes one."""
 
+    noun = ""  # the name of such a file
     arrays = Arrays()
 
     def __init__(self, task: MergeTask) -> None:
         self.task = task
 
     def read(self, part: MergePart) -> Any:
-        """Return the object of a part. PartUnreadable where it has none."""
+        """Return the object of a part. Any error means that the part is damaged."""
         raise NotImplementedError
 
     def save(self, merged: Any, out: MergeOutput) -> None:
-        """Write the merged object; a dict comes as an iterator of its items."""
+        """Write the merged object."""
         raise NotImplementedError
 
     def write(self, out: MergeOutput) -> Joined:
         """Write the one object of all parts that can be read."""
         values: list[HeldValue] = []
         for part in self.task.parts:
-            with reading(part, self.task.report):
+            with reading(part, self.task.report, self.noun):
                 values.append((part, self.read(part)))
                 part.records = self._leading(values[-1][1])
                 part.values = part.values or plain_values(values[-1][1])
@@ -41,8 +42,8 @@ class WholeFileFormat:
         part, first = values[0]
         if not self.arrays.holds(first) and not isinstance(first, Mapping | list | tuple):
             raise MergeRefused(f"is one {type(first).__name__}: nothing that can be joined", where=part.name)
-        self.save(DictMerge(self.task, self.arrays, [part for part, _ in values]).merge(values), out)
-        counts = [part.records for part in self.task.parts if not part.skipped]
+        self.save(DictMerge(self.task, self.arrays).merge(values), out)
+        counts = [part.records for part, _ in values]
         count = None if None in counts else sum(count or 0 for count in counts)
         return Joined(count, per_item=not isinstance(first, Mapping))
 
@@ -64,12 +65,12 @@ class WholeFileFormat:
         return len(value) if isinstance(value, list | tuple) else None
 
 
-def plain_values(value: Any, depth: int = 20) -> dict[str, Any]:
+def plain_values(value: Any) -> dict[str, Any]:
     """Return the plain values of nested dicts: the metadata that a part holds beside its data."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, held in islice(value.items(), 1000) if isinstance(value, Mapping) else ():
-        if isinstance(held, Mapping) and depth:
-            found |= {str(name): inner} if (inner := plain_values(held, depth - 1)) else {}
+        if inner := plain_values(held):
+            values[str(name)] = inner
         elif held is None or isinstance(held, bool | int | float | str):
-            found[str(name)] = held
-    return found
+            values[str(name)] = held
+    return values

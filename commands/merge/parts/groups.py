@@ -6,9 +6,10 @@ pattern stands for the same text, but for the shards' suffixes. Their output is 
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,51 +44,39 @@ def find_groups(plan: ShardPlan) -> list[FileGroup]:
     # The JSON that a script left beside a part of another format goes into the metadata.
     beside = {name for path in claims if suffix_of(path) not in ("", "json") for name in script_metadata_names(path)}
     groups: dict[tuple[int, str], FileGroup] = {}
-    for path, owners in claims.items():
+    for path in claims.keys() - beside:
+        owners = claims[path]
         own = list(owners) if len(owners) == 1 else [shard for shard in owners if patterns.bears(shard, path)]
-        if path not in beside and len(own) != 1:
+        if len(own) != 1:
             names = shown(", ".join(plan.shards[shard].suffix for shard in owners), 80)
             raise MergeRefused(f"belongs to several shards ({names})", where=path, hint="put {suffix} into the pattern")
-        if path not in beside:
-            number, text = owners[own[0]]
-            key = number, patterns.mark(own[0], text)
-            groups[key] = groups.get(key) or FileGroup(patterns.output_name(*key))
-            groups[key].files[own[0]] = path
+        number, text = owners[own[0]]
+        key = number, patterns.mark(own[0], text)
+        groups[key] = groups.get(key) or FileGroup(patterns.output_name(*key))
+        groups[key].files[own[0]] = path
     return sorted(groups.values(), key=lambda group: natural_key(group.output))
 
 
 class _Patterns:
-    """The patterns of all shards, and the directories that they name, each of which is listed once."""
+    """The patterns of all shards, and the files that they name."""
 
     def __init__(self, plan: ShardPlan) -> None:
         self._suffixes = [shard.suffix for shard in plan.shards]
         self._words = [re.compile(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])") for word in self._suffixes]
-        self._listings: dict[str, list[str]] = {}
-        self._texts = [[split_pattern(os.path.normpath(one)) for one in shard.outputs] for shard in plan.shards]
+        self._patterns = [[os.path.normpath(one) for one in shard.outputs] for shard in plan.shards]
+        self._texts = [[split_pattern(one) for one in patterns] for patterns in self._patterns]
         directories = [os.path.dirname(texts[0]) for shard in self._texts for texts in shard]
         # What stands above all outputs names no shard.
         root = os.path.commonpath(directories) if len({*map(os.path.isabs, directories)}) == 1 else ""
         self._root = f"{root.rstrip('/')}/" if root else ""
 
-    def files(self, shard: int, number: int) -> list[tuple[str, str]]:
-        """Return the files that a pattern names, each with the text that its `*` stands for there."""
-        texts = self._texts[shard][number]
-        if len(texts) == 1:
-            return [(texts[0], "")] if os.path.isfile(texts[0]) else []
-        directory, begin = os.path.split(texts[0])
-        end, slash, below = texts[1].partition("/")
-        needs_suffix = self.bears(shard, "*".join(texts))  # `gpu_1*` names gpu_10 too
-        if directory not in self._listings:
-            names = os.listdir(directory or ".") if os.path.isdir(directory or ".") else []
-            self._listings[directory] = sorted(names, key=natural_key)
-        found = []
-        for name in self._listings[directory]:
-            is_hidden = name.startswith(".") and not begin
-            if name.startswith(begin) and name.endswith(end) and len(name) >= len(begin + end) and not is_hidden:
-                path = os.path.join(directory, name + slash + below)
-                if os.path.isfile(path) and (self.bears(shard, path) or not needs_suffix):
-                    found.append((path, name[len(begin) : len(name) - len(end)]))
-        return found
+    def files(self, shard: int, number: int) -> Iterator[tuple[str, str]]:
+        """Yield the files that a pattern names, each with the text that its `*` stands for there."""
+        begin, *end = self._texts[shard][number]
+        needs_suffix = self.bears(shard, "*".join([begin, *end]))  # `gpu_1*` names gpu_10 too
+        for path in glob.iglob(self._patterns[shard][number]):
+            if os.path.isfile(path) and (self.bears(shard, path) or not needs_suffix):
+                yield path, path[len(begin) : len(path) - len("".join(end))]
 
     def bears(self, shard: int, path: str) -> bool:
         """Return True if a path has the suffix of this shard as a word."""

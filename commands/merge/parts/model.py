@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.split import shuffled
 
-from .report import MergeReport, PartUnreadable, shown, too_many_open
+from .report import MergeRefused, MergeReport, PartUnreadable, shown
 
 if TYPE_CHECKING:
     from gpusched.shards.plan import Shard, ShardPlan
@@ -84,16 +84,27 @@ class MergeTask:
 
 
 @contextmanager
-def reading(part: MergePart, report: MergeReport) -> Iterator[None]:
-    """Report what cannot be read of a part inside this context as left out; the other parts go on."""
+def reading(part: MergePart, report: MergeReport, noun: str = "") -> Iterator[None]:
+    """Report what cannot be read of a part inside this context as left out; the other parts go on.
+
+    `noun` names the kind of file where a library reads it: any error of the library then means a damaged part.
+    """
     try:
         yield
         if not part.records and part.name in report.lost:
             part.skipped = "none of its records can be read"
-    except (PartUnreadable, OSError) as error:
-        if refusal := too_many_open(error):
-            raise refusal from None
-        why = f"cannot be read: {error.strerror or shown(error)}" if isinstance(error, OSError) else str(error)
+    except (MergeRefused, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, PartUnreadable):
+            why = str(error)
+        elif isinstance(error, OSError) and error.strerror:
+            why = f"cannot be read: {error.strerror}"
+        elif noun:
+            begin = f"from record {part.records + 1} on it " if part.records else ""
+            why = f"{begin}is no {noun}, or is cut or damaged: {shown(error, 160)}" if part.size else "is empty"
+        else:
+            raise
         part.skipped = "" if part.records else why
         report.leave_out(part.name, getattr(error, "line", None), why)
 
@@ -109,8 +120,7 @@ def name_from(directory: str, path: str) -> str:
     An absolute path stays, unless it leads into or below that directory.
     """
     above, name = os.path.split(path)
-    if os.pardir in above.split(os.sep):  # after a link, `..` leads elsewhere than the words say
-        above = os.path.realpath(above)
-    absolute = os.path.abspath(os.path.join(above, name))
+    absolute = os.path.join(os.path.realpath(above), name)  # after a link, `..` leads elsewhere than the words say
+    directory = os.path.realpath(directory)
     is_inside = os.path.commonpath([absolute, directory]) == directory
     return path if os.path.isabs(path) and not is_inside else os.path.relpath(absolute, directory)

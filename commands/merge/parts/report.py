@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import resource
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.text import clean
 
 SHOWN = 5  # of like things
@@ -42,14 +40,6 @@ class PartUnreadable(Exception):
     def __init__(self, why: str, line: int | None = None) -> None:
         super().__init__(why)
         self.line = line
-
-
-def too_many_open(error: BaseException) -> MergeRefused | None:
-    """Return the refusal for an error that says that no more files may be open; None for another error."""
-    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-        return None
-    why = f"too many parts to be open together: {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files are the limit"
-    return MergeRefused(why, hint="raise it (ulimit -n), or merge fewer parts at once", exit_code=EXIT_CANNOT_WORK)
 
 
 class LeftOut(NamedTuple):
@@ -96,9 +86,11 @@ class MergeReport:
 
     def warnings(self) -> list[str]:
         """Return all warnings, one line each."""
-        more = [f", and on {count_of(count - 1, 'line')} more" if count > 1 else "" for _, count in self.marks.values()]
-        lines = [f"{shown(part)}, line {self.marks[part, text][0]}: {text}" for part, text in self.marks]
-        return [*self.notes, *(line + text for line, text in zip(lines, more, strict=True))]
+        lines = list(self.notes)
+        for (part, text), (line, count) in self.marks.items():
+            more = f", and on {count_of(count - 1, 'line')} more" if count > 1 else ""
+            lines.append(f"{shown(part)}, line {line}: {text}{more}")
+        return lines
 
     def errors(self) -> list[str]:
         """Return what is left out, one line each."""

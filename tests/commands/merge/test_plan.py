@@ -95,7 +95,7 @@ def test_several_names_make_several_outputs(tmp_path: Path, capsys: Capture) -> 
     assert merge(capsys, "--plan", plan).code == 0
     assert ids(tmp_path / "a_merged.jsonl") == [0, 1] and ids(tmp_path / "b_merged.jsonl") == [10, 11]
     said = merge(capsys, "--plan", plan, "-o", tmp_path / "c.jsonl")
-    assert said.code == 2 and "2 outputs (a_merged.jsonl, b_merged.jsonl)" in said.err
+    assert said.code == 2 and "c.jsonl: would be made twice: of" in said.err and "name a directory" in said.err, said
     (tmp_path / "into").mkdir()
     assert merge(capsys, "--plan", plan, "-o", tmp_path / "into").code == 0
     assert ids(tmp_path / "into" / "b_merged.jsonl") == [10, 11]
@@ -255,23 +255,10 @@ def test_a_directory_with_wildcards_and_a_suffix_in_its_name(tmp_path: Path, cap
     assert ids(place / "x_merged.jsonl") == [0, 1]
 
 
-def test_where_no_file_is_as_the_plan_says_the_nearest_is_named(tmp_path: Path, capsys: Capture) -> None:
-    for i in range(2):
-        jsonl(tmp_path, f"samples_gpu_{i}.jsonl", [i])
+def test_where_no_file_is_as_the_plan_says_the_patterns_are_named(tmp_path: Path, capsys: Capture) -> None:
     said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.pt"))
     assert said.code == 1
     assert f"no shard has left a file\n  looked for {tmp_path}/*_gpu_0.pt, {tmp_path}/*_gpu_1.pt" in said.err
-    there = f"; {tmp_path}/samples_gpu_0.jsonl is there: the same command with a --merge that names it only merges"
-    assert there in said.err
-
-
-def test_a_file_in_the_working_directory_is_near_too(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    jsonl(tmp_path, "samples_gpu_1.jsonl", [1])
-    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/prm_data/*_{{suffix}}.pt"))
-    assert said.code == 1 and "; samples_gpu_1.jsonl is there: the same command" in said.err
 
 
 def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, capsys: Capture) -> None:
@@ -430,16 +417,16 @@ def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["jsonl", "csv", "txt", "parquet"])
-def test_more_parts_than_files_may_be_open_are_no_fault_of_the_parts(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_there_may_be_more_parts_than_files_may_be_open(tmp_path: Path, form: str) -> None:
     for i, items in enumerate(dealt(200, 100, "strided", (), None)):
         FORMATS[form][0](tmp_path / f"x_gpu_{i}.{form}", items)
     plan = write_plan(tmp_path / "p.json", 200, 100, f"{tmp_path}/*_{{suffix}}.{form}", strategy="strided")
     limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
     command = [*limited, sys.executable, "-m", "gpusched.commands.merge", "--plan", str(plan)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3 and "64 files are the limit" in done.stderr and "ulimit -n" in done.stderr, done
-    assert not list(tmp_path.glob("*merged*"))
+    assert done.returncode == 0, done
+    assert FORMATS[form][1](tmp_path / f"x_merged.{form}") == list(range(200))
 
 
 def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: Capture) -> None:
@@ -514,7 +501,7 @@ EMPTY = """{"version": 1, "created_at": 1, "total": TOTAL, "num_shards": 0, "sha
         ("[1]", 2, "is no plan"),
         ('{"version": 2, "created_at": 1, "total": 0, "num_shards": 0, "shards": []}', 2, "its version is 2"),
         (EMPTY.replace("TOTAL", "3"), 2, "0 items of 3"),
-        (EMPTY.replace("TOTAL", "0"), 1, "names no outputs"),
+        (EMPTY.replace("TOTAL", "0"), 1, "name no outputs"),
     ],
 )
 def test_a_plan_that_is_none(tmp_path: Path, capsys: Capture, text: str, code: int, why: str) -> None:
