@@ -50,7 +50,8 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
     """Return the merges that a command line asks for."""
     words: dict[str, Any] = vars(MergeParser().parse_args(argv))
     paths: list[str] = words.pop("parts")
-    options = MergeOptions(**{name: tuple(word) if isinstance(word, list) else word for name, word in words.items()})
+    words |= {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
+    options = MergeOptions(**words)
     if options.plan is not None and not paths:
         from .plan import tasks_of_plan
 

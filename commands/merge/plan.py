@@ -62,9 +62,10 @@ def read_plan(path: str) -> ShardPlan:
 
 def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
     is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
-    task = MergeTask(group.output, [], options, None if is_in_order else ItemOrder(plan))
+    output, files = group
+    task = MergeTask(output, [], options, None if is_in_order else ItemOrder(plan))
     for shard in plan.shards:
-        path = group.files.get(shard.shard)
+        path = files.get(shard.shard)
         if path is None:
             task.missing += [MissingPart(shard.suffix, "it has left no file", shard)] if shard.count else []
         elif os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
@@ -94,9 +95,10 @@ def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
 
 def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
     """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
-    if any(len(group.files) > 1 for group in groups) or len({shard for group in groups for shard in group.files}) < 2:
+    first = [next(iter(files.items())) for _, files in groups]
+    if any(len(files) > 1 for _, files in groups) or len({shard for shard, _ in first}) < 2:
         return
-    names = shown(", ".join(os.path.basename(next(iter(group.files.values()))) for group in groups[:3]))
+    names = shown(", ".join(os.path.basename(path) for _, path in first[:3]))
     why = f"no files of two shards belong together, since more than the suffix differs: {names}"
     hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
     raise MergeRefused(why, where=path, hint=hint)

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..join.line_blocks import bom_bytes
-from ..join.records import NO_KEY, Record, RecordFormat, field_identity
+from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, field_identity
 from ..join.whole_files import WholeFileFormat, plain_values
 from ..parts.model import Joined, MergePart, MergeTask
 from ..parts.report import MergeRefused, MergeReport, PartUnreadable, shown

@@ -9,8 +9,7 @@ import msgspec
 
 from gpusched.shards.merge_options import MergeOptions
 
-from ..join.line_blocks import LINE, Checked, LineFormat
-from ..join.records import field_identity
+from ..join.records import LINE, Checked, LineFormat, field_identity
 from ..parts.model import MergePart
 from ..parts.report import MergeReport, shown
 

@@ -115,7 +115,7 @@ def _open(part: MergePart) -> Any:
     return pq.ParquetFile(source, memory_map=False, pre_buffer=False, buffer_size=1 << 16)
 
 
-def _batches(file: Any) -> Iterator[Any]:
+def _batches(file: Any) -> Any:
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     row_bytes = max([1, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
     return file.iter_batches(batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
-from ..join.line_blocks import bom_bytes
-from ..join.records import NO_KEY, Record, RecordFormat, note_lacking
+from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, note_lacking
 from ..parts.model import MergePart, MergeTask, reading
 from ..parts.report import MergeRefused, MergeReport, PartUnreadable, count_of, shown
 
@@ -22,9 +21,8 @@ class CsvTables(RecordFormat):
     def __init__(self, task: MergeTask) -> None:
         super().__init__(task)
         csv.field_size_limit(FIELD_BYTES)
-        self._text = io.StringIO()
-        # With \r\n, since only the characters of the line's end are surely quoted in a field.
-        self._writer = csv.writer(self._text, delimiter=self.delimiter, lineterminator="\r\n")
+        # It returns the line. With \r\n, since only the characters of the line's end are surely quoted in a field.
+        self._writer = csv.writer(SimpleNamespace(write=str), delimiter=self.delimiter, lineterminator="\r\n")
         self._headers: dict[str, list[str]] = {}
         for part in task.parts:
             with reading(part, self.report):
@@ -73,10 +71,7 @@ class CsvTables(RecordFormat):
             yield line, self._line(values), b"" if key is None else row[key].encode(), 1
 
     def _line(self, row: Sequence[str]) -> bytes:
-        self._text.seek(0)
-        self._text.truncate()
-        self._writer.writerow(row)
-        return self._text.getvalue().removesuffix("\r\n").encode() + b"\n"
+        return str(self._writer.writerow(row)).removesuffix("\r\n").encode() + b"\n"
 
     def _rows(self, part: MergePart) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows with the lines where they begin, the header first; no blank lines."""

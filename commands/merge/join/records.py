@@ -1,4 +1,4 @@
-"""Records of text, one by one: part after part, or in the order of the items; repeated ones found. Knows no format.
+"""Records of text: part after part, or in the order of the items; repeated ones found. Knows no format.
 
 Memory does not grow with the records, but for --key (their identities) and a strided or shuffled plan (their places).
 """
@@ -8,18 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import IO, Any
 
 from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import SHOWN, MergeRefused, MergeReport, count_of, shown
+from ..parts.report import SHOWN, MergeRefused, MergeReport, PartUnreadable, count_of, shown
 from ..write.output import MergeOutput
 
 Record = tuple[int, bytes, bytes, int]  # line, text to write, identity of its key, number of records in the text
 PlacedRecord = tuple[MergePart, Record]
+Checked = Iterator[tuple[int, bytes, int]]  # line, text, number of records: a whole block, or one record
 Placing = Callable[[MergeReport], Iterable[PlacedRecord]]
 
+BLOCK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # with its newline, which nothing but \n is
 NO_KEY = "has no field of the name that --key gives"
 
 
@@ -39,16 +45,17 @@ class RecordFormat:
 
     def write(self, out: MergeOutput) -> Joined:
         """Write the records of all parts."""
-        placing: Placing = self._part_by_part if self.task.order is None else self._in_item_order(out)
-        keys = KeyFilter(self.task, lambda: (record[2] for _, record in placing(MergeReport())))
-        count = 0
-        out.write(self.prefix)
-        for part, (line, text, key, number) in placing(self.report):
-            if self.options.key is None or keys.takes(key, part.name, f"line {line}"):
-                out.write(self.separator + text if count else text)
-                count += number
-        keys.close()
-        out.write(self.suffix)
+        with tempfile.TemporaryFile(dir=out.directory) as scratch:  # without a name
+            placing: Placing = self._part_by_part if self.task.order is None else self._in_item_order(scratch)
+            keys = KeyFilter(self.task, lambda: (record[2] for _, record in placing(MergeReport())))
+            count = 0
+            out.write(self.prefix)
+            for part, (line, text, key, number) in placing(self.report):
+                if self.options.key is None or keys.takes(key, part.name, f"line {line}"):
+                    out.write(self.separator + text if count else text)
+                    count += number
+            keys.close()
+            out.write(self.suffix)
         return Joined(count)
 
     def _part_by_part(self, report: MergeReport) -> Iterator[PlacedRecord]:
@@ -62,9 +69,9 @@ class RecordFormat:
                     part.records += record[3]
                     yield part, record
 
-    def _in_item_order(self, out: MergeOutput) -> Placing:
-        """Write all records into a file without a name, from which they are taken in the order of the items."""
-        file, starts, heads = out.scratch(), array("q", [0]), []
+    def _in_item_order(self, file: IO[bytes]) -> Placing:
+        """Write all records into a file, from which they are taken in the order of the items."""
+        starts, heads = array("q", [0]), []
         for part, (line, text, key, _) in self._part_by_part(self.report):
             file.write(text)
             starts.append(starts[-1] + len(text))
@@ -84,6 +91,33 @@ class RecordFormat:
                 yield part, (line, data[starts[place] : starts[place + 1]], key, 1)
 
         return placed
+
+
+class LineFormat(RecordFormat):
+    """A format whose parts are lines. A subclass checks them."""
+
+    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Checked:
+        """Yield a block that is right as a whole, or else its records one by one."""
+        raise NotImplementedError
+
+    def identity(self, record: bytes) -> bytes | None:
+        """Return the identity of the field that --key names; None where a record has no such field."""
+        raise NotImplementedError
+
+    def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
+        has_key, first = self.options.key is not None, 1
+        for block in line_blocks(part.path):
+            for at, text, count in self.check(part, first, block, report):
+                if not has_key and self.task.order is None:
+                    yield at, text, b"", count
+                    continue
+                for line, record in enumerate(LINE.findall(text), at):
+                    key = self.identity(record) if has_key else b""
+                    if key is None:
+                        report.leave_out(part.name, line, NO_KEY)
+                    else:
+                        yield line, record, key, 1
+            first += block.count(b"\n")
 
 
 class KeyFilter:
@@ -138,3 +172,21 @@ def note_lacking(report: MergeReport, column: str, lacking: list[str], filled: s
     if lacking:
         names = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} parts"
         report.note(f"column {shown(column)!r} is not in {names}: {filled} there")
+
+
+def line_blocks(path: str) -> Iterator[bytes]:
+    """Yield a file in pieces of about 1 MiB that end with a line, without a byte order mark.
+
+    PartUnreadable for another encoding than UTF-8.
+    """
+    with open(path, "rb") as file:
+        file.seek(bom_bytes(file.read(3)))
+        while block := file.read(BLOCK_BYTES):
+            yield block if block.endswith(b"\n") else block + file.readline()
+
+
+def bom_bytes(data: bytes) -> int:
+    """Return how many bytes a byte order mark takes at the start of a text. PartUnreadable for another encoding."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
+    return len(BOM) if data.startswith(BOM) else 0

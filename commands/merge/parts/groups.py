@@ -9,8 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpusched.common.natural_order import natural_key
@@ -22,15 +21,9 @@ from .report import MergeRefused, shown
 if TYPE_CHECKING:
     from gpusched.shards.plan import ShardPlan
 
+FileGroup = tuple[str, dict[int, str]]  # output, the file of each shard
+
 _MARK = "\0"  # stands where a name has its shard's suffix
-
-
-@dataclass
-class FileGroup:
-    """The files that the shards have written under one name."""
-
-    output: str
-    files: dict[int, str] = field(default_factory=dict)  # shard -> path
 
 
 def find_groups(plan: ShardPlan) -> list[FileGroup]:
@@ -43,7 +36,7 @@ def find_groups(plan: ShardPlan) -> list[FileGroup]:
                 claims.setdefault(path, {}).setdefault(shard.shard, (number, text))
     # The JSON that a script left beside a part of another format goes into the metadata.
     beside = {name for path in claims if suffix_of(path) not in ("", "json") for name in script_metadata_names(path)}
-    groups: dict[tuple[int, str], FileGroup] = {}
+    groups: dict[tuple[int, str], dict[int, str]] = {}
     for path in claims.keys() - beside:
         owners = claims[path]
         own = list(owners) if len(owners) == 1 else [shard for shard in owners if patterns.bears(shard, path)]
@@ -51,10 +44,9 @@ def find_groups(plan: ShardPlan) -> list[FileGroup]:
             names = shown(", ".join(plan.shards[shard].suffix for shard in owners), 80)
             raise MergeRefused(f"belongs to several shards ({names})", where=path, hint="put {suffix} into the pattern")
         number, text = owners[own[0]]
-        key = number, patterns.mark(own[0], text)
-        groups[key] = groups.get(key) or FileGroup(patterns.output_name(*key))
-        groups[key].files[own[0]] = path
-    return sorted(groups.values(), key=lambda group: natural_key(group.output))
+        groups.setdefault((number, patterns.mark(own[0], text)), {})[own[0]] = path
+    named = [(patterns.output_name(*key), files) for key, files in groups.items()]
+    return sorted(named, key=lambda group: natural_key(group[0]))
 
 
 class _Patterns:
@@ -86,31 +78,25 @@ class _Patterns:
         return self._words[shard].sub(_MARK, text)
 
     def output_name(self, number: int, text: str) -> str:
-        """Return the output of the files that pattern `number` names with this text for its `*`."""
+        """Return the output of the files that pattern `number` names with this text for its `*`.
+
+        It has what the names have in common, but for numbers, and `merged` in the place of the suffix or at the end.
+        """
         pairs = zip(self._suffixes, self._texts, strict=True)
-        names = [text.replace(_MARK, word).join(texts[number]).removeprefix(self._root) for word, texts in pairs]
-        templates = {self.mark(shard, name) for shard, name in enumerate(names)}
-        *above, name = templates.pop().split("/")
-        if templates or _MARK not in "/".join([*above, name]):
-            return self._root + _common_name(names)
-        above = [word.replace(_MARK, "merged") for word in above if word != _MARK]  # `gpu_0/x.pt` makes `x_merged.pt`
-        stem, dot = os.path.splitext(name)
-        name = name.replace(_MARK, "merged") if _MARK in name else f"{stem}_merged{dot}"
-        return self._root + "/".join([*above, name])
-
-
-def _common_name(paths: Sequence[str]) -> str:
-    """Return the text that the names have in common but for numbers, or else their beginning, and `merged`."""
-    stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    words = [re.split(r"([0-9]+)", stem) for stem in stems]
-    if len({tuple(texts[::2]) for texts in words}) == 1:
-        common = "".join(these[0] for these in zip(*words, strict=True) if len(set(these)) == 1)
-    else:
-        common = os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071
-    common = re.sub(r"([_.-])[_.-]+", r"\1", common).lstrip("_.-")
-    joint = "_" if common and common[-1] not in "_.-" else ""
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return os.path.join(directory, f"{common}{joint}merged{os.path.splitext(paths[0])[1]}")
+        names = [text.replace(_MARK, word).join(texts[number]) for word, texts in pairs]
+        stems = [self.mark(shard, os.path.splitext(os.path.basename(name))[0]) for shard, name in enumerate(names)]
+        words = [re.split(r"([0-9]+)", stem) for stem in stems]
+        if len({tuple(texts[::2]) for texts in words}) == 1:
+            common = "".join(these[0] for these in zip(*words, strict=True) if len(set(these)) == 1)
+        else:
+            common = os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071
+        common = re.sub(r"([_.-])[_.-]+", r"\1", common).lstrip("_.-")
+        if _MARK in common:
+            name = common.replace(_MARK, "merged").rstrip("_.-")
+        else:
+            name = f"{common}merged" if not common or common[-1] in "_.-" else f"{common}_merged"
+        directory = os.path.commonpath([os.path.dirname(name) for name in names])
+        return os.path.join(directory, name + os.path.splitext(names[0])[1])
 
 
 def script_metadata_names(path: str, suffix: str = "") -> list[str]:

@@ -17,7 +17,6 @@ from ..parts.model import Joined, MergePart, MergeTask, MissingPart, suffix_of
 from .output import MergeOutput
 from .replace import TOOL, stored_name
 
-SHOWN_MOST = 1000  # of what was left out
 COUNTS = ("num_questions", "num_samples", "total", "count")  # the weight of an accuracy is the first that is beside it
 
 _LARGEST_BYTES = 1 << 24  # of a script's own metadata
@@ -43,7 +42,7 @@ def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any
         "expected": task.options.expect,
         "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,
         "missing": [_head(one) | {"why": one.why} for one in task.missing],
-        "left_out": [one._asdict() for one in report.left_out[:SHOWN_MOST]],
+        "left_out": [one._asdict() for one in report.left_out],
         "left_out_records": sum(report.lost.values()),
         "notes": report.warnings(),
         "totals": totals,

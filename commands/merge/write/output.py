@@ -5,16 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
-from contextlib import ExitStack, suppress
-from typing import BinaryIO, cast
+from contextlib import suppress
+from typing import BinaryIO
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE
 from gpusched.common.files import sync_directory, write_atomically
 from gpusched.common.processes import boot_id, process_start
-
-from ..parts.report import MergeRefused, shown
 
 BUFFER_BYTES = 1 << 19
 _STALE_S = 86_400.0
@@ -22,7 +18,10 @@ _MB = 1_000_000
 
 
 class MergeOutput:
-    """The output under its temporary name. Use it as a context: what is not committed at its end is removed."""
+    """The output under its temporary name. Use it as a context: what is not committed at its end is removed.
+
+    An OSError of any step means that the output cannot be written.
+    """
 
     def __init__(self, path: str, parts_bytes: int) -> None:
         self.path = path
@@ -30,19 +29,14 @@ class MergeOutput:
         self.size = 0
         self._parts_bytes = parts_bytes
         self._progress_at = 0.0
-        self._opened = ExitStack()
         self.temporary = temporary_path(path)
-        try:
-            fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise self._refusal(error) from None
+        fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self.file: BinaryIO = os.fdopen(fd, "w+b", buffering=BUFFER_BYTES)  # for a library that wants to seek
 
     def __enter__(self) -> MergeOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
         with suppress(OSError):  # where the disk is full, the rest of the buffer cannot be written either
             self.file.close()
         with suppress(FileNotFoundError):
@@ -50,17 +44,11 @@ class MergeOutput:
 
     def write(self, data: bytes) -> None:
         """Add to the end."""
-        try:
-            self.file.write(data)
-        except OSError as error:
-            raise self._refusal(error) from None
+        self.file.write(data)
         self.size += len(data)
         if time.monotonic() >= self._progress_at:
             self._progress_at = time.monotonic() + 1
             self._show_progress()
-
-    def _refusal(self, error: OSError) -> MergeRefused:
-        return MergeRefused(f"cannot be written: {error.strerror}", where=self.path, exit_code=EXIT_CANNOT_WORK)
 
     def _show_progress(self) -> None:
         """Write how far the merge is into the file that GPUSCHED_PROGRESS names."""
@@ -70,18 +58,10 @@ class MergeOutput:
             with suppress(OSError):
                 write_atomically(path, json.dumps(progress).encode())
 
-    def scratch(self) -> BinaryIO:
-        """Return another file in the same directory, without a name: it is gone at the end, whatever happens."""
-        file = tempfile.TemporaryFile(dir=self.directory, buffering=BUFFER_BYTES)  # noqa: SIM115
-        return self._opened.enter_context(cast(BinaryIO, file))
-
     def finish(self) -> str:
         """Send everything to the disk, and return its SHA-256."""
-        try:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        except OSError as error:
-            raise self._refusal(error) from None
+        self.file.flush()
+        os.fsync(self.file.fileno())
         self.size = os.path.getsize(self.temporary)
         return hash_file(self.temporary)
 
@@ -110,9 +90,6 @@ def temporary_path(path: str) -> str:
     """Return a hidden name that says which process of which boot writes it; remove those of killed processes."""
     directory, name = os.path.split(os.path.abspath(path))
     stem, boot = f".gpusched-merge-{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}-", boot_id()[:8]
-    if not os.path.isdir(directory):
-        hint = f"make it first: mkdir -p {shown(directory)}"
-        raise MergeRefused("no directory to write to", where=directory, hint=hint, exit_code=EXIT_USAGE)
     for entry in [entry for entry in os.scandir(directory) if entry.name.startswith(stem)]:
         with suppress(ValueError, OSError):  # of another user, say: it is not in the way
             other_boot, pid, started, *_ = entry.name.removeprefix(stem).split("-")

@@ -90,7 +90,9 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
     digest = out.finish()
     short = _short_parts(task, joined)
     lacking = [f"{shown(m.name)} is missing: {m.why}" for m in task.missing]
-    errors, wrong = report.errors(), _unexpected(task, joined)
+    errors, wrong = report.errors(), []
+    if options.expect not in (None, joined.records):
+        wrong = [f"{count_of(joined.records or 0, 'record')}, and --expect {options.expect:,}"]
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     errors += wrong
     is_complete = not (errors or lacking)
@@ -106,24 +108,16 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
     if is_complete and is_marker(marker, task.output):
         os.unlink(marker)
         sync_directory(out.directory)
-    warnings, code = [*report.warnings(), *lacking], EXIT_SOME_FAILED if errors else EXIT_OK
+    warnings = [*report.warnings(), *lacking]
     count = "" if joined.records is None else f"{count_of(joined.records, 'record')} of "
     summary = f"{shown(task.output)}: {count}{count_of(sum(not part.skipped for part in task.parts), 'part')}"
     if not is_complete:
         warnings += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
     elif options.remove_parts:
-        removed, errors, code = remove_parts(task, digest)
+        removed, errors = remove_parts(task, digest)
         summary += f"; {count_of(removed, 'part')} removed"
-    return MergeResult(summary, warnings, errors, code)
-
-
-def _unexpected(task: MergeTask, joined: Joined) -> list[str]:
-    """Return the difference between the records and --expect."""
-    if task.options.expect in (None, joined.records):
-        return []
-    count = "no count" if joined.records is None else count_of(joined.records, "record")
-    return [f"{count}, and --expect {task.options.expect:,}"]
+    return MergeResult(summary, warnings, errors, EXIT_SOME_FAILED if errors else EXIT_OK)
 
 
 def _short_parts(task: MergeTask, joined: Joined) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_USAGE
 
 from ..parts.model import MergeTask
 from ..parts.report import MergeRefused, count_of, first_of, shown
@@ -88,14 +88,11 @@ def check_replacement(task: MergeTask, digest: str, problems: Sequence[str]) -> 
         raise MergeRefused(why, where=task.output, hint="--overwrite replaces it")
 
 
-def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str], int]:
-    """Remove the parts, if all of them and the output are as they were when they were hashed.
-
-    Return how many are gone, why others are left, and the exit code.
-    """
+def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str]]:
+    """Remove the parts, if all of them and the output are as they were. Return how many are gone, and the errors."""
     for path, known in [(task.output, digest), *((part.path, part.sha256) for part in task.parts)]:
         if not os.path.exists(path) or hash_file(path) != known:
-            return 0, [f"{shown(path)}: has changed since it was merged; no part is removed"], EXIT_SOME_FAILED
+            return 0, [f"{shown(path)}: has changed since it was merged; no part is removed"]
     left = []
     for part in task.parts:
         try:
@@ -104,4 +101,4 @@ def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str], int]:
             left.append(f"{shown(part.name)} ({error.strerror})")
     why = f"{shown(task.output)} is merged, and {count_of(len(left), 'part')} cannot be removed: "
     errors = [why + ", ".join(first_of(left))] if left else []
-    return len(task.parts) - len(left), errors, EXIT_CANNOT_WORK if left else EXIT_OK
+    return len(task.parts) - len(left), errors
