@@ -14,8 +14,7 @@ from gpusched.common.natural_order import natural_key
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
 
 from .merge import merge
-from .parts.model import MergePart, MergeTask, MissingPart, name_from
-from .parts.report import MergeRefused, shown
+from .parts.model import MergePart, MergeRefused, MergeTask, MissingPart, name_from, shown
 
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
 A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
@@ -56,22 +55,19 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
         from .plan import tasks_of_plan
 
         return tasks_of_plan(options.plan, options)
-    why, hint = "", ""
-    if options.plan is not None:
-        why = "--plan names the parts; none beside it"
-    elif options.on_duplicate != "error" and not options.key:
-        why = "--on-duplicate needs --key, which names the field"
-    elif options.output is None:
-        why, hint = "no output is named", "-o OUT, or --plan FILE"
-    elif not paths:
-        why, hint = "no part is named", "gpusched merge -o all.jsonl part_*.jsonl"
-    if why or options.output is None:
-        raise MergeRefused(why, hint=hint, exit_code=errors.EXIT_USAGE)
-    is_natural = options.by == "natural"
-    order = f"the parts one after the other, {'in natural order' if is_natural else 'as given'}"
-    task = MergeTask(options.output, [], options, order_text=order)
-    for path in sorted(paths, key=natural_key) if is_natural else paths:
-        name = name_from(os.path.dirname(os.path.abspath(options.output)), path)
+    problems = {
+        "--plan names the parts; none beside it": options.plan is not None,
+        "--on-duplicate needs --key, which names the field": options.on_duplicate != "error" and not options.key,
+        "no output is named: -o OUT, or --plan FILE": not options.output,
+        "no part is named: gpusched merge -o all.jsonl part_*.jsonl": not paths,
+    }
+    for why, holds in problems.items():
+        if holds:
+            raise MergeRefused(why, exit_code=errors.EXIT_USAGE)
+    output = str(options.output)
+    task = MergeTask(output, [], options, order_text=f"the parts one after the other (--by {options.by})")
+    for path in sorted(paths, key=natural_key) if options.by == "natural" else paths:
+        name = name_from(os.path.dirname(os.path.abspath(output)), path)
         if os.path.lexists(path):
             task.parts.append(MergePart(path, name))
         else:

@@ -8,8 +8,7 @@ from typing import Any
 from gpusched.common.errors import EXIT_CANNOT_WORK
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from .parts.model import MergeTask, suffix_of
-from .parts.report import MergeRefused
+from .parts.model import MergeRefused, MergeTask, suffix_of
 from .write.publish import MergeResult, open_output, publish
 
 

@@ -12,8 +12,7 @@ from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_reco
 from gpusched.shards.plan import ShardPlan, from_document
 
 from .parts.groups import FileGroup, find_groups
-from .parts.model import ItemOrder, MergePart, MergeTask, MissingPart, name_from, suffix_of
-from .parts.report import MergeRefused, shown
+from .parts.model import ItemOrder, MergePart, MergeRefused, MergeTask, MissingPart, name_from, shown, suffix_of
 
 CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 

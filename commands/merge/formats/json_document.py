@@ -12,8 +12,7 @@ import msgspec
 
 from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, field_identity
 from ..join.whole_files import WholeFileFormat, plain_values
-from ..parts.model import Joined, MergePart, MergeTask
-from ..parts.report import MergeRefused, MergeReport, PartUnreadable, shown
+from ..parts.model import Joined, MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, shown
 from ..write.output import MergeOutput
 from .jsonl import without_nan
 

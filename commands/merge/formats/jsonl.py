@@ -10,8 +10,7 @@ import msgspec
 from gpusched.shards.merge_options import MergeOptions
 
 from ..join.records import LINE, Checked, LineFormat, field_identity
-from ..parts.model import MergePart
-from ..parts.report import MergeReport, shown
+from ..parts.model import MergePart, MergeReport, shown
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
 _decode_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines

@@ -10,8 +10,7 @@ from numpy.lib import format as npy
 
 from ..join.stored_arrays import StoredArray, StoredArrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart
-from ..parts.report import PartUnreadable
+from ..parts.model import MergePart, PartUnreadable
 from ..write.output import MergeOutput
 
 

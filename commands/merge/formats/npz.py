@@ -12,8 +12,7 @@ from numpy.lib import format as npy
 
 from ..join.dicts import Arrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart, MergeTask
-from ..parts.report import PartUnreadable, shown
+from ..parts.model import MergePart, MergeTask, PartUnreadable, shown
 from ..write.output import MergeOutput
 
 

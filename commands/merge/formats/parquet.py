@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from ..join.records import NO_KEY, KeyFilter, note_lacking
-from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import MergeRefused, MergeReport, PartUnreadable, shown
+from ..parts.model import Joined, MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, reading, shown
 from ..write.output import MergeOutput
 
 BATCH_BYTES = 1 << 20
@@ -124,8 +123,7 @@ def _batches(file: Any) -> Any:
 def _under(schema: Any, table: Any, part: MergePart) -> Any:
     """Return the rows of a table under the columns of `schema`; columns that it lacks are null."""
     try:
-        cast = {name: table[name].cast(schema.field(name).type) for name in table.column_names}
-        return pa.table([cast.get(one.name, pa.nulls(table.num_rows, one.type)) for one in schema], schema)
+        return pa.concat_tables([schema.empty_table(), table], promote_options="permissive").cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise MergeRefused(f"does not fit into the types of all parts: {error}", where=part.name) from None
 

@@ -13,8 +13,7 @@ import torch
 
 from ..join.dicts import Arrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import Joined, MergePart
-from ..parts.report import MergeRefused, PartUnreadable, shown
+from ..parts.model import Joined, MergePart, MergeRefused, PartUnreadable, shown
 from ..write.output import MergeOutput
 
 _GLOBAL = re.compile(r"(?:GLOBAL|class|type|function) ([A-Za-z_][\w.]*)\.(\w+)")
@@ -79,7 +78,4 @@ class TorchFiles(WholeFileFormat):
             raise PartUnreadable(f"holds {shown(name)}, which is not loaded without trust; {hint}") from None
 
     def save(self, merged: Any, out: MergeOutput) -> None:
-        try:
-            torch.save(merged, out.file)
-        except (TypeError, AttributeError) as error:
-            raise MergeRefused(f"cannot be written: {shown(error)}", where=out.path) from None
+        torch.save(merged, out.file)

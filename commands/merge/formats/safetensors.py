@@ -10,8 +10,7 @@ from gpusched.common.safetensors_header import DTYPE_BITS, read_header
 
 from ..join.stored_arrays import StoredArray, StoredArrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart
-from ..parts.report import shown
+from ..parts.model import MergePart, shown
 from ..write.output import MergeOutput
 
 _NUMPY = {"U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8"}

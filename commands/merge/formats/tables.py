@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, note_lacking
-from ..parts.model import MergePart, MergeTask, reading
-from ..parts.report import MergeRefused, MergeReport, PartUnreadable, count_of, shown
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, count_of, reading, shown
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..join.records import Checked, LineFormat
-from ..parts.model import MergePart
-from ..parts.report import MergeReport
+from ..parts.model import MergePart, MergeReport
 
 
 class TextLines(LineFormat):

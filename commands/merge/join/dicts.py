@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..parts.model import MergePart, MergeTask
-from ..parts.report import MergeRefused, count_of, first_of, shown
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown
 
 HeldValue = tuple[MergePart, Any]
 _KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))

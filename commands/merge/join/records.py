@@ -14,8 +14,18 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import SHOWN, MergeRefused, MergeReport, PartUnreadable, count_of, shown
+from ..parts.model import (
+    SHOWN,
+    Joined,
+    MergePart,
+    MergeRefused,
+    MergeReport,
+    MergeTask,
+    PartUnreadable,
+    count_of,
+    reading,
+    shown,
+)
 from ..write.output import MergeOutput
 
 Record = tuple[int, bytes, bytes, int]  # line, text to write, identity of its key, number of records in the text
@@ -125,20 +135,15 @@ class KeyFilter:
 
     def __init__(self, task: MergeTask, keys: Callable[[], Iterable[bytes]]) -> None:
         """`keys` gives all keys in the same order; it is called only where the last record of a key stays."""
-        self._task = task
+        self._task, self._at, self._dropped = task, -1, 0
         keeps_last = task.options.key is not None and task.options.on_duplicate == "keep-last"
-        self._last = {_digest(key): at for at, key in enumerate(keys())} if keeps_last else {}
-        self._seen: set[bytes] = set()
-        self._at = -1
-        self._dropped = 0
+        self._kept = {_digest(key): at for at, key in enumerate(keys())} if keeps_last else {}  # key -> its place
         self._repeated: list[str] = []
 
     def takes(self, key: bytes, part: str, place: str) -> bool:
         """Return True if the next record, which has this key, stays."""
         self._at += 1
-        digest = _digest(key)
-        is_taken = self._last[digest] == self._at if self._last else digest not in self._seen
-        self._seen.add(digest)
+        is_taken = self._kept.setdefault(_digest(key), self._at) == self._at
         if not is_taken:
             self._dropped += 1
             if self._dropped <= SHOWN:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..parts.model import MergePart
-from ..parts.report import MergeRefused
+from ..parts.model import MergePart, MergeRefused
 from .dicts import Arrays
 
 CHUNK_BYTES = 1 << 20

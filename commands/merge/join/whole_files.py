@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import MergeRefused
+from ..parts.model import Joined, MergePart, MergeRefused, MergeTask, reading
 from ..write.output import MergeOutput
 from .dicts import Arrays, DictMerge, HeldValue, sum_name
 

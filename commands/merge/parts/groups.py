@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from gpusched.common.natural_order import natural_key
 from gpusched.shards.patterns import split_pattern
 
-from .model import suffix_of
-from .report import MergeRefused, shown
+from .model import MergeRefused, shown, suffix_of
 
 if TYPE_CHECKING:
     from gpusched.shards.plan import ShardPlan

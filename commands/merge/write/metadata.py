@@ -23,7 +23,7 @@ _LARGEST_BYTES = 1 << 24  # of a script's own metadata
 _HUGE = 1e100  # a larger number counts nothing, and the product of two might be no number
 
 
-def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any]:
+def describe(task: MergeTask, joined: Joined, out: MergeOutput, digest: str) -> dict[str, Any]:
     """Return the metadata document. Parts in or below the output's directory are named from there."""
     report, rows, owned = task.report, [], []
     for part in task.parts:
@@ -37,7 +37,7 @@ def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any
         "tool": {"name": TOOL, "version": __version__},
         "created_at": time.time(),
         "format": suffix_of(task.output),
-        "output": {"name": stored_name(out.name), "bytes": out.size},
+        "output": {"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
         "records": joined.records,
         "expected": task.options.expect,
         "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,

@@ -13,8 +13,7 @@ from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from ..parts.model import Joined, MergeTask, suffix_of
-from ..parts.report import MergeRefused, count_of, first_of, shown
+from ..parts.model import Joined, MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
 from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path, remove_parts
@@ -90,15 +89,17 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
     digest = out.finish()
     short = _short_parts(task, joined)
     lacking = [f"{shown(m.name)} is missing: {m.why}" for m in task.missing]
-    errors, wrong = report.errors(), []
-    if options.expect not in (None, joined.records):
-        wrong = [f"{count_of(joined.records or 0, 'record')}, and --expect {options.expect:,}"]
+    records = "" if joined.records is None else count_of(joined.records, "record")
+    is_expected = options.expect in (None, joined.records)
+    errors, wrong = (
+        report.errors(),
+        [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"],
+    )
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     errors += wrong
     is_complete = not (errors or lacking)
     check_replacement(task, digest, [*errors, *lacking])
-    document = describe(task, joined, out) | {"complete": is_complete, "wrong": wrong, "short": short}
-    document["output"]["sha256"] = digest
+    document = describe(task, joined, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
     document["remove_parts"] = options.remove_parts and is_complete
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
@@ -109,8 +110,7 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
         os.unlink(marker)
         sync_directory(out.directory)
     warnings = [*report.warnings(), *lacking]
-    count = "" if joined.records is None else f"{count_of(joined.records, 'record')} of "
-    summary = f"{shown(task.output)}: {count}{count_of(sum(not part.skipped for part in task.parts), 'part')}"
+    summary = f"{shown(task.output)}: {records}{' of ' if records else ''}{count_of(sum(not part.skipped for part in task.parts), 'part')}"
     if not is_complete:
         warnings += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"

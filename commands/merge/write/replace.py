@@ -11,8 +11,7 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_USAGE
 
-from ..parts.model import MergeTask
-from ..parts.report import MergeRefused, count_of, first_of, shown
+from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown
 from .output import hash_file
 
 TOOL = "gpusched merge"
