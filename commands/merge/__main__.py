@@ -14,7 +14,7 @@ from gpusched.common.natural_order import natural_key
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
 
 from .merge import merge
-from .parts.model import MergePart, MergeRefused, MergeTask, MissingPart, name_from, shown
+from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown
 
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
 A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
@@ -71,7 +71,7 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
         if os.path.lexists(path):
             task.parts.append(MergePart(path, name))
         else:
-            task.missing.append(MissingPart(name, "there is no such file"))
+            task.missing.append(MergePart(path, name, skipped="there is no such file"))
     return [task]
 
 
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(task: MergeTask) -> int:
     """Merge one output; of several, the others are made if it fails because of its parts."""
     try:
-        result = merge(task)
+        summary, warnings, problems = merge(task)
     except MergeRefused as error:
         if error.exit_code != errors.EXIT_SOME_FAILED:
             raise
@@ -99,12 +99,12 @@ def _run(task: MergeTask) -> int:
     except (OSError, MemoryError, RecursionError) as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
         return _fail(f"{shown(task.output)}: {why}", errors.EXIT_CANNOT_WORK)
-    for text in result.warnings:
+    for text in warnings:
         _print(f"gpusched: warning: {text}", sys.stderr)
-    for text in result.errors:
-        _print(f"gpusched: error: {text}", sys.stderr)
-    _print(result.summary, sys.stdout)
-    return result.exit_code
+    for text in problems:
+        _fail(text, errors.EXIT_SOME_FAILED)
+    _print(summary, sys.stdout)
+    return errors.EXIT_SOME_FAILED if problems else errors.EXIT_OK
 
 
 def _fail(text: str, code: int) -> int:

@@ -15,8 +15,8 @@ from .write.publish import MergeResult, open_output, publish
 def merge(task: MergeTask) -> MergeResult:
     """Merge one output. Raises MergeRefused, and then writes nothing."""
     with open_output(task) as out:
-        joined = format_class(suffix_of(task.output))(task).write(out)
-        return publish(task, joined, out)
+        records = format_class(suffix_of(task.output))(task).write(out)
+        return publish(task, records, out)
 
 
 def format_class(suffix: str) -> Any:

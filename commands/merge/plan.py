@@ -12,7 +12,7 @@ from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_reco
 from gpusched.shards.plan import ShardPlan, from_document
 
 from .parts.groups import FileGroup, find_groups
-from .parts.model import ItemOrder, MergePart, MergeRefused, MergeTask, MissingPart, name_from, shown, suffix_of
+from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown, suffix_of
 
 CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 
@@ -30,13 +30,12 @@ def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
         _refuse_scattered(groups, path)
     tasks, notes = [], []
     for task in [_task(plan, group, options) for group in groups]:
-        why = ""
-        if len(groups) > 1 and suffix_of(task.output) not in MERGE_FORMATS:
-            why = "its suffix names no format that can be merged"
-        elif len(groups) > 1 and not task.parts:
-            why = "all files that would be its parts are older than the plan"
-        tasks += [] if why else [task]
-        notes += [f"{shown(os.path.basename(task.output))} is not made: {why}"] if why else []
+        is_format = suffix_of(task.output) in MERGE_FORMATS
+        if len(groups) == 1 or (is_format and task.parts):
+            tasks.append(task)
+        else:
+            why = "all its parts are older than the plan" if is_format else "its suffix names no format"
+            notes.append(f"{shown(os.path.basename(task.output))} is not made: {why}")
     if not tasks:
         raise MergeRefused("\n  ".join(["nothing to merge:", *notes]), where=path)
     _name_outputs(tasks, options.output)
@@ -51,27 +50,26 @@ def read_plan(path: str) -> ShardPlan:
         items = [shard.count for shard in plan.shards]
         if sum(items) != plan.total or items != [len(plan.positions(shard)) for shard in plan.shards]:
             raise ValueError(f"its shards have {sum(items)} items of {plan.total}")
-    except OSError as error:
-        raise MergeRefused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
-    except (ValueError, RecursionError) as error:
-        why, hint = f"is no plan: {shown(error)}", "'gpusched shard' writes it"
-        raise MergeRefused(why, where=path, hint=hint, exit_code=EXIT_USAGE) from None
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"cannot be read as a plan of gpusched shard: {getattr(error, 'strerror', None) or shown(error)}"
+        raise MergeRefused(why, where=path, exit_code=EXIT_USAGE) from None
     return plan
 
 
 def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
-    is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
     output, files = group
-    task = MergeTask(output, [], options, None if is_in_order else ItemOrder(plan))
+    is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
+    task = MergeTask(output, [], options, None if is_in_order else plan)
     for shard in plan.shards:
-        path = files.get(shard.shard)
-        if path is None:
-            task.missing += [MissingPart(shard.suffix, "it has left no file", shard)] if shard.count else []
+        path = files.get(shard.shard, "")
+        if not path:
+            why = "it has left no file"
         elif os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
             why = f"{shown(os.path.basename(path))} is older than the plan; it is not merged"
-            task.missing.append(MissingPart(shard.suffix, why, shard))
         else:
             task.parts.append(MergePart(path, path, shard))
+            continue
+        task.missing += [MergePart(path, shard.suffix, shard, skipped=why)] if path or shard.count else []
     return task
 
 
@@ -94,10 +92,10 @@ def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
 
 def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
     """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
-    first = [next(iter(files.items())) for _, files in groups]
-    if any(len(files) > 1 for _, files in groups) or len({shard for shard, _ in first}) < 2:
+    firsts = dict(next(iter(files.items())) for _, files in groups)  # shard -> a file of it
+    if len(firsts) < 2 or any(len(files) > 1 for _, files in groups):
         return
-    names = shown(", ".join(os.path.basename(path) for _, path in first[:3]))
+    names = shown(", ".join(os.path.basename(path) for path in list(firsts.values())[:3]))
     why = f"no files of two shards belong together, since more than the suffix differs: {names}"
     hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
     raise MergeRefused(why, where=path, hint=hint)

@@ -12,7 +12,7 @@ import msgspec
 
 from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, field_identity
 from ..join.whole_files import WholeFileFormat, plain_values
-from ..parts.model import Joined, MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, shown
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, shown
 from ..write.output import MergeOutput
 from .jsonl import without_nan
 
@@ -30,14 +30,15 @@ class JsonArrays(RecordFormat):
         super().__init__(task)
         self._kinds: dict[str, str] = {}  # array or object -> the first part that is one
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         if self.options.sum:
             return JsonObjects(self.task).write(out)
-        joined = super().write(out)
+        records = super().write(out)
         if len(self._kinds) > 1:
             which = ", ".join(f"{shown(name)} is an {kind}" for kind, name in self._kinds.items())
             raise MergeRefused(f"mixed parts: {which}", hint="merge the arrays and the objects into a file each")
-        return Joined(joined.records, per_item="object" not in self._kinds)
+        self.task.counts_items = "object" not in self._kinds
+        return records
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         data = Path(part.path).read_bytes()

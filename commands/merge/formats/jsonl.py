@@ -28,9 +28,8 @@ class JsonLines(LineFormat):
             try:
                 records = read_line(body) if body else []
             except (ValueError, RecursionError) as error:
-                is_part = not text.endswith(b"\n") and isinstance(error, json.JSONDecodeError) and is_cut(error)
-                why = "is cut: the file ends inside this record" if is_part else f"is no JSON: {shown(error)}"
-                report.leave_out(part.name, number, why)
+                word = "no JSON" if text.endswith(b"\n") else "cut, or no JSON"
+                report.leave_out(part.name, number, f"is {word}: {shown(error)}")
                 continue
             if len(records) > 1:
                 report.note_at(part.name, number, f"{len(records)} records on one line: each gets its own")
@@ -39,19 +38,15 @@ class JsonLines(LineFormat):
                 yield number, text if plain == body and text.endswith(b"\n") else plain + b"\n", 1
 
     def identity(self, record: bytes) -> bytes | None:
-        value = json.loads(record)
-        key = self.options.key
+        value, key = json.loads(record), self.options.key
         return field_identity(value[key]) if isinstance(value, dict) and key in value else None
 
 
 def count_records(block: bytes) -> int | None:
-    """Return the number of records of these whole lines if each line is exactly one and right, else None.
-
-    Joined by newlines the records have to be the block again, and there have to be as many newlines as records. So no
-    two records share a line, and none goes over two.
-    """
+    """Return the number of records of these whole lines if each line is exactly one and right, else None."""
     try:
         records = _decode_lines(block)
+        # So no two records share a line, and none goes over two.
         if not records or block.count(b"\n") != len(records) or b"\n".join([*records, b""]) != block:
             return None
         if not block.isascii():
@@ -72,12 +67,6 @@ def read_line(body: bytes) -> list[bytes]:
     if len(records) > 1 and not all(record[:1] in (b"{", b"[") for record in records):
         raise ValueError(f"{len(records)} values on one line")
     return records
-
-
-def is_cut(error: json.JSONDecodeError) -> bool:
-    """Return True if nothing is wrong in a text but its end."""
-    is_open_string = error.msg.startswith("Unterminated string")
-    return is_open_string or (error.msg != "Extra data" and error.pos >= len(error.doc) - 9)
 
 
 def without_nan(text: bytes, options: MergeOptions, report: MergeReport, part: str, line: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from ..join.records import NO_KEY, KeyFilter, note_lacking
-from ..parts.model import Joined, MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, reading, shown
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, reading, shown
 from ..write.output import MergeOutput
 
 BATCH_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class ParquetTables:
         self.task, self.report, self.key = task, task.report, task.options.key
         self._schemas: list[tuple[MergePart, Any]] = []
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         """Write the rows of all parts that can be read."""
         for part in self.task.parts:
             with reading(part, self.report, "Parquet file"):
@@ -37,7 +37,7 @@ class ParquetTables:
                     raise PartUnreadable(NO_KEY)
                 self._schemas.append((part, schema))
         if not self._schemas:
-            return Joined(None)
+            return None
         schema = self._union()
         rows, held = 0, [schema.empty_table()]
         with pq.ParquetWriter(out.file, schema) as writer:
@@ -49,7 +49,7 @@ class ParquetTables:
                     held.clear()
             if held:
                 writer.write_table(pa.concat_tables(held))
-        return Joined(rows)
+        return rows
 
     def _union(self) -> Any:
         """Return all columns in the order in which they come, each in a type that holds the values of all parts."""
@@ -62,10 +62,9 @@ class ParquetTables:
                 hint = "write that column alike in all parts, or leave this one out"
                 raise MergeRefused(shown(error), where=part.name, hint=hint) from None
         for number, column in enumerate(union):
-            kinds = [schema.field(column.name).type for _, schema in self._schemas if column.name in schema.names]
-            if any(kind != column.type for kind in kinds):
+            if any(kind != column.type for kind in _types(column.name, (schema for _, schema in self._schemas))):
                 self.report.note(f"column {shown(column.name)!r} is widened to {shown(column.type)}")
-            lacking = [part.name for part, schema in self._schemas if column.name not in schema.names]
+            lacking = [part.name for part, schema in self._schemas if schema.get_field_index(column.name) < 0]
             note_lacking(self.report, column.name, lacking, "null")
             union = union.set(number, column.with_nullable(True)) if lacking else union
         if any(schema.metadata != texts for _, schema in self._schemas):
@@ -75,16 +74,15 @@ class ParquetTables:
 
     def _rows(self, schema: Any, report: MergeReport) -> Iterator[Rows]:
         """Yield all rows that can be read, in the order of the items if the parts allow it."""
-        order, parts, tables = self.task.order, [part for part, _ in self._schemas], self._part_by_part(schema, report)
-        if order is None:
+        parts, tables = [part for part, _ in self._schemas], self._part_by_part(schema, report)
+        if self.task.order is None:
             yield from tables
             return
         whole = pa.concat_tables([schema.empty_table(), *(table for _, _, table in tables)])
-        if order.fits(parts, [part.records for part in parts]):
-            whole = whole.take(pa.array(order.places(parts), pa.int64()))
-        else:
+        places = self.task.places(parts, [part.records for part in parts])
+        if places is None:
             report.note_order()
-        yield "all parts together", 0, whole
+        yield "all parts together", 0, whole if places is None else whole.take(pa.array(places, pa.int64()))
 
     def _part_by_part(self, schema: Any, report: MergeReport) -> Iterator[Rows]:
         for part, _ in self._schemas:
@@ -129,17 +127,18 @@ def _under(schema: Any, table: Any, part: MergePart) -> Any:
 
 
 def widened(one: Any, other: Any) -> Any:
-    """Return the columns of two schemas, in types that hold every value of both exactly.
-
-    ValueError or ArrowException where there is no such type.
-    """
+    """Return the columns of two schemas in types that hold every value exactly. ValueError, ArrowException if none."""
     merged = pa.unify_schemas([one, other], promote_options="permissive")
     for column in merged:
-        kinds = [schema.field(column.name).type for schema in (other, one) if column.name in schema.names]
+        kinds = _types(column.name, (other, one))
         if not all(_is_exact(kind, column.type) for kind in kinds):
             which = ", and ".join(map(str, kinds))
             raise ValueError(f"column {column.name!r} is {which} in others: no type holds both exactly")
     return merged
+
+
+def _types(name: str, schemas: Iterable[Any]) -> list[Any]:
+    return [schema.field(name).type for schema in schemas if schema.get_field_index(name) >= 0]
 
 
 def _is_exact(kind: Any, merged: Any) -> bool:
@@ -158,6 +157,5 @@ def _keys(column: Any) -> list[bytes]:
     try:
         texts = column.cast(pa.string()).to_pylist()
     except (pa.ArrowException, ValueError):
-        what = f"no repeated rows can be found by a column of {shown(column.type)}"
-        raise MergeRefused(what, hint="--key another column") from None
+        raise MergeRefused(f"no repeated rows can be found by a column of {shown(column.type)}") from None
     return [b"null" if text is None else text.encode() for text in texts]

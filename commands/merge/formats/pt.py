@@ -13,7 +13,7 @@ import torch
 
 from ..join.dicts import Arrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import Joined, MergePart, MergeRefused, PartUnreadable, shown
+from ..parts.model import MergePart, MergeRefused, PartUnreadable, shown
 from ..write.output import MergeOutput
 
 _GLOBAL = re.compile(r"(?:GLOBAL|class|type|function) ([A-Za-z_][\w.]*)\.(\w+)")
@@ -55,7 +55,7 @@ class TorchFiles(WholeFileFormat):
     noun = "file of torch.save"
     arrays = TorchTensors()
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         if self.task.options.allow_pickle:
             self.task.report.note("--allow-pickle: the code that these files name was run to read them")
         with torch.no_grad(), warnings.catch_warnings():

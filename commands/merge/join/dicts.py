@@ -1,15 +1,4 @@
-"""The rules by which dicts of several parts become one. Knows arrays only by `Arrays`; reads no file.
-
-| the parts hold under a key | the output holds |
-|---|---|
-| lists, or tuples that differ | one, joined in the order of the parts |
-| arrays, tensors | one, concatenated on dimension 0 |
-| dicts | one, by the same rules, key by key |
-| plain values, or tuples, that are equal | that value |
-| numbers, and --sum names the key | their sum |
-| other plain values | a list with one for each part |
-| a value in only one part | that value |
-"""
+"""The rules by which dicts of several parts become one: docs/merge.md, "One object a part". Reads no file."""
 
 from __future__ import annotations
 
@@ -42,7 +31,7 @@ class DictMerge:
         self._task, self._note = task, task.report.note
         self._arrays: Any = arrays  # dtype (in words), join (on dimension 0, rows then by places), stack, add, equal
         self._summed: set[str] = set()
-        self._places: dict[tuple[str, ...], Sequence[int]] = {}
+        self._places: dict[tuple[tuple[str, int], ...], Sequence[int] | None] = {}
         self._alone: list[str] = []
 
     def merge(self, values: Sequence[HeldValue]) -> Any:
@@ -99,6 +88,9 @@ class DictMerge:
             return "array"
         return next((name for name, kind in _KINDS if isinstance(value, kind)), "plain value")
 
+    def _rows(self, array: Any) -> str:
+        return f"{self._arrays.dtype(array)}, rows of {tuple(array.shape[1:]) if len(array.shape) else 'no dimension'}"
+
     def _add_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
         dtype = self._arrays.dtype
         self._check_alike(key, values, lambda value: f"{dtype(value)} {tuple(value.shape)}", "to be added up")
@@ -112,7 +104,7 @@ class DictMerge:
         filled = [(part, value) for part, value in values if tuple(value.shape) != (0,)] or values
         for part in [part for part, value in values if tuple(value.shape) == (0,) and len(filled) < len(values)]:
             self._note(f"{shown(part.name)}: {_label(key)} is empty")
-        self._check_alike(key, filled, lambda value: f"{self._arrays.dtype(value)}, {_rows(value)}", "to be joined")
+        self._check_alike(key, filled, self._rows, "to be joined")
         several = [value for _, value in filled]
         if len(several[0].shape):
             return self._arrays.join(several, self._places_of(key, filled, [value.shape[0] for value in several]))
@@ -143,14 +135,13 @@ class DictMerge:
 
     def _places_of(self, key: str, values: Sequence[HeldValue], counts: Sequence[int]) -> Sequence[int] | None:
         """Return the order in which joined rows are the items' own; None to leave them as they are."""
-        parts, order = [part for part, _ in values], self._task.order
-        if order is not None and order.fits(parts, counts):
-            paths = tuple(part.path for part in parts)
-            self._places[paths] = self._places.get(paths) or order.places(parts)
-            return self._places[paths]
-        if order is not None:
+        key_of_places = tuple((part.path, count) for (part, _), count in zip(values, counts, strict=True))
+        if key_of_places not in self._places:
+            self._places[key_of_places] = self._task.places([part for part, _ in values], counts)
+        places = self._places[key_of_places]
+        if places is None and self._task.order is not None:
             self._note(f"{_label(key)} does not have one row for each item: its parts stand by their shards")
-        return None
+        return places
 
     def _check_alike(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str], purpose: str) -> None:
         first, own = values[0][0], trait(values[0][1])
@@ -158,10 +149,6 @@ class DictMerge:
             if trait(value) != own:
                 why = f"{_label(key)} is {shown(trait(value))}, and {shown(own)} in {shown(first.name)}: not {purpose}"
                 raise MergeRefused(why, where=part.name, hint="make them alike, or leave that part out")
-
-
-def _rows(value: Any) -> str:
-    return f"rows of shape {tuple(value.shape[1:])}" if len(value.shape) else "scalar"
 
 
 def _label(key: str) -> str:

@@ -1,7 +1,4 @@
-"""Records of text: part after part, or in the order of the items; repeated ones found. Knows no format.
-
-Memory does not grow with the records, but for --key (their identities) and a strided or shuffled plan (their places).
-"""
+"""Records of text, joined. Memory grows with them only for --key (identities) and the order of items (places)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from typing import IO, Any
 
 from ..parts.model import (
     SHOWN,
-    Joined,
     MergePart,
     MergeRefused,
     MergeReport,
@@ -42,9 +38,7 @@ NO_KEY = "has no field of the name that --key gives"
 class RecordFormat:
     """A format whose parts are records of text. A subclass reads them."""
 
-    prefix = b""
-    separator = b""
-    suffix = b""
+    prefix = separator = suffix = b""  # of the output
 
     def __init__(self, task: MergeTask) -> None:
         self.task, self.options, self.report = task, task.options, task.report
@@ -53,7 +47,7 @@ class RecordFormat:
         """Yield the records of a part. PartUnreadable where it cannot be read on."""
         raise NotImplementedError
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         """Write the records of all parts."""
         with tempfile.TemporaryFile(dir=out.directory) as scratch:  # without a name
             placing: Placing = self._part_by_part if self.task.order is None else self._in_item_order(scratch)
@@ -66,7 +60,7 @@ class RecordFormat:
                     count += number
             keys.close()
             out.write(self.suffix)
-        return Joined(count)
+        return count
 
     def _part_by_part(self, report: MergeReport) -> Iterator[PlacedRecord]:
         """Yield the records of each part up to where it cannot be read on, and count them."""
@@ -88,16 +82,14 @@ class RecordFormat:
             if self.options.key is not None:
                 heads.append((part, line, key))
         file.flush()
-        parts, order, places = self.task.parts, self.task.order, array("q", range(len(starts) - 1))
-        if order is not None and order.fits(parts, [part.records for part in parts]):
-            places = order.places(parts)
-        else:
+        places = self.task.places(self.task.parts, [part.records for part in self.task.parts])
+        if places is None:
             self.report.note_order()
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if starts[-1] else b""
 
         def placed(_: MergeReport) -> Iterator[PlacedRecord]:
-            for place in places:
-                part, line, key = heads[place] if heads else (parts[0], 0, b"")
+            for place in range(len(starts) - 1) if places is None else places:
+                part, line, key = heads[place] if heads else (self.task.parts[0], 0, b"")
                 yield part, (line, data[starts[place] : starts[place + 1]], key, 1)
 
         return placed

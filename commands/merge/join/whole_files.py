@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from ..parts.model import Joined, MergePart, MergeRefused, MergeTask, reading
+from ..parts.model import MergePart, MergeRefused, MergeTask, reading
 from ..write.output import MergeOutput
 from .dicts import Arrays, DictMerge, HeldValue, sum_name
 
@@ -28,7 +28,7 @@ class WholeFileFormat:
         """Write the merged object."""
         raise NotImplementedError
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         """Write the one object of all parts that can be read."""
         values: list[HeldValue] = []
         for part in self.task.parts:
@@ -37,25 +37,21 @@ class WholeFileFormat:
                 part.records = self._leading(values[-1][1])
                 part.values = part.values or plain_values(values[-1][1])
         if not values:
-            return Joined(None)
+            return None
         part, first = values[0]
         if not self.arrays.holds(first) and not isinstance(first, Mapping | list | tuple):
             raise MergeRefused(f"is one {type(first).__name__}: nothing that can be joined", where=part.name)
         self.save(DictMerge(self.task, self.arrays).merge(values), out)
         counts = [part.records for part, _ in values]
-        count = None if None in counts else sum(count or 0 for count in counts)
-        return Joined(count, per_item=not isinstance(first, Mapping))
+        self.task.counts_items = not isinstance(first, Mapping)
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def _leading(self, value: Any) -> int | None:
-        """Return the number of records of a part: its length, or that of all lists and arrays of its dict.
-
-        Keys that --sum adds up have no records, and tuples may be plain values.
-        """
+        """Return the length of a part, or that of all lists and arrays of its dict, but those that --sum adds up."""
         if not isinstance(value, Mapping):
             return self._length(value)
-        named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]
-        lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None}
-        lengths -= {None}
+        named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]  # often plain values
+        lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None} - {None}
         return lengths.pop() if len(lengths) == 1 else None
 
     def _length(self, value: Any) -> int | None:

@@ -1,7 +1,6 @@
 """The files that the shards of a plan have written, in groups: each group becomes one output. Reads no file.
 
-A file belongs to the shard whose pattern names it. Files of several shards belong together where the `*` of the same
-pattern stands for the same text, but for the shards' suffixes. Their output is named after them.
+Files of several shards belong together where the `*` of the same pattern stands for the same text, but for the suffix.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class _Patterns:
         self._texts = [[split_pattern(one) for one in patterns] for patterns in self._patterns]
         directories = [os.path.dirname(texts[0]) for shard in self._texts for texts in shard]
         # What stands above all outputs names no shard.
-        root = os.path.commonpath(directories) if len({*map(os.path.isabs, directories)}) == 1 else ""
-        self._root = f"{root.rstrip('/')}/" if root else ""
+        self._root = os.path.join(os.path.commonpath(directories), "") if directories else ""
 
     def files(self, shard: int, number: int) -> Iterator[tuple[str, str]]:
         """Yield the files that a pattern names, each with the text that its `*` stands for there."""
@@ -77,10 +75,7 @@ class _Patterns:
         return self._words[shard].sub(_MARK, text)
 
     def output_name(self, number: int, text: str) -> str:
-        """Return the output of the files that pattern `number` names with this text for its `*`.
-
-        It has what the names have in common, but for numbers, and `merged` in the place of the suffix or at the end.
-        """
+        """Return what the names have in common, but for numbers, with `merged` for the suffix or at the end."""
         pairs = zip(self._suffixes, self._texts, strict=True)
         names = [text.replace(_MARK, word).join(texts[number]) for word, texts in pairs]
         stems = [self.mark(shard, os.path.splitext(os.path.basename(name))[0]) for shard, name in enumerate(names)]

@@ -123,53 +123,34 @@ class MergePart:
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
 
 
-class MissingPart(NamedTuple):
-    """A part that does not exist, or is of another run."""
-
-    name: str
-    why: str
-    shard: Shard | None = None
-
-
-class Joined(NamedTuple):
-    """The result of joining the parts. `per_item`: the counts are of records, not of lists in a dict."""
-
-    records: int | None
-    per_item: bool = True
-
-
-class ItemOrder(NamedTuple):
-    """The order of a plan's items, where the parts one after the other do not have it."""
-
-    plan: ShardPlan
-
-    def fits(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> bool:
-        """Return True if each part has exactly one record for each item of its shard."""
-        return [part.shard.count if part.shard else None for part in parts] == list(counts)
-
-    def places(self, parts: Sequence[MergePart]) -> array[int]:
-        """Return the row of each item, in the order of the items, where the rows of part stand after part."""
-        seed, row = self.plan.shuffle_seed, 0
-        line = None if seed is None else shuffled(self.plan.total, seed)
-        rows = array("q", [-1]) * self.plan.total
-        for part in parts:
-            for position in self.plan.positions(part.shard) if part.shard else ():
-                rows[position if line is None else line[position]] = row
-                row += 1
-        return array("q", (row for row in rows if row >= 0))
-
-
 @dataclass
 class MergeTask:
-    """The merge of some parts into one output. The report collects its problems."""
+    """The merge of some parts into one output. `order`: the plan, where its parts one after the other are no order."""
 
     output: str
     parts: list[MergePart]
     options: MergeOptions
-    order: ItemOrder | None = None
-    missing: list[MissingPart] = field(default_factory=list)
+    order: ShardPlan | None = None
+    missing: list[MergePart] = field(default_factory=list)  # `skipped` says why
     order_text: str = "the items' own order"
+    counts_items: bool = True  # the counts of the parts are of records, and not of lists in a dict
     report: MergeReport = field(default_factory=MergeReport)
+
+    def places(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> array[int] | None:
+        """Return the row of each item, in the order of the items, where the rows of part stand after part.
+
+        None if the parts need no other order, or do not have exactly one record for each item of their shards.
+        """
+        if self.order is None or [part.shard.count if part.shard else None for part in parts] != list(counts):
+            return None
+        seed, row = self.order.shuffle_seed, 0
+        line = None if seed is None else shuffled(self.order.total, seed)
+        rows = array("q", [-1]) * self.order.total
+        for part in parts:
+            for position in self.order.positions(part.shard) if part.shard else ():
+                rows[position if line is None else line[position]] = row
+                row += 1
+        return array("q", (row for row in rows if row >= 0))
 
 
 @contextmanager
@@ -204,10 +185,7 @@ def suffix_of(path: str) -> str:
 
 
 def name_from(directory: str, path: str) -> str:
-    """Return the name of a part as seen from `directory`, which no other file has.
-
-    An absolute path stays, unless it leads into or below that directory.
-    """
+    """Return the name of a part as seen from `directory`; an absolute path from elsewhere stays."""
     above, name = os.path.split(path)
     absolute = os.path.join(os.path.realpath(above), name)  # after a link, `..` leads elsewhere than the words say
     directory = os.path.realpath(directory)

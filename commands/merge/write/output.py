@@ -18,17 +18,14 @@ _MB = 1_000_000
 
 
 class MergeOutput:
-    """The output under its temporary name. Use it as a context: what is not committed at its end is removed.
-
-    An OSError of any step means that the output cannot be written.
-    """
+    """The output under its temporary name. Use it as a context: what is not committed at its end is removed."""
 
     def __init__(self, path: str, parts_bytes: int) -> None:
         self.path = path
         self.directory, self.name = os.path.split(os.path.abspath(path))
         self.size = 0
         self._parts_bytes = parts_bytes
-        self._progress_at = 0.0
+        self._progress, self._progress_at = os.environ.get("GPUSCHED_PROGRESS"), 0.0
         self.temporary = temporary_path(path)
         fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self.file: BinaryIO = os.fdopen(fd, "w+b", buffering=BUFFER_BYTES)  # for a library that wants to seek
@@ -43,20 +40,14 @@ class MergeOutput:
             os.unlink(self.temporary)
 
     def write(self, data: bytes) -> None:
-        """Add to the end."""
+        """Add to the end, and once a second write how far the merge is into the file that GPUSCHED_PROGRESS names."""
         self.file.write(data)
         self.size += len(data)
-        if time.monotonic() >= self._progress_at:
-            self._progress_at = time.monotonic() + 1
-            self._show_progress()
-
-    def _show_progress(self) -> None:
-        """Write how far the merge is into the file that GPUSCHED_PROGRESS names."""
-        total = max(self._parts_bytes // _MB, 1)
-        progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
-        if path := os.environ.get("GPUSCHED_PROGRESS"):
+        if self._progress and time.monotonic() >= self._progress_at:
+            self._progress_at, total = time.monotonic() + 1, max(self._parts_bytes // _MB, 1)
+            progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
             with suppress(OSError):
-                write_atomically(path, json.dumps(progress).encode())
+                write_atomically(self._progress, json.dumps(progress).encode())
 
     def finish(self) -> str:
         """Send everything to the disk, and return its SHA-256."""

@@ -5,27 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from ..parts.model import Joined, MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
+from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
 from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path, remove_parts
 
-
-class MergeResult(NamedTuple):
-    """The end of a merge: lines for people, and the exit code."""
-
-    summary: str
-    warnings: Sequence[str]
-    errors: Sequence[str]
-    exit_code: int
+MergeResult = tuple[str, list[str], list[str]]  # summary, warnings, errors
 
 
 def open_output(task: MergeTask) -> MergeOutput:
@@ -59,7 +51,7 @@ def _check_parts(task: MergeTask, form: str) -> None:
         if (other := seen.setdefault(part.stamp[:2], part.path)) != part.path:
             raise MergeRefused(f"is the same file as {shown(other)}", where=part.name, exit_code=EXIT_USAGE)
     if task.missing and not task.options.allow_partial:
-        lines = first_of([f"{shown(one.name)}: {one.why}" for one in task.missing], 20)
+        lines = first_of([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
         count = f"{count_of(len(task.missing), 'part')} of {len(task.missing) + len(task.parts)} missing"
         hint = "--allow-partial merges the others, and the metadata name what is missing"
         raise MergeRefused("\n  ".join([f"{count}:", *lines]), where=task.output, hint=hint)
@@ -72,34 +64,24 @@ def _stamp(path: str) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
-    """Give the output its name, and describe it beside it. Until then nothing has changed.
+def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult:
+    """Give the output its name, and describe it beside it; one that is incomplete is marked before.
 
-    Killed at any step and started again, a merge makes the same file; one that is incomplete is marked before.
+    Until it has its name nothing has changed. Killed at any step and started again, a merge makes the same file.
     """
     report, options, marker = task.report, task.options, f"{task.output}.incomplete"
-    for part in task.parts:
-        with suppress(PermissionError):  # it could not be read before either, which is reported
-            part.sha256 = hash_file(part.path)
-        if _stamp(part.path) != part.stamp:
-            hint = "wait until the program that writes it has ended"
-            raise MergeRefused("has changed while it was read", where=part.name, hint=hint)
+    _hash_parts(task)
     if all(part.skipped for part in task.parts):
         raise MergeRefused("\n  ".join(["nothing of any part can be merged:", *report.errors()]), where=task.output)
-    digest = out.finish()
-    short = _short_parts(task, joined)
-    lacking = [f"{shown(m.name)} is missing: {m.why}" for m in task.missing]
-    records = "" if joined.records is None else count_of(joined.records, "record")
-    is_expected = options.expect in (None, joined.records)
-    errors, wrong = (
-        report.errors(),
-        [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"],
-    )
+    digest, short = out.finish(), _short_parts(task)
+    records = "" if count is None else count_of(count, "record")
+    is_expected = options.expect in (None, count)
+    wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
+    errors, lacking = report.errors() + wrong, [f"{shown(one.name)} is missing: {one.skipped}" for one in task.missing]
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
-    errors += wrong
     is_complete = not (errors or lacking)
     check_replacement(task, digest, [*errors, *lacking])
-    document = describe(task, joined, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
+    document = describe(task, count, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
     document["remove_parts"] = options.remove_parts and is_complete
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
@@ -109,25 +91,33 @@ def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
     if is_complete and is_marker(marker, task.output):
         os.unlink(marker)
         sync_directory(out.directory)
-    warnings = [*report.warnings(), *lacking]
-    summary = f"{shown(task.output)}: {records}{' of ' if records else ''}{count_of(sum(not part.skipped for part in task.parts), 'part')}"
+    warnings, parts = [*report.warnings(), *lacking], count_of(sum(not part.skipped for part in task.parts), "part")
+    summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
         warnings += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
     elif options.remove_parts:
         removed, errors = remove_parts(task, digest)
         summary += f"; {count_of(removed, 'part')} removed"
-    return MergeResult(summary, warnings, errors, EXIT_SOME_FAILED if errors else EXIT_OK)
+    return summary, warnings, errors
 
 
-def _short_parts(task: MergeTask, joined: Joined) -> list[dict[str, Any]]:
+def _hash_parts(task: MergeTask) -> None:
+    for part in task.parts:
+        with suppress(PermissionError):  # it could not be read before either, which is reported
+            part.sha256 = hash_file(part.path)
+        if _stamp(part.path) != part.stamp:
+            raise MergeRefused("has changed while it was read", where=part.name, hint="wait until its writer has ended")
+
+
+def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
     """Return the parts with fewer records than their shards have items.
 
     Counts that may be of something else than records are taken for counts of items once one of them is exactly that.
     """
     parts = [part for part in task.parts if part.shard and part.records is not None and not part.skipped]
     counted = [(part, part.shard, part.records or 0) for part in parts if part.shard]
-    if not joined.per_item and all(records != shard.count or not records for _, shard, records in counted):
+    if not task.counts_items and all(records != shard.count or not records for _, shard, records in counted):
         return []
     short = []
     for part, shard, records in counted:
@@ -135,6 +125,6 @@ def _short_parts(task: MergeTask, joined: Joined) -> list[dict[str, Any]]:
             row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
             text = f"{shown(part.name)}: {count_of(records, 'record')} of {count_of(shard.count, 'item')}"
             short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})
-    if more := sum(records > shard.count for _, shard, records in counted) if joined.per_item else 0:
+    if more := sum(records > shard.count for _, shard, records in counted) if task.counts_items else 0:
         task.report.note(f"{count_of(more, 'part')} with more records than items")
     return short

@@ -11,17 +11,14 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_USAGE
 
-from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown
+from ..parts.model import MergeRefused, MergeTask, shown
 from .output import hash_file
 
 TOOL = "gpusched merge"
 
 
 def metadata_path(output: str) -> str:
-    """Return the path of the metadata: `x_merged.pt` and `x.pt` have `x_merged_metadata.json`.
-
-    Where another output of this stem has that name, `x_pt_merged_metadata.json`.
-    """
+    """Return `x_merged_metadata.json` for `x_merged.pt` and `x.pt`; `x_pt_…` where another output has that name."""
     stem, dot = os.path.splitext(output)
     is_named = os.path.basename(stem) != "merged"
     stem = stem.removesuffix("merged").removesuffix("_") if is_named else stem
@@ -92,12 +89,10 @@ def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str]]:
     for path, known in [(task.output, digest), *((part.path, part.sha256) for part in task.parts)]:
         if not os.path.exists(path) or hash_file(path) != known:
             return 0, [f"{shown(path)}: has changed since it was merged; no part is removed"]
-    left = []
+    errors = []
     for part in task.parts:
         try:
             os.unlink(part.path)
         except OSError as error:
-            left.append(f"{shown(part.name)} ({error.strerror})")
-    why = f"{shown(task.output)} is merged, and {count_of(len(left), 'part')} cannot be removed: "
-    errors = [why + ", ".join(first_of(left))] if left else []
-    return len(task.parts) - len(left), errors
+            errors.append(f"{shown(part.name)} is merged, and cannot be removed: {error.strerror}")
+    return len(task.parts) - len(errors), errors

@@ -101,11 +101,11 @@ def test_the_same_parts_make_the_same_bytes(tmp_path: Path, capsys: Capture, for
     [
         (
             np.zeros((2, 3), np.float64),
-            "its content is float64, rows of shape (3,), and float32, rows of shape (3,) in p0.npy",
+            "its content is float64, rows of (3,), and float32, rows of (3,) in p0.npy",
         ),
         (
             np.zeros((2, 4), np.float32),
-            "its content is float32, rows of shape (4,), and float32, rows of shape (3,) in p0.npy",
+            "its content is float32, rows of (4,), and float32, rows of (3,) in p0.npy",
         ),
     ],
 )
@@ -376,7 +376,7 @@ def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) ->
     said = merge(capsys, "-o", tmp_path / "a.safetensors", *parts(tmp_path, "safetensors", *values))
     assert (
         said.code == 1
-        and "p1.safetensors: 'w' is F16, rows of shape (3,), and F32, rows of shape (3,) in p0.safetensors" in said.err
+        and "p1.safetensors: 'w' is F16, rows of (3,), and F32, rows of (3,) in p0.safetensors" in said.err
     )
 
 
@@ -598,12 +598,12 @@ def test_what_is_added_up_has_no_records(tmp_path: Path, capsys: Capture, form: 
         (
             {"w": torch.zeros(1, 2)},
             {"w": torch.zeros(1, 3)},
-            "p1.pt: 'w' is float32, rows of shape (3,), and float32, rows of shape (2,)",
+            "p1.pt: 'w' is float32, rows of (3,), and float32, rows of (2,)",
         ),
         (
             {"w": torch.zeros(1)},
             {"w": torch.zeros(1).double()},
-            "p1.pt: 'w' is float64, rows of shape (), and float32, rows of shape () in p0.pt",
+            "p1.pt: 'w' is float64, rows of (), and float32, rows of () in p0.pt",
         ),
         ({"w": torch.zeros(1)}, {"w": [0.0]}, "p1.pt: 'w' is list, and array in p0.pt"),
         ({"n": 1}, {"n": "x"}, "--sum n: it is no number in all parts"),

@@ -498,7 +498,7 @@ EMPTY = """{"version": 1, "created_at": 1, "total": TOTAL, "num_shards": 0, "sha
 @pytest.mark.parametrize(
     ("text", "code", "why"),
     [
-        ("[1]", 2, "is no plan"),
+        ("[1]", 2, "cannot be read as a plan"),
         ('{"version": 2, "created_at": 1, "total": 0, "num_shards": 0, "shards": []}', 2, "its version is 2"),
         (EMPTY.replace("TOTAL", "3"), 2, "0 items of 3"),
         (EMPTY.replace("TOTAL", "0"), 1, "name no outputs"),
