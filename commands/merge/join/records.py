@@ -29,7 +29,7 @@ PlacedRecord = tuple[MergePart, Record]
 Checked = Iterator[tuple[int, bytes, int]]  # line, text, number of records: a whole block, or one record
 Placing = Callable[[MergeReport], Iterable[PlacedRecord]]
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
 BOM = b"\xef\xbb\xbf"
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # with its newline, which nothing but \n is
 NO_KEY = "has no field of the name that --key gives"
@@ -172,7 +172,7 @@ def note_lacking(report: MergeReport, column: str, lacking: list[str], filled: s
 
 
 def line_blocks(path: str) -> Iterator[bytes]:
-    """Yield a file in pieces of about 1 MiB that end with a line, without a byte order mark.
+    """Yield a file in pieces of about 64 KiB that end with a line, without a byte order mark.
 
     PartUnreadable for another encoding than UTF-8.
     """

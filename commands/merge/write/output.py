@@ -12,7 +12,7 @@ from typing import BinaryIO
 from gpusched.common.files import sync_directory, write_atomically
 from gpusched.common.processes import boot_id, process_start
 
-BUFFER_BYTES = 1 << 19
+BUFFER_BYTES = 1 << 18
 _STALE_S = 86_400.0
 _MB = 1_000_000
 
@@ -49,12 +49,11 @@ class MergeOutput:
             with suppress(OSError):
                 write_atomically(self._progress, json.dumps(progress).encode())
 
-    def finish(self) -> str:
-        """Send everything to the disk, and return its SHA-256."""
+    def finish(self) -> None:
+        """Send everything to the disk."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.size = os.path.getsize(self.temporary)
-        return hash_file(self.temporary)
 
     def write_beside(self, path: str, text: str) -> None:
         """Replace a small file whole or not at all. What UTF-8 has no word for is escaped, as JSON does it."""
@@ -69,11 +68,14 @@ class MergeOutput:
 
 
 def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file; nothing if it must not be read."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    except PermissionError:
+        return ""
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpusched.common.errors import EXIT_USAGE
@@ -70,10 +70,9 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     Until it has its name nothing has changed. Killed at any step and started again, a merge makes the same file.
     """
     report, options, marker = task.report, task.options, f"{task.output}.incomplete"
-    _hash_parts(task)
     if all(part.skipped for part in task.parts):
         raise MergeRefused("\n  ".join(["nothing of any part can be merged:", *report.errors()]), where=task.output)
-    digest, short = out.finish(), _short_parts(task)
+    digest, short = _hash_all(task, out), _short_parts(task)
     records = "" if count is None else count_of(count, "record")
     is_expected = options.expect in (None, count)
     wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
@@ -102,12 +101,16 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     return summary, warnings, errors
 
 
-def _hash_parts(task: MergeTask) -> None:
-    for part in task.parts:
-        with suppress(PermissionError):  # it could not be read before either, which is reported
-            part.sha256 = hash_file(part.path)
+def _hash_all(task: MergeTask, out: MergeOutput) -> str:
+    """Return the SHA-256 of the output, and keep those of the parts, which are refused if they have changed."""
+    out.finish()
+    with ThreadPoolExecutor() as pool:
+        digest, *hashes = pool.map(hash_file, [out.temporary, *(part.path for part in task.parts)])
+    for part, sha256 in zip(task.parts, hashes, strict=True):
+        part.sha256 = sha256
         if _stamp(part.path) != part.stamp:
             raise MergeRefused("has changed while it was read", where=part.name, hint="wait until its writer has ended")
+    return digest
 
 
 def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
