@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(task: MergeTask) -> int:
     """Merge one output; of several, the others are made if it fails because of its parts."""
     try:
-        summary, warnings, problems = merge(task)
+        summary, warnings, problems, code = merge(task)
     except MergeRefused as error:
         if error.exit_code != errors.EXIT_SOME_FAILED:
             raise
@@ -102,9 +102,9 @@ def _run(task: MergeTask) -> int:
     for text in warnings:
         _print(f"gpusched: warning: {text}", sys.stderr)
     for text in problems:
-        _fail(text, errors.EXIT_SOME_FAILED)
+        _fail(text, code)
     _print(summary, sys.stdout)
-    return errors.EXIT_SOME_FAILED if problems else errors.EXIT_OK
+    return code
 
 
 def _fail(text: str, code: int) -> int:

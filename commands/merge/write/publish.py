@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gpusched.common.errors import EXIT_USAGE
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
@@ -17,7 +17,7 @@ from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path, remove_parts
 
-MergeResult = tuple[str, list[str], list[str]]  # summary, warnings, errors
+MergeResult = tuple[str, list[str], list[str], int]  # summary, warnings, errors, exit code
 
 
 def open_output(task: MergeTask) -> MergeOutput:
@@ -98,7 +98,8 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     elif options.remove_parts:
         removed, errors = remove_parts(task, digest)
         summary += f"; {count_of(removed, 'part')} removed"
-    return summary, warnings, errors
+        return summary, warnings, errors, EXIT_CANNOT_WORK if errors else EXIT_OK
+    return summary, warnings, errors, EXIT_SOME_FAILED if errors else EXIT_OK
 
 
 def _hash_all(task: MergeTask, out: MergeOutput) -> str:
