@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import glob
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,10 +14,8 @@ from gpusched.common.natural_order import natural_key
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
 
 from .merge import merge
-from .parts.model import MergePart, MergeTask, MissingPart, name_from
-from .parts.report import MergeRefused, shown, too_many_open
+from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown
 
-_CANNOT_WORK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE)
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
 A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
 refused. Parts are kept."""
@@ -40,9 +35,10 @@ class MergeParser(argparse.ArgumentParser):
             more: dict[str, Any] = {"help": row.full_help, "default": row.default, "dest": row.name}
             if row.kind is bool:
                 more |= {"action": "store_true"}
+            elif row.kind is tuple:
+                more |= {"action": "append", "default": [], "metavar": row.metavar}
             else:
-                more |= {"metavar": row.metavar or None, "choices": row.choices or None}
-                more |= {"action": "append", "default": []} if row.kind is tuple else {"type": row.kind}
+                more |= {"type": row.kind, "metavar": row.metavar or None, "choices": row.choices or None}
             self.add_argument(*([row.short] if row.short else []), row.flag, **more)
 
     def error(self, message: str) -> NoReturn:
@@ -59,28 +55,23 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
         from .plan import tasks_of_plan
 
         return tasks_of_plan(options.plan, options)
-    why, hint = "", ""
-    if options.plan is not None:
-        why = "--plan names the parts; none beside it"
-    elif options.on_duplicate != "error" and not options.key:
-        why = "--on-duplicate needs --key, which names the field"
-    elif options.output is None:
-        why, hint = "no output is named", "-o OUT, or --plan FILE"
-    elif not paths:
-        why, hint = "no part is named", "gpusched merge -o all.jsonl part_*.jsonl"
-    if why or options.output is None:
-        raise MergeRefused(why, hint=hint, exit_code=errors.EXIT_USAGE)
-    is_natural = options.by == "natural"
-    order = f"the parts one after the other, {'in natural order' if is_natural else 'as given'}"
-    task = MergeTask(options.output, [], options, order_text=order)
-    for path in sorted(paths, key=natural_key) if is_natural else paths:
-        name = name_from(os.path.dirname(os.path.abspath(options.output)), path)
+    problems = {
+        "--plan names the parts; none beside it": options.plan is not None,
+        "--on-duplicate needs --key, which names the field": options.on_duplicate != "error" and not options.key,
+        "no output is named: -o OUT, or --plan FILE": not options.output,
+        "no part is named: gpusched merge -o all.jsonl part_*.jsonl": not paths,
+    }
+    for why, holds in problems.items():
+        if holds:
+            raise MergeRefused(why, exit_code=errors.EXIT_USAGE)
+    output = str(options.output)
+    task = MergeTask(output, [], options, order_text=f"the parts one after the other (--by {options.by})")
+    for path in sorted(paths, key=natural_key) if options.by == "natural" else paths:
+        name = name_from(os.path.dirname(os.path.abspath(output)), path)
         if os.path.lexists(path):
             task.parts.append(MergePart(path, name))
-        elif glob.has_magic(path):
-            raise MergeRefused("no file has such a name", where=path, exit_code=errors.EXIT_USAGE)
         else:
-            task.missing.append(MissingPart(name, "there is no such file"))
+            task.missing.append(MergePart(path, name, skipped="there is no such file"))
     return [task]
 
 
@@ -94,36 +85,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return errors.EXIT_INTERRUPTED
-    except OSError as error:
-        return _fail_for(error, "")
     return code
 
 
 def _run(task: MergeTask) -> int:
+    """Merge one output; of several, the others are made if it fails because of its parts."""
     try:
-        result = merge(task)
+        summary, warnings, problems, code = merge(task)
     except MergeRefused as error:
         if error.exit_code != errors.EXIT_SOME_FAILED:
             raise
-        return _fail(str(error), error.exit_code)  # of several outputs, the others are made
-    except OSError as error:
-        return _fail_for(error, f"{shown(task.output)}: ")
-    except MemoryError:
-        return _fail(f"{shown(task.output)}: not enough memory for these parts", errors.EXIT_CANNOT_WORK)
-    except RecursionError:
-        return _fail(f"{shown(task.output)}: the parts hold something that is nested too deeply", 1)
-    for text in result.warnings:
+        return _fail(str(error), error.exit_code)
+    except (OSError, MemoryError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
+        return _fail(f"{shown(task.output)}: {why}", errors.EXIT_CANNOT_WORK)
+    for text in warnings:
         _print(f"gpusched: warning: {text}", sys.stderr)
-    for text in result.errors:
-        _print(f"gpusched: error: {text}", sys.stderr)
-    _print(result.summary, sys.stdout)
-    return result.exit_code
-
-
-def _fail_for(error: OSError, where: str) -> int:
-    name = f" ({shown(error.filename)})" if error.filename else ""
-    text = str(too_many_open(error) or f"{where}{error.strerror or shown(error)}{name}")
-    return _fail(text, errors.EXIT_CANNOT_WORK if error.errno in _CANNOT_WORK else errors.EXIT_SOME_FAILED)
+    for text in problems:
+        _fail(text, code)
+    _print(summary, sys.stdout)
+    return code
 
 
 def _fail(text: str, code: int) -> int:
@@ -152,6 +133,4 @@ if __name__ == "__main__":
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminate)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # parts that are taken in turn are open together
     sys.exit(main())

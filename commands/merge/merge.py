@@ -8,16 +8,15 @@ from typing import Any
 from gpusched.common.errors import EXIT_CANNOT_WORK
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from .parts.model import MergeTask, suffix_of
-from .parts.report import MergeRefused
-from .write.publish import MergeResult, opened_output, publish
+from .parts.model import MergeRefused, MergeTask, suffix_of
+from .write.publish import MergeResult, open_output, publish
 
 
 def merge(task: MergeTask) -> MergeResult:
     """Merge one output. Raises MergeRefused, and then writes nothing."""
-    with opened_output(task) as out:
-        joined = format_class(suffix_of(task.output))(task).write(out)
-        return publish(task, joined, out)
+    with open_output(task) as out:
+        records = format_class(suffix_of(task.output))(task).write(out)
+        return publish(task, records, out)
 
 
 def format_class(suffix: str) -> Any:

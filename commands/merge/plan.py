@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -13,8 +12,7 @@ from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_reco
 from gpusched.shards.plan import ShardPlan, from_document
 
 from .parts.groups import FileGroup, find_groups
-from .parts.model import ItemOrder, MergePart, MergeTask, MissingPart, name_from, suffix_of
-from .parts.report import MergeRefused, shown
+from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown, suffix_of
 
 CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 
@@ -25,21 +23,19 @@ def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
     options = with_recorded(options, plan.merge or MergeOptions())
     groups = find_groups(plan)
     if not groups:
-        raise _no_files(plan, path)
+        patterns = shown(", ".join(pattern for shard in plan.shards[:3] for pattern in shard.outputs))
+        hint = f"looked for {patterns}" if patterns else "its shards name no outputs: gpusched shard --merge PATTERN"
+        raise MergeRefused("no shard has left a file", where=path, hint=hint)
     if not options.allow_partial:
         _refuse_scattered(groups, path)
     tasks, notes = [], []
     for task in [_task(plan, group, options) for group in groups]:
-        name, suffix = shown(os.path.basename(task.output)), suffix_of(task.output)
-        if len(groups) > 1 and suffix not in MERGE_FORMATS:
-            notes.append(f"{name} is not made: its suffix names no format that can be merged")
-        elif len(groups) > 1 and not task.parts:
-            notes.append(f"{name} is not made: all files that would be its parts are older than the plan")
-        else:
+        is_format = suffix_of(task.output) in MERGE_FORMATS
+        if len(groups) == 1 or (is_format and task.parts):
             tasks.append(task)
-        if options.key is not None and suffix in MERGE_FORMATS and not MERGE_FORMATS[suffix].has_keys:
-            task.options = dataclasses.replace(options, key=None)
-            task.report.note(f"--key finds no repeated records in .{suffix}")
+        else:
+            why = "all its parts are older than the plan" if is_format else "its suffix names no format"
+            notes.append(f"{shown(os.path.basename(task.output))} is not made: {why}")
     if not tasks:
         raise MergeRefused("\n  ".join(["nothing to merge:", *notes]), where=path)
     _name_outputs(tasks, options.output)
@@ -51,43 +47,35 @@ def read_plan(path: str) -> ShardPlan:
     """Read the plan of this file. Raises MergeRefused if it is no plan, or contradicts itself."""
     try:
         plan = from_document(json.loads(Path(path).read_bytes()))
-        if sum(shard.count for shard in plan.shards) != plan.total:
-            raise ValueError(f"its shards have {sum(shard.count for shard in plan.shards)} items of {plan.total}")
-        for number, shard in enumerate(plan.shards):
-            positions = plan.positions(shard)
-            is_inside = not positions or 0 <= positions[0] <= positions[-1] < plan.total
-            if number != shard.shard or len(positions) != shard.count or not is_inside:
-                raise ValueError(f"shard {number} has {shard.count} items, and {len(positions)} by its range")
-    except OSError as error:
-        raise MergeRefused(f"cannot be read: {error.strerror}", where=path, exit_code=EXIT_USAGE) from None
-    except (ValueError, RecursionError) as error:
-        why, hint = f"is no plan: {shown(error)}", "'gpusched shard' writes it"
-        raise MergeRefused(why, where=path, hint=hint, exit_code=EXIT_USAGE) from None
+        items = [shard.count for shard in plan.shards]
+        if sum(items) != plan.total or items != [len(plan.positions(shard)) for shard in plan.shards]:
+            raise ValueError(f"its shards have {sum(items)} items of {plan.total}")
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"cannot be read as a plan of gpusched shard: {getattr(error, 'strerror', None) or shown(error)}"
+        raise MergeRefused(why, where=path, exit_code=EXIT_USAGE) from None
     return plan
 
 
 def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
+    output, files = group
     is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
-    task = MergeTask(group.output, [], options, None if is_in_order else ItemOrder(plan))
+    task = MergeTask(output, [], options, None if is_in_order else plan)
     for shard in plan.shards:
-        path = group.files.get(shard.shard)
-        if path is None:
-            task.missing += [MissingPart(shard.suffix, "it has left no file", shard)] if shard.count else []
+        path = files.get(shard.shard, "")
+        if not path:
+            why = "it has left no file"
         elif os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
             why = f"{shown(os.path.basename(path))} is older than the plan; it is not merged"
-            task.missing.append(MissingPart(shard.suffix, why, shard))
         else:
             task.parts.append(MergePart(path, path, shard))
+            continue
+        task.missing += [MergePart(path, shard.suffix, shard, skipped=why)] if path or shard.count else []
     return task
 
 
 def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
     """Apply --output: a directory for all outputs, or the name of the only one. Two outputs of one name are refused."""
     is_directory = output is not None and (output.endswith("/") or os.path.isdir(output))
-    if output is not None and not is_directory and len(tasks) > 1:
-        names = shown(", ".join(os.path.basename(task.output) for task in tasks))
-        why, hint = f"the shards make {len(tasks)} outputs ({names}), and one is named", "name a directory"
-        raise MergeRefused(why, where=output, hint=f"{hint}, or a narrower pattern", exit_code=EXIT_USAGE)
     seen: dict[str, MergeTask] = {}
     for task in tasks:
         if output is not None:
@@ -96,31 +84,18 @@ def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
         before = seen.setdefault(os.path.join(os.path.realpath(directory), name), task)
         if before is not task:
             why = f"would be made twice: of {shown(before.parts[0].path)}, and of {shown(task.parts[0].path)}"
-            hint = "patterns that name files of different names, or a merge for each"
+            hint = "name a directory, or patterns that name files of different names"
             raise MergeRefused(why, where=task.output, hint=hint, exit_code=EXIT_USAGE)
         for part in task.parts:
             part.name = name_from(os.path.abspath(directory), part.path)
 
 
-def _no_files(plan: ShardPlan, path: str) -> MergeRefused:
-    patterns = [(shard.suffix, pattern) for shard in plan.shards for pattern in shard.outputs]
-    if not patterns:
-        return MergeRefused("it names no outputs of its shards", where=path, hint="gpusched shard --merge PATTERN")
-    hint = f"looked for {shown(', '.join(pattern for _, pattern in patterns[:3]))}"
-    for directory in (os.path.dirname(patterns[0][1]), os.getcwd()):
-        names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-        if near := [name for name in names if any(suffix in name for suffix, _ in patterns[:100])]:
-            there = shown(name_from(os.getcwd(), os.path.join(directory, near[0])))
-            hint += f"; {there} is there: the same command with a --merge that names it only merges"
-            break
-    return MergeRefused("no shard has left a file", where=path, hint=hint)
-
-
 def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
     """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
-    if any(len(group.files) > 1 for group in groups) or len({shard for group in groups for shard in group.files}) < 2:
+    firsts = dict(next(iter(files.items())) for _, files in groups)  # shard -> a file of it
+    if len(firsts) < 2 or any(len(files) > 1 for _, files in groups):
         return
-    names = shown(", ".join(os.path.basename(next(iter(group.files.values()))) for group in groups[:3]))
+    names = shown(", ".join(os.path.basename(path) for path in list(firsts.values())[:3]))
     why = f"no files of two shards belong together, since more than the suffix differs: {names}"
     hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
     raise MergeRefused(why, where=path, hint=hint)

@@ -10,26 +10,20 @@ from numpy.lib import format as npy
 
 from ..join.stored_arrays import StoredArray, StoredArrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart
-from ..parts.report import PartUnreadable, shown
+from ..parts.model import MergePart, PartUnreadable
 from ..write.output import MergeOutput
 
 
 class NumpyFiles(WholeFileFormat):
     """The arrays of .npy parts."""
 
+    noun = ".npy file"
     arrays = StoredArrays()
 
     def read(self, part: MergePart) -> StoredArray:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of headers by Python 2, and of words that are no Python any more
-                array = npy.open_memmap(part.path, mode="r")
-        except OSError:
-            raise
-        except Exception as error:  # the header is Python's text: tokenizer, parser and dtype each have their own
-            why = "is empty" if part.size == 0 else f"is no .npy file, or damaged: {shown(error, 120)}"
-            raise PartUnreadable(why) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers by Python 2, and of words that are no Python any more
+            array = npy.open_memmap(part.path, mode="r")
         if not array.shape:
             raise PartUnreadable("is a scalar: it has no axis 0")
         if not array.flags.c_contiguous:  # stored by columns: turned in memory
@@ -39,10 +33,7 @@ class NumpyFiles(WholeFileFormat):
     def save(self, merged: Any, out: MergeOutput) -> None:
         header = io.BytesIO()
         fields = {"descr": npy.dtype_to_descr(merged.dtype), "fortran_order": False, "shape": merged.shape}
-        try:
-            npy.write_array_header_1_0(header, fields)
-        except ValueError:  # longer than the first version can say
-            npy.write_array_header_2_0(header, fields)
+        npy.write_array_header_2_0(header, fields)
         out.write(header.getvalue())
         for chunk in merged.chunks():
             out.write(chunk)

@@ -12,8 +12,7 @@ from numpy.lib import format as npy
 
 from ..join.dicts import Arrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart, MergeTask
-from ..parts.report import PartUnreadable, shown, too_many_open
+from ..parts.model import MergePart, MergeTask, PartUnreadable, shown
 from ..write.output import MergeOutput
 
 
@@ -53,6 +52,7 @@ class NumpyArrays(Arrays):
 class NumpyArchives(WholeFileFormat):
     """The archives of .npz parts."""
 
+    noun = ".npz file"
     arrays = NumpyArrays()
 
     def __init__(self, task: MergeTask) -> None:
@@ -60,23 +60,20 @@ class NumpyArchives(WholeFileFormat):
         self._method = zipfile.ZIP_STORED  # deflated if one part is
 
     def read(self, part: MergePart) -> Any:
-        try:
-            with warnings.catch_warnings(), zipfile.ZipFile(part.path) as archive:
-                warnings.simplefilter("ignore")  # of headers by Python 2
-                if any(member.compress_type == zipfile.ZIP_DEFLATED for member in archive.infolist()):
-                    self._method = zipfile.ZIP_DEFLATED
-                with np.load(part.path, allow_pickle=False) as arrays:
-                    values = {name: arrays[name] for name in arrays.files}
-        except Exception as error:  # NumPy, zipfile and zlib each have their own
-            why = "is empty" if part.size == 0 else f"is no .npz file, or damaged: {shown(error, 120)}"
-            raise too_many_open(error) or PartUnreadable(why) from None
+        with warnings.catch_warnings(), open(part.path, "rb") as file:
+            warnings.simplefilter("ignore")  # of headers by Python 2
+            with np.load(file, allow_pickle=False) as arrays:
+                values = {name: arrays[name] for name in arrays.files}
+                self._method = max(self._method, *(one.compress_type for one in arrays.zip.infolist()), 0)
         if others := [name for name, value in values.items() if not isinstance(value, np.ndarray)]:
             raise PartUnreadable(f"holds {shown(others[0])!r}, which is no array")
         part.values = {k: v.item() for k, v in values.items() if not v.shape and v.dtype.kind in "biufU"}
         return values
 
     def save(self, merged: Any, out: MergeOutput) -> None:
-        with out.file() as file, zipfile.ZipFile(file, "w", self._method) as archive:
-            for name, value in merged:  # without a date, so that the same parts make the same bytes
-                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as into:
+        with zipfile.ZipFile(out.file, "w", self._method) as archive:
+            for name, value in merged.items():  # without a date, so that the same parts make the same bytes
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.compress_type = self._method
+                with archive.open(member, "w", force_zip64=True) as into:
                     npy.write_array(into, np.asanyarray(value), allow_pickle=False)

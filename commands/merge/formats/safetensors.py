@@ -6,13 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK
-from gpusched.common.safetensors_header import DTYPE_BITS, HeaderError, read_header
+from gpusched.common.safetensors_header import DTYPE_BITS, read_header
 
 from ..join.stored_arrays import StoredArray, StoredArrays
 from ..join.whole_files import WholeFileFormat
-from ..parts.model import MergePart
-from ..parts.report import MergeRefused, PartUnreadable, shown
+from ..parts.model import MergePart, shown
 from ..write.output import MergeOutput
 
 _NUMPY = {"U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8"}
@@ -26,13 +24,10 @@ class StoredTensors(StoredArrays):
         first = values[0]
         if first.dtype not in _NUMPY:
             raise TypeError
-        try:
-            import numpy as np
+        import numpy as np
 
-            from .npz import NumpyArrays
-        except ImportError:
-            hint = "pip install 'gpusched-lab[merge]'"
-            raise MergeRefused("--sum of .safetensors needs numpy", hint=hint, exit_code=EXIT_CANNOT_WORK) from None
+        from .npz import NumpyArrays
+
         arrays = [np.frombuffer(one.read(), _NUMPY[first.dtype]) for one in values]
         data = NumpyArrays().add(arrays).tobytes()
         return StoredArray(first.dtype, first.shape, len(data), data=data)
@@ -41,28 +36,23 @@ class StoredTensors(StoredArrays):
 class SafetensorsFiles(WholeFileFormat):
     """The tensors of .safetensors parts, and their texts."""
 
+    noun = "safetensors file"
     arrays = StoredTensors()
 
     def read(self, part: MergePart) -> dict[str, StoredArray]:
-        try:
-            header = read_header(part.path)
-        except HeaderError as error:
-            raise PartUnreadable(str(error)) from None
+        header = read_header(part.path)
         part.values = header.metadata
         entries = header.tensors.values()
         return {one.name: StoredArray(one.dtype, one.shape, one.size_bytes, part, one.begin) for one in entries}
 
     def save(self, merged: Any, out: MergeOutput) -> None:
-        texts: dict[str, list[str]] = {}  # `__metadata__`: equal texts stay, others become a JSON list
-        for part in self.task.parts:
-            for key, text in part.values.items():
-                texts.setdefault(key, []).append(text)
-        for key in [key for key, several in texts.items() if len({*several}) > 1]:
-            self.task.report.note(f"the metadata {shown(key)!r} differ from part to part: a JSON list of them")
-            texts[key] = [json.dumps(texts[key])]
+        several = [part.values for part in self.task.parts if not part.skipped]
+        texts = {key: text for key, text in several[0].items() if all(one.get(key) == text for one in several)}
+        if lost := sorted({key for one in several for key in one} - texts.keys()):
+            self.task.report.note(f"{shown(', '.join(lost))}: the texts differ from part to part, and are left out")
         # Those of wide elements first: each is then aligned.
-        tensors = sorted(merged, key=lambda item: (-DTYPE_BITS[item[1].dtype], item[0]))
-        fields: dict[str, Any] = {"__metadata__": {key: several[0] for key, several in texts.items()}} if texts else {}
+        tensors = sorted(merged.items(), key=lambda item: (-DTYPE_BITS[item[1].dtype], item[0]))
+        fields: dict[str, Any] = {"__metadata__": texts} if texts else {}
         at = 0
         for name, one in tensors:
             fields[name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [at, at + one.size_bytes]}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
-from ..join.line_blocks import bom_bytes
-from ..join.records import NO_KEY, Record, RecordFormat, check_key, note_lacking
-from ..parts.model import MergePart, MergeTask, reading
-from ..parts.report import MergeRefused, MergeReport, PartUnreadable, count_of, shown
+from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, note_lacking
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, count_of, reading, shown
 
 FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
-DELIMITERS = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar"}
 
 
 class CsvTables(RecordFormat):
@@ -23,29 +20,23 @@ class CsvTables(RecordFormat):
     def __init__(self, task: MergeTask) -> None:
         super().__init__(task)
         csv.field_size_limit(FIELD_BYTES)
-        self._text = io.StringIO()
-        # With \r\n, since only the characters of the line's end are surely quoted in a field.
-        self._writer = csv.writer(self._text, delimiter=self.delimiter, lineterminator="\r\n")
+        # It returns the line. With \r\n, since only the characters of the line's end are surely quoted in a field.
+        self._writer = csv.writer(SimpleNamespace(write=str), delimiter=self.delimiter, lineterminator="\r\n")
         self._headers: dict[str, list[str]] = {}
         for part in task.parts:
             with reading(part, self.report):
-                header = self._header(part)
-                if header:
+                if header := self._header(part):
                     self._headers[part.path] = header
-                else:
-                    self.report.note(f"{shown(part.name)} is empty: it is skipped")
         self.columns = self._union([part for part in task.parts if part.path in self._headers])
         if self.columns:
             self.prefix = self._line(self.columns)
-            check_key(self.options.key, self.columns)
 
     def _header(self, part: MergePart) -> list[str]:
-        header = next((row for _, row in self._rows(part, self.report)), [])
+        header = next((row for _, row in self._rows(part)), [])
         if twice := sorted(name for name in {*header} if header.count(name) > 1):
             raise PartUnreadable(f"names the column {shown(twice[0])!r} twice", 1)
-        for other, name in DELIMITERS.items() if len(header) == 1 else ():
-            if other != self.delimiter and other in header[0]:
-                raise PartUnreadable(f"is separated by {name}, not by {DELIMITERS[self.delimiter]}", 1)
+        if len(header) == 1 and any(mark in header[0] for mark in {*",;\t|"} - {self.delimiter}):
+            raise PartUnreadable(f"has one column, {shown(header[0], 60)!r}: it is separated by something else", 1)
         return header
 
     def _union(self, parts: Sequence[MergePart]) -> list[str]:
@@ -58,54 +49,39 @@ class CsvTables(RecordFormat):
                 raise MergeRefused(why, where=part.name, hint="is its header missing? each part needs one")
             union.update(dict.fromkeys(header))
         for column in union:
-            note_lacking(self.task, column, [part for part in parts if column in self._headers[part.path]], parts)
+            note_lacking(self.report, column, [p.name for p in parts if column not in self._headers[p.path]])
         return list(union)
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
-        header = self._headers.get(part.path, [])
+        if not (header := self._headers.get(part.path, [])):
+            return
         at = {name: number for number, name in enumerate(header)}
         places = [at.get(name) for name in self.columns]
         key = at.get(self.options.key or "")
-        rows = self._rows(part, report) if header else iter(())
-        next(rows, None)
+        if self.options.key is not None and key is None:
+            raise PartUnreadable(NO_KEY)
+        rows = self._rows(part)
+        next(rows)
         for line, row in rows:
             if len(row) != len(header):
                 report.leave_out(part.name, line, f"has {count_of(len(row), 'field')} under a header of {len(header)}")
                 continue
-            if self.options.key is not None and key is None:
-                raise PartUnreadable(NO_KEY)
             values = row if header == self.columns else ["" if place is None else row[place] for place in places]
-            yield line, self._line(values), b"" if key is None else row[key].encode()
+            yield line, self._line(values), b"" if key is None else row[key].encode(), 1
 
     def _line(self, row: Sequence[str]) -> bytes:
-        self._text.seek(0)
-        self._text.truncate()
-        self._writer.writerow(row)
-        return self._text.getvalue().removesuffix("\r\n").encode() + b"\n"
+        return str(self._writer.writerow(row)).removesuffix("\r\n").encode() + b"\n"
 
-    def _rows(self, part: MergePart, report: MergeReport) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows with the lines where they begin, the header first; no blank lines. Wrong rows are left out.
-
-        PartUnreadable for a wrong header, and where the part cannot be read on.
-        """
-        reader = csv.reader(_lines(part), delimiter=self.delimiter, strict=True)
-        row: list[str] | None = []
-        is_header = True
-        while row is not None:
-            line = reader.line_num + 1
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                if "unexpected end" in str(error):
-                    why = "opens a quote that is never closed: all from here on is left out, or the file is cut"
-                    raise PartUnreadable(why, line) from None
-                if is_header or "field larger" in str(error):
-                    raise PartUnreadable(f"is no CSV from here on: {shown(error)}", line) from None
-                report.leave_out(part.name, line, f"is no CSV: {shown(error)}")
-            else:
+    def _rows(self, part: MergePart) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows with the lines where they begin, the header first; no blank lines."""
+        reader, line = csv.reader(_lines(part), delimiter=self.delimiter, strict=True), 1
+        try:
+            for row in reader:
                 if row:
                     yield line, row
-                    is_header = False
+                line = reader.line_num + 1
+        except csv.Error as error:  # with an open quote, nobody knows where the next row begins
+            raise PartUnreadable(f"is no CSV; all from here on is left out: {error}", line) from None
 
 
 class TsvTables(CsvTables):
@@ -117,12 +93,12 @@ class TsvTables(CsvTables):
 def _lines(part: MergePart) -> Iterator[str]:
     """Yield the lines as text, without a byte order mark. PartUnreadable where they are none."""
     with open(part.path, "rb") as file:
+        file.seek(bom_bytes(file.read(3)))
         for number, line in enumerate(file, 1):
             try:
-                text = line[bom_bytes(line[:3]) if number == 1 else 0 :].decode("utf-8")
+                text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                why = f"is not UTF-8 (byte {error.start + 1} of the line); all from here on is left out"
-                raise PartUnreadable(why, number) from None
+                raise PartUnreadable(f"all from here on is left out: {error}", number) from None
             if "\0" in text:
                 raise PartUnreadable("holds NUL bytes; all from here on is left out", number)
             yield text

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ..join.line_blocks import LineFormat
-from ..parts.model import MergePart
-from ..parts.report import MergeReport
+from ..join.records import Checked, LineFormat
+from ..parts.model import MergePart, MergeReport
 
 
 class TextLines(LineFormat):
     """The lines of .txt parts; the last one gets the newline that it lacks."""
 
-    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Iterator[tuple[int, bytes, int]]:
+    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Checked:
         text = block if block.endswith(b"\n") else block + b"\n"
         yield line, text, text.count(b"\n")

@@ -1,23 +1,11 @@
-"""The rules by which dicts of several parts become one. Knows arrays only by `Arrays`; reads no file.
-
-| the parts hold under a key | the output holds |
-|---|---|
-| lists, or tuples that differ | one, joined in the order of the parts |
-| arrays, tensors | one, concatenated on dimension 0 |
-| dicts | one, by the same rules, key by key |
-| plain values, or tuples, that are equal | that value |
-| numbers, and --sum names the key | their sum |
-| other plain values | a list with one for each part |
-| a value in only one part | that value |
-"""
+"""The rules by which dicts of several parts become one: docs/merge.md, "One object a part". Reads no file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..parts.model import MergePart, MergeTask
-from ..parts.report import MergeRefused, count_of, first_of, shown
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown
 
 HeldValue = tuple[MergePart, Any]
 _KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))
@@ -39,39 +27,37 @@ def sum_name(key: str, sums: Sequence[str]) -> str | None:
 class DictMerge:
     """Merges the values of parts. Its refusals name the key, the parts and the difference."""
 
-    def __init__(self, task: MergeTask, arrays: Arrays, parts: Sequence[MergePart]) -> None:
+    def __init__(self, task: MergeTask, arrays: Arrays) -> None:
         self._task, self._note = task, task.report.note
         self._arrays: Any = arrays  # dtype (in words), join (on dimension 0, rows then by places), stack, add, equal
         self._summed: set[str] = set()
-        self._is_several = len(parts) > 1
-        self._places: dict[tuple[str, ...], Sequence[int]] = {}
+        self._places: dict[tuple[tuple[str, int], ...], Sequence[int] | None] = {}
         self._alone: list[str] = []
 
     def merge(self, values: Sequence[HeldValue]) -> Any:
-        """Return the one value of all parts; for dicts, an iterator of its items."""
-        self._check_alike("", values, self._kind)
-        return self._reported(values) if self._kind(values[0][1]) == "dict" else self._merge("", values)
-
-    def _reported(self, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
-        yield from self._items("", values)
+        """Return the one value of all parts."""
+        merged = self._merge("", values)
         if self._alone:
             more = f" (and {count_of(len(self._alone) - 1, 'other key')})" if len(self._alone) > 1 else ""
             self._note(f"{self._alone[0]}{more}: only one part has it; taken as it is")
         for key in sorted({*self._task.options.sum} - self._summed):
             self._note(f"--sum {shown(key)}: no part has a number under this key")
+        return merged
 
-    def _items(self, key: str, values: Sequence[HeldValue]) -> Iterator[tuple[Any, Any]]:
-        """Yield the keys of these dicts with their merged values. A value is read only when its key comes."""
+    def _items(self, key: str, values: Sequence[HeldValue]) -> dict[Any, Any]:
+        """Return the keys of these dicts with their merged values."""
         filled = [(part, value) for part, value in values if value]
         for part, value in values:
             if not value and filled:
                 self._note(f"{shown(part.name)}: {_label(key)} is an empty dict; it is skipped")
+        merged = {}
         for name in {name: None for _, value in filled for name in value}:
             path = f"{key}.{name}" if key else str(name)
             having = [(part, value[name]) for part, value in filled if name in value]
             if len(having) < len(filled):
                 self._check_lacking(path, having, [part for part, _ in filled])
-            yield name, self._merge(path, having)
+            merged[name] = self._merge(path, having)
+        return merged
 
     def _check_lacking(self, key: str, having: Sequence[HeldValue], parts: Sequence[MergePart]) -> None:
         """Report a key that only some parts have. Refused where its rows would be joined, and several have it."""
@@ -86,15 +72,13 @@ class DictMerge:
             raise MergeRefused(f"{why}: joined, its rows would not be those of the other keys")
 
     def _merge(self, key: str, values: Sequence[HeldValue]) -> Any:
-        self._check_alike(key, values, self._kind)
+        self._check_alike(key, values, self._kind, "to be joined")
         kind, name = self._kind(values[0][1]), sum_name(key, self._task.options.sum)
         if kind == "dict":
-            return dict(self._items(key, values))
+            return self._items(key, values)
         self._summed |= {name} if name is not None else set()
         if kind == "plain value":
             return self._join_plain(key, values, is_summed=name is not None)
-        if len(values) == 1 and self._is_several:
-            return values[0][1]
         if kind != "array":
             return self._join_lists(key, values)
         return self._join_arrays(key, values) if name is None else self._add_arrays(key, values)
@@ -104,9 +88,12 @@ class DictMerge:
             return "array"
         return next((name for name, kind in _KINDS if isinstance(value, kind)), "plain value")
 
+    def _rows(self, array: Any) -> str:
+        return f"{self._arrays.dtype(array)}, rows of {tuple(array.shape[1:]) if len(array.shape) else 'no dimension'}"
+
     def _add_arrays(self, key: str, values: Sequence[HeldValue]) -> Any:
         dtype = self._arrays.dtype
-        self._check_alike(key, values, lambda value: f"{dtype(value)} {tuple(value.shape)}")
+        self._check_alike(key, values, lambda value: f"{dtype(value)} {tuple(value.shape)}", "to be added up")
         try:
             return self._arrays.add([value for _, value in values])
         except (OverflowError, TypeError):
@@ -117,8 +104,7 @@ class DictMerge:
         filled = [(part, value) for part, value in values if tuple(value.shape) != (0,)] or values
         for part in [part for part, value in values if tuple(value.shape) == (0,) and len(filled) < len(values)]:
             self._note(f"{shown(part.name)}: {_label(key)} is empty")
-        self._check_alike(key, filled, self._arrays.dtype)
-        self._check_alike(key, filled, _rows)
+        self._check_alike(key, filled, self._rows, "to be joined")
         several = [value for _, value in filled]
         if len(several[0].shape):
             return self._arrays.join(several, self._places_of(key, filled, [value.shape[0] for value in several]))
@@ -130,8 +116,6 @@ class DictMerge:
     def _join_lists(self, key: str, values: Sequence[HeldValue]) -> Any:
         first = values[0][1]
         if key and isinstance(first, tuple) and all(_same(first, value) for _, value in values):
-            if all(part.records == len(first) for part, _ in values) and self._is_several:
-                self._note(f"{_label(key)} is the same tuple in all parts: it is kept; lists are joined")
             return first
         joined = [item for _, value in values for item in value]
         places = self._places_of(key, values, [len(value) for _, value in values])
@@ -140,10 +124,10 @@ class DictMerge:
 
     def _join_plain(self, key: str, values: Sequence[HeldValue], *, is_summed: bool) -> Any:
         several = [value for _, value in values]
-        if is_summed and all(isinstance(value, int | float) for value in several):
-            return sum(several)
+        if is_summed and not all(isinstance(value, int | float) for value in several):
+            raise MergeRefused(f"--sum {shown(key)}: it is no number in all parts")
         if is_summed:
-            self._refuse(key, values, lambda value: type(value).__name__, "to be added up")
+            return sum(several)
         if all(_same(several[0], value) for value in several):
             return several[0]
         self._note(f"{_label(key)} differs from part to part: a list, one for each part (--sum adds numbers up)")
@@ -151,28 +135,20 @@ class DictMerge:
 
     def _places_of(self, key: str, values: Sequence[HeldValue], counts: Sequence[int]) -> Sequence[int] | None:
         """Return the order in which joined rows are the items' own; None to leave them as they are."""
-        parts, order = [part for part, _ in values], self._task.order
-        if order is not None and order.fits(parts, counts):
-            paths = tuple(part.path for part in parts)
-            self._places[paths] = self._places.get(paths) or order.places(parts)
-            return self._places[paths]
-        if order is not None:
+        key_of_places = tuple((part.path, count) for (part, _), count in zip(values, counts, strict=True))
+        if key_of_places not in self._places:
+            self._places[key_of_places] = self._task.places([part for part, _ in values], counts)
+        places = self._places[key_of_places]
+        if places is None and self._task.order is not None:
             self._note(f"{_label(key)} does not have one row for each item: its parts stand by their shards")
-        return None
+        return places
 
-    def _check_alike(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str]) -> None:
-        if len({trait(value) for _, value in values}) > 1:
-            self._refuse(key, values, trait, "to be joined")
-
-    def _refuse(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str], purpose: str) -> None:
+    def _check_alike(self, key: str, values: Sequence[HeldValue], trait: Callable[[Any], str], purpose: str) -> None:
         first, own = values[0][0], trait(values[0][1])
-        part, value = next((held for held in values if trait(held[1]) != own), values[-1])
-        why = f"{_label(key)} is {shown(trait(value))}, and {shown(own)} in {shown(first.name)}: not {purpose}"
-        raise MergeRefused(why, where=part.name, hint="make them alike, or leave that part out")
-
-
-def _rows(value: Any) -> str:
-    return f"rows of shape {tuple(value.shape[1:])}" if len(value.shape) else "scalar"
+        for part, value in values:
+            if trait(value) != own:
+                why = f"{_label(key)} is {shown(trait(value))}, and {shown(own)} in {shown(first.name)}: not {purpose}"
+                raise MergeRefused(why, where=part.name, hint="make them alike, or leave that part out")
 
 
 def _label(key: str) -> str:

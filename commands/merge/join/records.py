@@ -1,145 +1,141 @@
-"""Records of text, one by one: part after part, or in the order of the items; repeated ones found. Knows no format.
-
-Memory does not grow with the records, but for --key (their identities) and a shuffled plan (their places).
-"""
+"""Records of text, joined. Memory grows with them only for --key (identities) and the order of items (places)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import mmap
+import re
+import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
 
-from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import SHOWN, MergeRefused, MergeReport, count_of, shown
+from ..parts.model import (
+    SHOWN,
+    MergePart,
+    MergeRefused,
+    MergeReport,
+    MergeTask,
+    PartUnreadable,
+    count_of,
+    reading,
+    shown,
+)
 from ..write.output import MergeOutput
 
-Record = tuple[int, bytes, bytes]  # line, text to write, identity of its key
+Record = tuple[int, bytes, bytes, int]  # line, text to write, identity of its key, number of records in the text
 PlacedRecord = tuple[MergePart, Record]
-Placing = Callable[[MergeReport], Iterator[PlacedRecord]]
+Checked = Iterator[tuple[int, bytes, int]]  # line, text, number of records: a whole block, or one record
+Placing = Callable[[MergeReport], Iterable[PlacedRecord]]
 
+BLOCK_BYTES = 1 << 16
+BOM = b"\xef\xbb\xbf"
+LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # with its newline, which nothing but \n is
 NO_KEY = "has no field of the name that --key gives"
-_BLOCKS_BYTES = 1 << 25  # of all files that are open together
 
 
 class RecordFormat:
     """A format whose parts are records of text. A subclass reads them."""
 
-    prefix = b""
-    separator = b""
-    suffix = b""
+    prefix = separator = suffix = b""  # of the output
 
     def __init__(self, task: MergeTask) -> None:
-        self.task = task
-        self.parts, self.options, self.report = task.parts, task.options, task.report
-        self.block_bytes = max(1 << 14, min(1 << 18, _BLOCKS_BYTES // len(task.parts)))
+        self.task, self.options, self.report = task, task.options, task.report
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
         """Yield the records of a part. PartUnreadable where it cannot be read on."""
         raise NotImplementedError
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         """Write the records of all parts."""
-        for part in self.parts:
-            if not part.size:
-                self.report.note(f"{shown(part.name)} is empty: it is skipped")
-        out.write(self.prefix)
-        count = self._write_all(self._placing(out), out)
-        out.write(self.suffix)
-        return Joined(count)
-
-    def _write_all(self, placing: Placing | None, out: MergeOutput) -> int:
-        count = 0
-        for _, (_, text, _) in self._chosen(placing or self._one_after_the_other):
-            out.write(self.separator + text if count else text)
-            count += 1
+        with tempfile.TemporaryFile(dir=out.directory) as scratch:  # without a name
+            placing: Placing = self._part_by_part if self.task.order is None else self._in_item_order(scratch)
+            keys = KeyFilter(self.task, lambda: (record[2] for _, record in placing(MergeReport())))
+            count = 0
+            out.write(self.prefix)
+            for part, (line, text, key, number) in placing(self.report):
+                if self.options.key is None or keys.takes(key, part.name, f"line {line}"):
+                    out.write(self.separator + text if count else text)
+                    count += number
+            keys.close()
+            out.write(self.suffix)
         return count
 
-    def _placing(self, out: MergeOutput) -> Placing | None:
-        """Return a function that yields the records in the items' order; None if the parts are not to be mixed."""
-        if (order := self.task.order) is None:
-            return None
-        survey = MergeReport()
-        if not order.fits(self.parts, [sum(1 for _ in self._counted(part, survey)) for part in self.parts]):
-            self.report.note_order()
-            return None
-        return self._in_turn if order.plan.shuffle_seed is None else self._spooled(out, order.places(self.parts))
-
-    def _counted(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
-        """Yield the records of a part up to where it cannot be read on, and count them."""
-        part.records = 0
-        with reading(part, report):
-            for record in self.records(part, report):
-                part.records += 1
-                yield record
-
-    def _one_after_the_other(self, report: MergeReport) -> Iterator[PlacedRecord]:
-        return ((part, record) for part in self.parts for record in self._counted(part, report))
-
-    def _in_turn(self, report: MergeReport) -> Iterator[PlacedRecord]:
-        """Yield one record of each part in turn, as strided shards have them."""
-        streams = [(part, self._counted(part, report)) for part in self.parts]
-        while streams:
-            for part, stream in list(streams):
-                if (record := next(stream, None)) is None:
-                    streams.remove((part, stream))
-                else:
+    def _part_by_part(self, report: MergeReport) -> Iterator[PlacedRecord]:
+        """Yield the records of each part up to where it cannot be read on, and count them."""
+        for part in self.task.parts:
+            part.records = 0
+            if not part.size:
+                report.note(f"{shown(part.name)} is empty: it is skipped")
+            with reading(part, report):
+                for record in self.records(part, report):
+                    part.records += record[3]
                     yield part, record
 
-    def _spooled(self, out: MergeOutput, places: Sequence[int]) -> Placing:
-        """Write all records into a file without a name, from which they can be taken in any order."""
-        file, starts = out.scratch(), array("q", [0])
-        heads: list[tuple[MergePart, int, bytes]] = []
-        for part, (line, text, key) in self._one_after_the_other(self.report):
+    def _in_item_order(self, file: IO[bytes]) -> Placing:
+        """Write all records into a file, from which they are taken in the order of the items."""
+        starts, heads = array("q", [0]), []
+        for part, (line, text, key, _) in self._part_by_part(self.report):
             file.write(text)
             starts.append(starts[-1] + len(text))
-            heads.append((part, line, key))
-        file.flush()  # each record is read from the file itself: a buffer would be filled anew for each
+            if self.options.key is not None:
+                heads.append((part, line, key))
+        file.flush()
+        places = self.task.places(self.task.parts, [part.records for part in self.task.parts])
+        if places is None:
+            self.report.note_order()
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if starts[-1] else b""
 
-        def ordered(_: MergeReport) -> Iterator[PlacedRecord]:
-            for place in places:
-                text, (begin, end) = b"", starts[place : place + 2]
-                while len(text) < end - begin:  # one read gives 2 GiB at most
-                    text += os.pread(file.fileno(), end - begin - len(text), begin + len(text))
-                part, line, key = heads[place]
-                yield part, (line, text, key)
+        def placed(_: MergeReport) -> Iterator[PlacedRecord]:
+            for place in range(len(starts) - 1) if places is None else places:
+                part, line, key = heads[place] if heads else (self.task.parts[0], 0, b"")
+                yield part, (line, data[starts[place] : starts[place + 1]], key, 1)
 
-        return ordered
+        return placed
 
-    def _chosen(self, placing: Placing) -> Iterator[PlacedRecord]:
-        """Yield the records without those that repeat a key."""
-        if self.options.key is None:
-            yield from placing(self.report)
-            return
-        keys = KeyFilter(self.task, lambda: (key for _, (_, _, key) in placing(MergeReport())))
-        for part, record in placing(self.report):
-            if keys.takes(record[2], part.name, f"line {record[0]}"):
-                yield part, record
-        keys.close()
+
+class LineFormat(RecordFormat):
+    """A format whose parts are lines. A subclass checks them."""
+
+    def check(self, part: MergePart, line: int, block: bytes, report: MergeReport) -> Checked:
+        """Yield a block that is right as a whole, or else its records one by one."""
+        raise NotImplementedError
+
+    def identity(self, record: bytes) -> bytes | None:
+        """Return the identity of the field that --key names; None where a record has no such field."""
+        raise NotImplementedError
+
+    def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
+        has_key, first = self.options.key is not None, 1
+        for block in line_blocks(part.path):
+            for at, text, count in self.check(part, first, block, report):
+                if not has_key and self.task.order is None:
+                    yield at, text, b"", count
+                    continue
+                for line, record in enumerate(LINE.findall(text), at):
+                    key = self.identity(record) if has_key else b""
+                    if key is None:
+                        report.leave_out(part.name, line, NO_KEY)
+                    else:
+                        yield line, record, key, 1
+            first += block.count(b"\n")
 
 
 class KeyFilter:
     """Decides for one record after the other if it stays; each key stays once, at its own place."""
 
-    def __init__(self, task: MergeTask, keys: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(self, task: MergeTask, keys: Callable[[], Iterable[bytes]]) -> None:
         """`keys` gives all keys in the same order; it is called only where the last record of a key stays."""
-        self._task = task
-        self._policy = task.options.on_duplicate
-        self._last = {_digest(key): at for at, key in enumerate(keys())} if self._policy == "keep-last" else {}
-        self._seen: set[bytes] = set()
-        self._at = -1
-        self._dropped = 0
+        self._task, self._at, self._dropped = task, -1, 0
+        keeps_last = task.options.key is not None and task.options.on_duplicate == "keep-last"
+        self._kept = {_digest(key): at for at, key in enumerate(keys())} if keeps_last else {}  # key -> its place
         self._repeated: list[str] = []
 
     def takes(self, key: bytes, part: str, place: str) -> bool:
         """Return True if the next record, which has this key, stays."""
         self._at += 1
-        digest = _digest(key)
-        is_taken = self._last[digest] == self._at if self._last else digest not in self._seen
-        if not self._last:
-            self._seen.add(digest)
+        is_taken = self._kept.setdefault(_digest(key), self._at) == self._at
         if not is_taken:
             self._dropped += 1
             if self._dropped <= SHOWN:
@@ -149,9 +145,10 @@ class KeyFilter:
 
     def close(self) -> None:
         """Report the dropped records. Raises MergeRefused if no option says which of them stays."""
+        policy = self._task.options.on_duplicate
         text = f"{count_of(self._dropped, 'repeated record')} by {shown(self._task.options.key)}"
-        if self._dropped and self._policy != "error":
-            self._task.report.note(f"{text} dropped ({self._policy})")
+        if self._dropped and policy != "error":
+            self._task.report.note(f"{text} dropped ({policy})")
         elif self._dropped:
             more = [f"and {self._dropped - SHOWN:,} more"] if self._dropped > SHOWN else []
             hint = "--on-duplicate keep-first or keep-last chooses"
@@ -163,27 +160,30 @@ def _digest(key: bytes) -> bytes:
 
 
 def field_identity(value: Any) -> bytes:
-    """Return bytes that are equal for equal values."""
-    try:
-        text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text.encode("utf-8", "surrogatepass")
+    """Return bytes that are equal for equal values of JSON."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def check_key(key: str | None, columns: Sequence[str]) -> None:
-    """Refuse where no part has the column that --key names."""
-    if key is not None and key not in columns:
-        hint = f"the columns are {shown(', '.join(columns))}"
-        raise MergeRefused(f"there is no column {shown(key)!r} to find repeated rows by", hint=hint)
-
-
-def note_lacking(
-    task: MergeTask, column: str, having: Sequence[MergePart], parts: Sequence[MergePart], filled: str = "empty"
-) -> bool:
-    """Report a column that some parts lack, and the value that is filled in. Return True if there are such parts."""
-    lacking = [part.name for part in parts if part not in having]
-    names = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} of {len(parts)} parts"
+def note_lacking(report: MergeReport, column: str, lacking: list[str], filled: str = "empty") -> None:
+    """Report a column that these parts lack, and the value that is filled in."""
     if lacking:
-        task.report.note(f"column {shown(column)!r} is not in {names}: {filled} there")
-    return bool(lacking)
+        names = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} parts"
+        report.note(f"column {shown(column)!r} is not in {names}: {filled} there")
+
+
+def line_blocks(path: str) -> Iterator[bytes]:
+    """Yield a file in pieces of about 64 KiB that end with a line, without a byte order mark.
+
+    PartUnreadable for another encoding than UTF-8.
+    """
+    with open(path, "rb") as file:
+        file.seek(bom_bytes(file.read(3)))
+        while block := file.read(BLOCK_BYTES):
+            yield block if block.endswith(b"\n") else block + file.readline()
+
+
+def bom_bytes(data: bytes) -> int:
+    """Return how many bytes a byte order mark takes at the start of a text. PartUnreadable for another encoding."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
+    return len(BOM) if data.startswith(BOM) else 0

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..parts.model import MergePart
-from ..parts.report import MergeRefused, shown
+from ..parts.model import MergePart, MergeRefused
 from .dicts import Arrays
 
 CHUNK_BYTES = 1 << 20
@@ -58,14 +57,10 @@ class StoredArrays(Arrays):
         return str(value.dtype)
 
     def join(self, values: Sequence[Any], places: Sequence[int] | None) -> Any:
-        for one in values:
-            if one.shape[0] and one.size_bytes % one.shape[0]:
-                why = f"has {shown(one.dtype)} {one.shape}: its rows are no whole bytes, and cannot be joined"
-                hint = "store it in a wider dtype, or leave that part out"
-                raise MergeRefused(why, where=one.part.name, hint=hint)
-        shape = (sum(one.shape[0] for one in values), *values[0].shape[1:])
-        size = sum(one.size_bytes for one in values)
-        return StoredArray(values[0].dtype, shape, size, pieces=values, places=places)
+        size, rows = sum(one.size_bytes for one in values), sum(one.shape[0] for one in values)
+        if places and size % rows:
+            raise MergeRefused(f"rows of {values[0].dtype} are no whole bytes: their order cannot be restored")
+        return StoredArray(values[0].dtype, (rows, *values[0].shape[1:]), size, pieces=values, places=places)
 
     def stack(self, values: Sequence[Any]) -> Any:
         size = sum(one.size_bytes for one in values)

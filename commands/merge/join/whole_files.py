@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from ..parts.model import Joined, MergePart, MergeTask, reading
-from ..parts.report import MergeRefused
+from ..parts.model import MergePart, MergeRefused, MergeTask, reading
 from ..write.output import MergeOutput
 from .dicts import Arrays, DictMerge, HeldValue, sum_name
 
@@ -15,47 +14,44 @@ from .dicts import Arrays, DictMerge, HeldValue, sum_name
 class WholeFileFormat:
     """A format whose parts are one object each. A subclass reads one, and writes one."""
 
+    noun = ""  # the name of such a file
     arrays = Arrays()
 
     def __init__(self, task: MergeTask) -> None:
         self.task = task
 
     def read(self, part: MergePart) -> Any:
-        """Return the object of a part. PartUnreadable where it has none."""
+        """Return the object of a part. Any error means that the part is damaged."""
         raise NotImplementedError
 
     def save(self, merged: Any, out: MergeOutput) -> None:
-        """Write the merged object; a dict comes as an iterator of its items."""
+        """Write the merged object."""
         raise NotImplementedError
 
-    def write(self, out: MergeOutput) -> Joined:
+    def write(self, out: MergeOutput) -> int | None:
         """Write the one object of all parts that can be read."""
         values: list[HeldValue] = []
         for part in self.task.parts:
-            with reading(part, self.task.report):
+            with reading(part, self.task.report, self.noun):
                 values.append((part, self.read(part)))
                 part.records = self._leading(values[-1][1])
                 part.values = part.values or plain_values(values[-1][1])
         if not values:
-            return Joined(None)
+            return None
         part, first = values[0]
         if not self.arrays.holds(first) and not isinstance(first, Mapping | list | tuple):
             raise MergeRefused(f"is one {type(first).__name__}: nothing that can be joined", where=part.name)
-        self.save(DictMerge(self.task, self.arrays, [part for part, _ in values]).merge(values), out)
-        counts = [part.records for part in self.task.parts if not part.skipped]
-        count = None if None in counts else sum(count or 0 for count in counts)
-        return Joined(count, per_item=not isinstance(first, Mapping))
+        self.save(DictMerge(self.task, self.arrays).merge(values), out)
+        counts = [part.records for part, _ in values]
+        self.task.counts_items = not isinstance(first, Mapping)
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def _leading(self, value: Any) -> int | None:
-        """Return the number of records of a part: its length, or that of all lists and arrays of its dict.
-
-        Keys that --sum adds up have no records, and tuples may be plain values.
-        """
+        """Return the length of a part, or that of all lists and arrays of its dict, but those that --sum adds up."""
         if not isinstance(value, Mapping):
             return self._length(value)
-        named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]
-        lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None}
-        lengths -= {None}
+        named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]  # often plain values
+        lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None} - {None}
         return lengths.pop() if len(lengths) == 1 else None
 
     def _length(self, value: Any) -> int | None:
@@ -64,12 +60,12 @@ class WholeFileFormat:
         return len(value) if isinstance(value, list | tuple) else None
 
 
-def plain_values(value: Any, depth: int = 20) -> dict[str, Any]:
+def plain_values(value: Any) -> dict[str, Any]:
     """Return the plain values of nested dicts: the metadata that a part holds beside its data."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, held in islice(value.items(), 1000) if isinstance(value, Mapping) else ():
-        if isinstance(held, Mapping) and depth:
-            found |= {str(name): inner} if (inner := plain_values(held, depth - 1)) else {}
+        if inner := plain_values(held):
+            values[str(name)] = inner
         elif held is None or isinstance(held, bool | int | float | str):
-            found[str(name)] = held
-    return found
+            values[str(name)] = held
+    return values

@@ -1,35 +1,27 @@
 """The files that the shards of a plan have written, in groups: each group becomes one output. Reads no file.
 
-A file belongs to the shard whose pattern names it. Files of several shards belong together where the `*` of the same
-pattern stands for the same text, but for the shards' suffixes. Their output is named after them.
+Files of several shards belong together where the `*` of the same pattern stands for the same text, but for the suffix.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpusched.common.natural_order import natural_key
 from gpusched.shards.patterns import split_pattern
 
-from .model import suffix_of
-from .report import MergeRefused, shown
+from .model import MergeRefused, shown, suffix_of
 
 if TYPE_CHECKING:
     from gpusched.shards.plan import ShardPlan
 
+FileGroup = tuple[str, dict[int, str]]  # output, the file of each shard
+
 _MARK = "\0"  # stands where a name has its shard's suffix
-
-
-@dataclass
-class FileGroup:
-    """The files that the shards have written under one name."""
-
-    output: str
-    files: dict[int, str] = field(default_factory=dict)  # shard -> path
 
 
 def find_groups(plan: ShardPlan) -> list[FileGroup]:
@@ -42,52 +34,38 @@ def find_groups(plan: ShardPlan) -> list[FileGroup]:
                 claims.setdefault(path, {}).setdefault(shard.shard, (number, text))
     # The JSON that a script left beside a part of another format goes into the metadata.
     beside = {name for path in claims if suffix_of(path) not in ("", "json") for name in script_metadata_names(path)}
-    groups: dict[tuple[int, str], FileGroup] = {}
-    for path, owners in claims.items():
+    groups: dict[tuple[int, str], dict[int, str]] = {}
+    for path in claims.keys() - beside:
+        owners = claims[path]
         own = list(owners) if len(owners) == 1 else [shard for shard in owners if patterns.bears(shard, path)]
-        if path not in beside and len(own) != 1:
+        if len(own) != 1:
             names = shown(", ".join(plan.shards[shard].suffix for shard in owners), 80)
             raise MergeRefused(f"belongs to several shards ({names})", where=path, hint="put {suffix} into the pattern")
-        if path not in beside:
-            number, text = owners[own[0]]
-            key = number, patterns.mark(own[0], text)
-            groups[key] = groups.get(key) or FileGroup(patterns.output_name(*key))
-            groups[key].files[own[0]] = path
-    return sorted(groups.values(), key=lambda group: natural_key(group.output))
+        number, text = owners[own[0]]
+        groups.setdefault((number, patterns.mark(own[0], text)), {})[own[0]] = path
+    named = [(patterns.output_name(*key), files) for key, files in groups.items()]
+    return sorted(named, key=lambda group: natural_key(group[0]))
 
 
 class _Patterns:
-    """The patterns of all shards, and the directories that they name, each of which is listed once."""
+    """The patterns of all shards, and the files that they name."""
 
     def __init__(self, plan: ShardPlan) -> None:
         self._suffixes = [shard.suffix for shard in plan.shards]
         self._words = [re.compile(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])") for word in self._suffixes]
-        self._listings: dict[str, list[str]] = {}
-        self._texts = [[split_pattern(os.path.normpath(one)) for one in shard.outputs] for shard in plan.shards]
+        self._patterns = [[os.path.normpath(one) for one in shard.outputs] for shard in plan.shards]
+        self._texts = [[split_pattern(one) for one in patterns] for patterns in self._patterns]
         directories = [os.path.dirname(texts[0]) for shard in self._texts for texts in shard]
         # What stands above all outputs names no shard.
-        root = os.path.commonpath(directories) if len({*map(os.path.isabs, directories)}) == 1 else ""
-        self._root = f"{root.rstrip('/')}/" if root else ""
+        self._root = os.path.join(os.path.commonpath(directories), "") if directories else ""
 
-    def files(self, shard: int, number: int) -> list[tuple[str, str]]:
-        """Return the files that a pattern names, each with the text that its `*` stands for there."""
-        texts = self._texts[shard][number]
-        if len(texts) == 1:
-            return [(texts[0], "")] if os.path.isfile(texts[0]) else []
-        directory, begin = os.path.split(texts[0])
-        end, slash, below = texts[1].partition("/")
-        needs_suffix = self.bears(shard, "*".join(texts))  # `gpu_1*` names gpu_10 too
-        if directory not in self._listings:
-            names = os.listdir(directory or ".") if os.path.isdir(directory or ".") else []
-            self._listings[directory] = sorted(names, key=natural_key)
-        found = []
-        for name in self._listings[directory]:
-            is_hidden = name.startswith(".") and not begin
-            if name.startswith(begin) and name.endswith(end) and len(name) >= len(begin + end) and not is_hidden:
-                path = os.path.join(directory, name + slash + below)
-                if os.path.isfile(path) and (self.bears(shard, path) or not needs_suffix):
-                    found.append((path, name[len(begin) : len(name) - len(end)]))
-        return found
+    def files(self, shard: int, number: int) -> Iterator[tuple[str, str]]:
+        """Yield the files that a pattern names, each with the text that its `*` stands for there."""
+        begin, *end = self._texts[shard][number]
+        needs_suffix = self.bears(shard, "*".join([begin, *end]))  # `gpu_1*` names gpu_10 too
+        for path in glob.iglob(self._patterns[shard][number]):
+            if os.path.isfile(path) and (self.bears(shard, path) or not needs_suffix):
+                yield path, path[len(begin) : len(path) - len("".join(end))]
 
     def bears(self, shard: int, path: str) -> bool:
         """Return True if a path has the suffix of this shard as a word."""
@@ -97,31 +75,22 @@ class _Patterns:
         return self._words[shard].sub(_MARK, text)
 
     def output_name(self, number: int, text: str) -> str:
-        """Return the output of the files that pattern `number` names with this text for its `*`."""
+        """Return what the names have in common, but for numbers, with `merged` for the suffix or at the end."""
         pairs = zip(self._suffixes, self._texts, strict=True)
-        names = [text.replace(_MARK, word).join(texts[number]).removeprefix(self._root) for word, texts in pairs]
-        templates = {self.mark(shard, name) for shard, name in enumerate(names)}
-        *above, name = templates.pop().split("/")
-        if templates or _MARK not in "/".join([*above, name]):
-            return self._root + _common_name(names)
-        above = [word.replace(_MARK, "merged") for word in above if word != _MARK]  # `gpu_0/x.pt` makes `x_merged.pt`
-        stem, dot = os.path.splitext(name)
-        name = name.replace(_MARK, "merged") if _MARK in name else f"{stem}_merged{dot}"
-        return self._root + "/".join([*above, name])
-
-
-def _common_name(paths: Sequence[str]) -> str:
-    """Return the text that the names have in common but for numbers, or else their beginning, and `merged`."""
-    stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-    words = [re.split(r"([0-9]+)", stem) for stem in stems]
-    if len({tuple(texts[::2]) for texts in words}) == 1:
-        common = "".join(these[0] for these in zip(*words, strict=True) if len(set(these)) == 1)
-    else:
-        common = os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071
-    common = re.sub(r"([_.-])[_.-]+", r"\1", common).lstrip("_.-")
-    joint = "_" if common and common[-1] not in "_.-" else ""
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return os.path.join(directory, f"{common}{joint}merged{os.path.splitext(paths[0])[1]}")
+        names = [text.replace(_MARK, word).join(texts[number]) for word, texts in pairs]
+        stems = [self.mark(shard, os.path.splitext(os.path.basename(name))[0]) for shard, name in enumerate(names)]
+        words = [re.split(r"([0-9]+)", stem) for stem in stems]
+        if len({tuple(texts[::2]) for texts in words}) == 1:
+            common = "".join(these[0] for these in zip(*words, strict=True) if len(set(these)) == 1)
+        else:
+            common = os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071
+        common = re.sub(r"([_.-])[_.-]+", r"\1", common).lstrip("_.-")
+        if _MARK in common:
+            name = common.replace(_MARK, "merged").rstrip("_.-")
+        else:
+            name = f"{common}merged" if not common or common[-1] in "_.-" else f"{common}_merged"
+        directory = os.path.commonpath([os.path.dirname(name) for name in names])
+        return os.path.join(directory, name + os.path.splitext(names[0])[1])
 
 
 def script_metadata_names(path: str, suffix: str = "") -> list[str]:

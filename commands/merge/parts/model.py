@@ -1,4 +1,4 @@
-"""The values that a merge is about: its parts, its options, and the order of the items. Reads no file."""
+"""The values that a merge is about: its parts, the order of the items, and its problems in words. Reads no file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,102 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.text import clean
 from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.split import shuffled
 
-from .report import MergeReport, PartUnreadable, shown, too_many_open
-
 if TYPE_CHECKING:
     from gpusched.shards.plan import Shard, ShardPlan
+
+SHOWN = 5  # of like things
+
+
+def shown(text: object, limit: int = 300) -> str:
+    """Return text from others on one printable line, cut at `limit` characters."""
+    line = clean(str(text))
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def first_of(lines: list[str], limit: int = SHOWN) -> list[str]:
+    """Return the first lines, and the number of the others in one line more."""
+    return lines if len(lines) <= limit else [*lines[:limit], f"and {len(lines) - limit:,} more"]
+
+
+class MergeRefused(GpuschedError):
+    """A refusal: nothing is written."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", exit_code: int = EXIT_SOME_FAILED) -> None:
+        super().__init__(what, where=shown(where), hint=hint, exit_code=exit_code)
+
+
+class PartUnreadable(Exception):
+    """One part cannot be read, as a whole or from `line` on; the others can."""
+
+    def __init__(self, why: str, line: int | None = None) -> None:
+        super().__init__(why)
+        self.line = line
+
+
+class LeftOut(NamedTuple):
+    """A record or a part that is not in the output."""
+
+    part: str
+    line: int | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.part)}{f', line {self.line}' if self.line else ''}: {self.why}"
+
+
+@dataclass
+class MergeReport:
+    """The problems of one merge. Its size is bounded: of many like things, the first ones and their number."""
+
+    notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
+    marks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
+    is_unordered: bool = False
+
+    def note(self, text: str) -> None:
+        """Keep a warning, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def note_at(self, part: str, line: int, text: str) -> None:
+        """Keep a warning about a line of a part; for many lines it is one warning."""
+        first, count = self.marks.get((part, text), (line, 0))
+        self.marks[part, text] = first, count + 1
+
+    def note_order(self) -> None:
+        """Keep the warning that items are not put back into their order."""
+        self.is_unordered = True
+        self.note("the parts do not have one record for each item: they stand one after the other, by their shards")
+
+    def leave_out(self, part: str, line: int | None, why: str) -> None:
+        """Keep the loss of a record, or of all of a part from a line on."""
+        self.lost[part] = self.lost.get(part, 0) + 1
+        if self.lost[part] <= SHOWN:
+            self.left_out.append(LeftOut(part, line, why))
+
+    def warnings(self) -> list[str]:
+        """Return all warnings, one line each."""
+        lines = list(self.notes)
+        for (part, text), (line, count) in self.marks.items():
+            more = f", and on {count_of(count - 1, 'line')} more" if count > 1 else ""
+            lines.append(f"{shown(part)}, line {line}: {text}{more}")
+        return lines
+
+    def errors(self) -> list[str]:
+        """Return what is left out, one line each."""
+        more = [f"{shown(part)}: {count - SHOWN} more of them" for part, count in self.lost.items() if count > SHOWN]
+        return [*map(str, self.left_out), *more]
 
 
 @dataclass
@@ -34,66 +123,58 @@ class MergePart:
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
 
 
-class MissingPart(NamedTuple):
-    """A part that does not exist, or is of another run."""
+@dataclass
+class MergeTask:
+    """The merge of some parts into one output. `order`: the plan, where its parts one after the other are no order."""
 
-    name: str
-    why: str
-    shard: Shard | None = None
+    output: str
+    parts: list[MergePart]
+    options: MergeOptions
+    order: ShardPlan | None = None
+    missing: list[MergePart] = field(default_factory=list)  # `skipped` says why
+    order_text: str = "the items' own order"
+    counts_items: bool = True  # the counts of the parts are of records, and not of lists in a dict
+    report: MergeReport = field(default_factory=MergeReport)
 
+    def places(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> array[int] | None:
+        """Return the row of each item, in the order of the items, where the rows of part stand after part.
 
-class Joined(NamedTuple):
-    """The result of joining the parts. `per_item`: the counts are of records, not of lists in a dict."""
-
-    records: int | None
-    per_item: bool = True
-
-
-class ItemOrder(NamedTuple):
-    """The order of a plan's items, where the parts one after the other do not have it."""
-
-    plan: ShardPlan
-
-    def fits(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> bool:
-        """Return True if each part has exactly one record for each item of its shard."""
-        return [part.shard.count if part.shard else None for part in parts] == list(counts)
-
-    def places(self, parts: Sequence[MergePart]) -> array[int]:
-        """Return the row of each item, in the order of the items, where the rows of part stand after part."""
-        seed, row = self.plan.shuffle_seed, 0
-        line = None if seed is None else shuffled(self.plan.total, seed)
-        rows = array("q", [-1]) * self.plan.total
+        None if the parts need no other order, or do not have exactly one record for each item of their shards.
+        """
+        if self.order is None or [part.shard.count if part.shard else None for part in parts] != list(counts):
+            return None
+        seed, row = self.order.shuffle_seed, 0
+        line = None if seed is None else shuffled(self.order.total, seed)
+        rows = array("q", [-1]) * self.order.total
         for part in parts:
-            for position in self.plan.positions(part.shard) if part.shard else ():
+            for position in self.order.positions(part.shard) if part.shard else ():
                 rows[position if line is None else line[position]] = row
                 row += 1
         return array("q", (row for row in rows if row >= 0))
 
 
-@dataclass
-class MergeTask:
-    """The merge of some parts into one output. The report collects its problems."""
-
-    output: str
-    parts: list[MergePart]
-    options: MergeOptions
-    order: ItemOrder | None = None
-    missing: list[MissingPart] = field(default_factory=list)
-    order_text: str = "the items' own order"
-    report: MergeReport = field(default_factory=MergeReport)
-
-
 @contextmanager
-def reading(part: MergePart, report: MergeReport) -> Iterator[None]:
-    """Report what cannot be read of a part inside this context as left out; the other parts go on."""
+def reading(part: MergePart, report: MergeReport, noun: str = "") -> Iterator[None]:
+    """Report what cannot be read of a part inside this context as left out; the other parts go on.
+
+    `noun` names the kind of file where a library reads it: any error of the library then means a damaged part.
+    """
     try:
         yield
         if not part.records and part.name in report.lost:
             part.skipped = "none of its records can be read"
-    except (PartUnreadable, OSError) as error:
-        if refusal := too_many_open(error):
-            raise refusal from None
-        why = f"cannot be read: {error.strerror or shown(error)}" if isinstance(error, OSError) else str(error)
+    except (MergeRefused, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, PartUnreadable):
+            why = str(error)
+        elif isinstance(error, OSError) and error.strerror:
+            why = f"cannot be read: {error.strerror}"
+        elif noun:
+            begin = f"from record {part.records + 1} on it " if part.records else ""
+            why = f"{begin}is no {noun}, or is cut or damaged: {shown(error, 160)}" if part.size else "is empty"
+        else:
+            raise
         part.skipped = "" if part.records else why
         report.leave_out(part.name, getattr(error, "line", None), why)
 
@@ -104,13 +185,9 @@ def suffix_of(path: str) -> str:
 
 
 def name_from(directory: str, path: str) -> str:
-    """Return the name of a part as seen from `directory`, which no other file has.
-
-    An absolute path stays, unless it leads into or below that directory.
-    """
+    """Return the name of a part as seen from `directory`; an absolute path from elsewhere stays."""
     above, name = os.path.split(path)
-    if os.pardir in above.split(os.sep):  # after a link, `..` leads elsewhere than the words say
-        above = os.path.realpath(above)
-    absolute = os.path.abspath(os.path.join(above, name))
+    absolute = os.path.join(os.path.realpath(above), name)  # after a link, `..` leads elsewhere than the words say
+    directory = os.path.realpath(directory)
     is_inside = os.path.commonpath([absolute, directory]) == directory
     return path if os.path.isabs(path) and not is_inside else os.path.relpath(absolute, directory)

@@ -13,18 +13,17 @@ from gpusched import __version__
 from gpusched.common.text import MASK, mask_secrets
 
 from ..parts.groups import script_metadata_names
-from ..parts.model import Joined, MergePart, MergeTask, MissingPart, suffix_of
+from ..parts.model import MergePart, MergeTask, suffix_of
 from .output import MergeOutput
 from .replace import TOOL, stored_name
 
-SHOWN_MOST = 1000  # of what was left out
 COUNTS = ("num_questions", "num_samples", "total", "count")  # the weight of an accuracy is the first that is beside it
 
 _LARGEST_BYTES = 1 << 24  # of a script's own metadata
 _HUGE = 1e100  # a larger number counts nothing, and the product of two might be no number
 
 
-def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any]:
+def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str) -> dict[str, Any]:
     """Return the metadata document. Parts in or below the output's directory are named from there."""
     report, rows, owned = task.report, [], []
     for part in task.parts:
@@ -38,12 +37,12 @@ def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any
         "tool": {"name": TOOL, "version": __version__},
         "created_at": time.time(),
         "format": suffix_of(task.output),
-        "output": {"name": stored_name(out.name), "bytes": out.size},
-        "records": joined.records,
+        "output": {"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
+        "records": records,
         "expected": task.options.expect,
         "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,
-        "missing": [_head(one) | {"why": one.why} for one in task.missing],
-        "left_out": [one._asdict() for one in report.left_out[:SHOWN_MOST]],
+        "missing": [_head(one) | {"why": one.skipped} for one in task.missing],
+        "left_out": [one._asdict() for one in report.left_out],
         "left_out_records": sum(report.lost.values()),
         "notes": report.warnings(),
         "totals": totals,
@@ -52,7 +51,7 @@ def describe(task: MergeTask, joined: Joined, out: MergeOutput) -> dict[str, Any
     }
 
 
-def _head(part: MergePart | MissingPart) -> dict[str, Any]:
+def _head(part: MergePart) -> dict[str, Any]:
     head: dict[str, Any] = {"name": stored_name(part.name)}
     if shard := part.shard:
         head |= {"shard": shard.shard, "suffix": shard.suffix, "start": shard.start, "end": shard.end}
@@ -95,8 +94,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 def _summed(owned: Sequence[tuple[MergePart, Mapping[str, float]]]) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the sums of the counts, and the accuracies over all parts, each weighted by the count beside it.
 
-    Where no count is beside an accuracy, the weight is the items of the shard, or else the records of the part. If a
-    part has records and not the accuracy, there is none over all.
+    Else the weight is the items of the shard, or the records of the part. None where a part with records lacks it.
     """
     totals, overall = {}, {}
     for path in dict.fromkeys(path for _, numbers in owned for path in numbers):

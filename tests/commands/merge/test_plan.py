@@ -95,7 +95,7 @@ def test_several_names_make_several_outputs(tmp_path: Path, capsys: Capture) -> 
     assert merge(capsys, "--plan", plan).code == 0
     assert ids(tmp_path / "a_merged.jsonl") == [0, 1] and ids(tmp_path / "b_merged.jsonl") == [10, 11]
     said = merge(capsys, "--plan", plan, "-o", tmp_path / "c.jsonl")
-    assert said.code == 2 and "2 outputs (a_merged.jsonl, b_merged.jsonl)" in said.err
+    assert said.code == 2 and "c.jsonl: would be made twice: of" in said.err and "name a directory" in said.err, said
     (tmp_path / "into").mkdir()
     assert merge(capsys, "--plan", plan, "-o", tmp_path / "into").code == 0
     assert ids(tmp_path / "into" / "b_merged.jsonl") == [10, 11]
@@ -149,7 +149,7 @@ def test_patterns_name_what_glob_says(tmp_path: Path, pattern: str) -> None:
     below = glob.escape(str(tmp_path / "run [1] *"))
     plan = ShardPlan(1, "contiguous", (Shard(0, "none", 0, 1, 1, 0, outputs=(f"{below}/{pattern}",)),))
     right = {one for one in glob.glob(f"{below}/{pattern}") if os.path.isfile(one)}
-    assert {path for group in find_groups(plan) for path in group.files.values()} == right
+    assert {path for _, files in find_groups(plan) for path in files.values()} == right
 
 
 def test_a_suffix_in_the_directory(tmp_path: Path, capsys: Capture) -> None:
@@ -190,10 +190,10 @@ def test_what_a_pattern_without_wildcards_names_is_one_output(tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("pattern", "name", "output"),
     [
-        ("*_{suffix}_{start}-{end}", "{which}_{suffix}_{start}-{end}", "{which}_gpu_merged"),
-        ("{start}_*_{suffix}", "{start}_{which}_{suffix}", "{which}_gpu_merged"),
-        ("v2_{seed}_*", "v2_{seed}_{which}_{suffix}", "v2_{which}_gpu_merged"),
-        ("{seed}/*_{suffix}", "{seed}/{which}_{suffix}", "{which}_gpu_merged"),
+        ("*_{suffix}_{start}-{end}", "{which}_{suffix}_{start}-{end}", "{which}_merged"),
+        ("{start}_*_{suffix}", "{start}_{which}_{suffix}", "{which}_merged"),
+        ("v2_{seed}_*", "v2_{seed}_{which}_{suffix}", "v2_{which}_merged"),
+        ("{seed}/*_{suffix}", "{seed}/{which}_{suffix}", "{which}_merged"),
     ],
 )
 def test_what_differs_beside_the_suffix_may_stand_beside_wildcards(
@@ -223,8 +223,8 @@ def test_two_patterns_that_differ_at_their_end_make_two_outputs(
             jsonl(path.parent, path.name, [shard["shard"]])
     plan.write_text(json.dumps(told))
     assert merge(capsys, "--plan", plan).code == 0
-    found = {path.stem: ids(path) for path in tmp_path.glob("*merged.jsonl")}
-    assert sorted(found.values()) == [[0, 1], [0, 1]] and all(name[-8] in "ab" for name in found)
+    found = {path.stem: ids(path) for path in tmp_path.glob("*merged*.jsonl")}
+    assert sorted(found.values()) == [[0, 1], [0, 1]]
 
 
 def test_names_that_differ_in_what_no_pattern_says_are_refused_with_a_remedy(tmp_path: Path, capsys: Capture) -> None:
@@ -255,23 +255,10 @@ def test_a_directory_with_wildcards_and_a_suffix_in_its_name(tmp_path: Path, cap
     assert ids(place / "x_merged.jsonl") == [0, 1]
 
 
-def test_where_no_file_is_as_the_plan_says_the_nearest_is_named(tmp_path: Path, capsys: Capture) -> None:
-    for i in range(2):
-        jsonl(tmp_path, f"samples_gpu_{i}.jsonl", [i])
+def test_where_no_file_is_as_the_plan_says_the_patterns_are_named(tmp_path: Path, capsys: Capture) -> None:
     said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/*_{{suffix}}.pt"))
     assert said.code == 1
     assert f"no shard has left a file\n  looked for {tmp_path}/*_gpu_0.pt, {tmp_path}/*_gpu_1.pt" in said.err
-    there = f"; {tmp_path}/samples_gpu_0.jsonl is there: the same command with a --merge that names it only merges"
-    assert there in said.err
-
-
-def test_a_file_in_the_working_directory_is_near_too(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    jsonl(tmp_path, "samples_gpu_1.jsonl", [1])
-    said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 2, 2, f"{tmp_path}/prm_data/*_{{suffix}}.pt"))
-    assert said.code == 1 and "; samples_gpu_1.jsonl is there: the same command" in said.err
 
 
 def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, capsys: Capture) -> None:
@@ -430,16 +417,16 @@ def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["jsonl", "csv", "txt", "parquet"])
-def test_more_parts_than_files_may_be_open_are_no_fault_of_the_parts(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_there_may_be_more_parts_than_files_may_be_open(tmp_path: Path, form: str) -> None:
     for i, items in enumerate(dealt(200, 100, "strided", (), None)):
         FORMATS[form][0](tmp_path / f"x_gpu_{i}.{form}", items)
     plan = write_plan(tmp_path / "p.json", 200, 100, f"{tmp_path}/*_{{suffix}}.{form}", strategy="strided")
     limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
     command = [*limited, sys.executable, "-m", "gpusched.commands.merge", "--plan", str(plan)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3 and "64 files are the limit" in done.stderr and "ulimit -n" in done.stderr, done
-    assert not list(tmp_path.glob("*merged*"))
+    assert done.returncode == 0, done
+    assert FORMATS[form][1](tmp_path / f"x_merged.{form}") == list(range(200))
 
 
 def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: Capture) -> None:
@@ -511,10 +498,10 @@ EMPTY = """{"version": 1, "created_at": 1, "total": TOTAL, "num_shards": 0, "sha
 @pytest.mark.parametrize(
     ("text", "code", "why"),
     [
-        ("[1]", 2, "is no plan"),
+        ("[1]", 2, "cannot be read as a plan"),
         ('{"version": 2, "created_at": 1, "total": 0, "num_shards": 0, "shards": []}', 2, "its version is 2"),
         (EMPTY.replace("TOTAL", "3"), 2, "0 items of 3"),
-        (EMPTY.replace("TOTAL", "0"), 1, "names no outputs"),
+        (EMPTY.replace("TOTAL", "0"), 1, "name no outputs"),
     ],
 )
 def test_a_plan_that_is_none(tmp_path: Path, capsys: Capture, text: str, code: int, why: str) -> None:
