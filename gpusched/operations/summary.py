@@ -45,6 +45,7 @@ def summarize_run(
         failed=[(job, attempt_table.attempts(store, job.id)) for job in shown],
         unlisted=job_table.count_failed_unlisted(store),
         can_start=startable_jobs.has_any(store),
+        has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
         groups=[
             summarize_group(

@@ -61,6 +61,8 @@ def _next_steps(summary: RunSummary) -> list[str]:
         steps.append("the same command goes on with what is queued")
     if summary.has_held:
         steps.append(f"gpusched release JOB -q {scene.option}   (lets a held job start; --tag TAG: those of a tag)")
+    if summary.has_cancelled:
+        steps.append(f"gpusched requeue JOB -q {scene.option}   (queues a cancelled job again)")
     if counts.failed > summary.unlisted:
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {scene.option}   (how a job ended, and why)")

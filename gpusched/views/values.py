@@ -111,6 +111,7 @@ class RunSummary:
     unlisted: int  # failed jobs that are no longer in the list
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
+    has_cancelled: bool  # by a person
     groups: Sequence[GroupSummary]
 
     @property
