@@ -323,9 +323,7 @@ def test_counts_are_compared_with_the_split(tmp_path: Path, capsys: Capture) -> 
 
 @pytest.mark.parametrize("left", [0, 3])
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_short_part_makes_the_output_incomplete_and_no_part_is_removed(
-    tmp_path: Path, capsys: Capture, form: str, left: int
-) -> None:
+def test_a_short_part_makes_the_output_incomplete(tmp_path: Path, capsys: Capture, form: str, left: int) -> None:
     write, read = FORMATS[form]
     items = dealt(21, 3, "contiguous", (), None)
     items[1] = items[1][:left]  # of seven: what a shard had written when it failed
@@ -333,21 +331,20 @@ def test_a_short_part_makes_the_output_incomplete_and_no_part_is_removed(
     for path, some in zip(parts, items, strict=True):
         write(path, some)
     plan = write_plan(tmp_path / "p.json", 21, 3, f"{tmp_path}/*_{{suffix}}.{form}")
-    for words, code in [(["--remove-parts"], 1), (["--remove-parts", "--allow-partial"], 0)]:
+    for words, code in [([], 1), (["--allow-partial"], 0)]:
         said = merge(capsys, "--plan", plan, *words)
         line = f"x_gpu_1.{form}: {left} records of 7 items"
-        assert said.code == code and line in said.err and "the parts are kept" in said.err, said
-        assert "INCOMPLETE" in said.out and "removed" not in said.out and all(path.exists() for path in parts)
+        assert said.code == code and line in said.err, said
+        assert "INCOMPLETE" in said.out
         told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
-        assert told["complete"] is False and told["remove_parts"] is False and told["missing"] == []
+        assert told["complete"] is False and told["missing"] == []
         assert told["short"] == [
             {"part": f"x_gpu_1.{form}", "shard": 1, "suffix": "gpu_1", "records": left, "items": 7, "lacks": 7 - left}
         ]
         assert line in (tmp_path / f"x_merged.{form}.incomplete").read_text()
         assert read(tmp_path / f"x_merged.{form}") == [*items[0], *items[1], *items[2]]
     write(parts[1], list(range(7, 14)))
-    said = merge(capsys, "--plan", plan, "--allow-partial", "--remove-parts")
-    assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+    assert merge(capsys, "--plan", plan, "--allow-partial").code == 0
     assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["short"] == []
     assert read(tmp_path / f"x_merged.{form}") == list(range(21))
 
@@ -443,12 +440,6 @@ def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: C
     text = (tmp_path / "x_merged_metadata.json").read_text()
     told = json.loads(text)
     assert told["totals"] == {"count": 40}
-    assert told["overall"]["accuracy"] == {
-        "value": pytest.approx(0.6),
-        "weight": 40,
-        "weighted_by": "count",
-        "parts": 2,
-    }
     assert [part["metadata"]["accuracy"] for part in told["parts"]] == [0.5, 0.9]
     assert [(part["shard"], part["seed"], part["start"], part["end"]) for part in told["parts"]] == [
         (0, 100, 0, 1),
@@ -476,19 +467,7 @@ def test_what_is_left_out_counts_in_no_total(tmp_path: Path, capsys: Capture, ba
     texts = [(good, left), (bad, {"num_samples": 30, "accuracy": 0.9})]
     told = told_of(tmp_path, capsys, *texts)
     assert told["records"] == 10 and told["complete"] is False and told["totals"] == {"num_samples": 10}
-    assert told["overall"] == {"accuracy": {"value": 0.5, "weight": 10, "weighted_by": "num_samples", "parts": 1}}
     assert "left_out" in told["parts"][1] and told["parts"][1]["metadata"]["num_samples"] == 30
-
-
-def test_an_accuracy_that_not_all_parts_have_is_none_over_all(tmp_path: Path, capsys: Capture) -> None:
-    one, empty, ten = '{"a": 1}\n', "", '{"a": 1}\n' * 10
-    left = {"accuracy": 0.9, "b_accuracy": 0.5, "num_questions": 10}
-    assert told_of(tmp_path, capsys, (ten, left), (ten, {"num_questions": 30, "b_accuracy": 0.1}))["overall"] == {
-        "b_accuracy": {"value": pytest.approx(0.2), "weight": 40, "weighted_by": "num_questions", "parts": 2}
-    }
-    assert told_of(tmp_path, capsys, (ten, left), (one, {"num_questions": 30, "accuracy": None}))["overall"] == {}
-    told = told_of(tmp_path, capsys, (ten, {"accuracy": 0.9}), (empty, {"accuracy": None}))
-    assert told["overall"] == {"accuracy": {"value": 0.9, "weight": 10, "weighted_by": "records", "parts": 1}}
 
 
 EMPTY = """{"version": 1, "created_at": 1, "total": TOTAL, "num_shards": 0, "shards": [], "strategy": "contiguous",
