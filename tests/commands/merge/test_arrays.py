@@ -489,7 +489,7 @@ def test_a_damaged_parquet_part_takes_no_other_with_it(
 ) -> None:
     """The first or the last row group of one part is damaged: what stands before it is kept, and all of the others."""
     monkeypatch.setattr(columns, "BATCH_ROWS", 4)
-    items = dealt(30, 3, strategy, (), seed)
+    items = dealt(30, 3, strategy, seed)
     for i in range(3):
         table = pa.table({"id": pa.array(items[i], pa.int64()), "name": [f"name {item}" for item in items[i]]})
         pq.write_table(table, tmp_path / f"x_gpu_{i}.parquet", row_group_size=4, compression="none")

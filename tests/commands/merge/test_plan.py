@@ -25,9 +25,8 @@ Capture = pytest.CaptureFixture[str]
 SPLITS = st.tuples(
     st.integers(0, 40),
     st.integers(1, 6),
-    st.sampled_from(["contiguous", "strided", "weighted"]),
+    st.sampled_from(["contiguous", "strided"]),
     st.none() | st.integers(0, 99),
-    st.lists(st.floats(0, 9), min_size=40, max_size=40),
 )
 
 
@@ -35,14 +34,12 @@ SPLITS = st.tuples(
 @pytest.mark.parametrize("form", FORMATS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(split=SPLITS)
-def test_items_come_back_in_order(
-    form: str, split: tuple[int, int, str, int | None, list[float]], capsys: Capture
-) -> None:
-    total, n, strategy, seed, weights = split
+def test_items_come_back_in_order(form: str, split: tuple[int, int, str, int | None], capsys: Capture) -> None:
+    total, n, strategy, seed = split
     write, read = FORMATS[form]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        for i, items in enumerate(dealt(total, n, strategy, weights[:total], seed)):
+        for i, items in enumerate(dealt(total, n, strategy, seed)):
             write(place / f"x_gpu_{i}.{form}", items)
         plan = write_plan(
             place / "plan.json",
@@ -50,7 +47,6 @@ def test_items_come_back_in_order(
             n,
             f"{place}/*_{{suffix}}.{form}",
             strategy=strategy,
-            weights=weights[:total],
             seed=seed,
         )
         said = merge(capsys, "--plan", plan)
@@ -287,7 +283,7 @@ def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, caps
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "npy"])
 def test_order_without_a_missing_shard(tmp_path: Path, capsys: Capture, form: str, seed: int | None) -> None:
     write, read = FORMATS[form]
-    items = dealt(17, 4, "strided", (), seed)
+    items = dealt(17, 4, "strided", seed)
     for i in (0, 1, 3):
         write(tmp_path / f"x_gpu_{i}.{form}", items[i])
     pattern = f"{tmp_path}/*_{{suffix}}.{form}"
@@ -325,7 +321,7 @@ def test_counts_are_compared_with_the_split(tmp_path: Path, capsys: Capture) -> 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_short_part_makes_the_output_incomplete(tmp_path: Path, capsys: Capture, form: str, left: int) -> None:
     write, read = FORMATS[form]
-    items = dealt(21, 3, "contiguous", (), None)
+    items = dealt(21, 3, "contiguous", None)
     items[1] = items[1][:left]  # of seven: what a shard had written when it failed
     parts = [tmp_path / f"x_gpu_{i}.{form}" for i in range(3)]
     for path, some in zip(parts, items, strict=True):
@@ -386,7 +382,7 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
     tmp_path: Path, capsys: Capture, seed: int | None
 ) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    shards = dealt(9, 3, "strided", (), seed)
+    shards = dealt(9, 3, "strided", seed)
     for i, items in enumerate(shards):
         held = {"n": items} if i == 1 else {"id": items, "n": items}
         pq.write_table(pa.table(held), tmp_path / f"x_gpu_{i}.parquet")
@@ -400,7 +396,7 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts what is read by /proc/self/io")
 def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path, capsys: Capture) -> None:
-    for i, items in enumerate(dealt(2000, 2, "contiguous", (), 3)):
+    for i, items in enumerate(dealt(2000, 2, "contiguous", 3)):
         (tmp_path / f"x_gpu_{i}.txt").write_text("".join(f"{item:01000d}\n" for item in items))
     plan = write_plan(tmp_path / "p.json", 2000, 2, f"{tmp_path}/*_{{suffix}}.txt", seed=3)
 
@@ -416,7 +412,7 @@ def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_there_may_be_more_parts_than_files_may_be_open(tmp_path: Path, form: str) -> None:
-    for i, items in enumerate(dealt(200, 100, "strided", (), None)):
+    for i, items in enumerate(dealt(200, 100, "strided", None)):
         FORMATS[form][0](tmp_path / f"x_gpu_{i}.{form}", items)
     plan = write_plan(tmp_path / "p.json", 200, 100, f"{tmp_path}/*_{{suffix}}.{form}", strategy="strided")
     limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
