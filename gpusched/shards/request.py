@@ -69,9 +69,10 @@ class ShardRequest:
             values += [(each.name, getattr(options, each.name), each.default) for each in fields(options)]
         words = ["shard"]
         for name, value, default in [*values, ("merge", self.patterns, ())]:
-            flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-            for one in value if isinstance(value, tuple) else () if value == default else (value,):
-                words += [flag] if one is True else [flag, str(one)]
+            if value != default:
+                flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [flag] if one is True else [flag, str(one)]
         return [*words, "--", *self.command]
 
     @property
