@@ -65,7 +65,7 @@ TABLE = (
     Row(
         "shards.*",
         (
-            *("shards.*", "operations.*", "dispatcher.*", "views.words", "views.shard_plan"),
+            *("shards.*", "operations.*", "dispatcher.*", "views.words"),
             *("lists.*", "host.*", "config.*", "core.*", "common.*"),
         ),
     ),

@@ -12,7 +12,6 @@ from gpusched.core.jobs.reconcile import CAUSE_REMOVED, StoredJob
 from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
-from gpusched.shards.jobs import job_name
 from gpusched.shards.plan import MERGE, TAG, ShardPlan
 from gpusched.views.words import count
 
@@ -20,24 +19,20 @@ if TYPE_CHECKING:
     from gpusched.host.queue.queue_dirs import QueueDir
     from gpusched.host.store import Store
 
-SPLIT = "split"  # the key of the split in the queue's database, which outlives the plan's file
-
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
     """The plan, the shards and the merges of earlier runs, as far as a queue holds them."""
 
     plan: ShardPlan | None = None
-    split_id: str | None = None
     states: Mapping[str, str] = field(default_factory=dict)  # of the shards, by the names of their jobs
-    started_at: Sequence[float] = ()  # the first start of each shard
     ended_at: Sequence[float] = ()  # of the shards
     merge_started_at: Mapping[int, float] = field(default_factory=dict)  # last start of each merge, by the job's id
     stored_jobs: Sequence[StoredJob] = ()
 
     def has_split_of(self, plan: ShardPlan) -> bool:
-        """Return True if the earlier plan has the split of this one; if its file is gone, by the database."""
-        return self.split_id == plan.split_id if self.plan is None else self.plan.split == plan.split
+        """Return True if there is an earlier plan, with the split of this one."""
+        return self.plan is not None and self.plan.split == plan.split
 
     def refuse_other_split(self, plan: ShardPlan, queue_dir: QueueDir) -> None:
         """Raise GpuschedError if shards of another split are done or running: items would be processed twice."""
@@ -47,7 +42,7 @@ class EarlierRun:
         if not active or (self.has_split_of(plan) and cwd == os.getcwd()):
             return
         if before is None:
-            problem = "its plan is gone, and this start has another split"
+            problem = "its plan is gone"
         elif self.has_split_of(plan):
             problem = f"the shards of this queue run in {cwd}; start the command there to continue"
         else:
@@ -59,10 +54,8 @@ class EarlierRun:
         )
 
     def created_at(self, plan: ShardPlan, now: float) -> float:
-        """Return when this split was made: `now` for a new one, the first start of a shard if the plan is gone."""
-        if not self.has_split_of(plan):
-            return now
-        return min(self.started_at, default=now) if self.plan is None else self.plan.created_at
+        """Return when this split was made: `now` for a new one."""
+        return self.plan.created_at if self.plan is not None and self.has_split_of(plan) else now
 
     def merge_occurrence(self, plan: ShardPlan, identity: bytes, *, retry_failed: bool) -> int:
         """Return the run number of this merge; increased when its inputs or its output changed since the last run."""
@@ -71,7 +64,7 @@ class EarlierRun:
             return 1
         last = max(merges, key=lambda job: job.occurrence)
         will_run = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
-        is_pending = any(self.states.get(job_name(shard), "queued") in will_run for shard in plan.shards)
+        is_pending = any(self.states.get(shard.suffix, "queued") in will_run for shard in plan.shards)
         others = [at for job_id, at in self.merge_started_at.items() if job_id != last.id]
         is_older = max([*self.ended_at, *others], default=0.0) > self.merge_started_at.get(last.id, 0.0)
         output = plan.merge.output if plan.merge is not None else None
@@ -90,15 +83,12 @@ def read_earlier_run(queue_dir: QueueDir, owner: bytes) -> EarlierRun:
 
 
 def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
-    plan = read_plan(queue_dir.path)
     jobs = list(job_table.jobs(store))
     shards = [job for job in jobs if TAG in job.tags and job.listed and job.cause != CAUSE_REMOVED]
     merges = [job for job in jobs if TAG not in job.tags and job.name == MERGE]
     return EarlierRun(
-        plan=plan,
-        split_id=meta_table.read(store, SPLIT) or (plan.split_id if plan is not None else None),
+        plan=read_plan(queue_dir.path),
         states={job.name: job.state.value for job in shards},
-        started_at=[job.first_started_at for job in shards if job.first_started_at is not None],
         ended_at=[job.ended_at or 0.0 for job in shards],
         merge_started_at={
             job.id: max((attempt.started_at for attempt in attempt_table.attempts(store, job.id)), default=0.0)

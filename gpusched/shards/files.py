@@ -29,15 +29,14 @@ def write_items(
     Call this in one process at a time: it deletes what an earlier one that was killed has left half-written.
     """
     os.makedirs(directory, 0o700, exist_ok=True)
-    leftovers = {entry.path for entry in os.scandir(directory) if _TEMPORARY.search(entry.name)}
-    for path, of_shard in files:
-        leftovers.discard(path)
-        if not (only_missing and os.path.lexists(path)):
-            items.write(path, of_shard)
-    for path in leftovers:
-        os.unlink(path)
+    for entry in [entry for entry in os.scandir(directory) if _TEMPORARY.search(entry.name)]:
+        os.unlink(entry.path)
+    missing = [(path, of_shard) for path, of_shard in files if not (only_missing and os.path.lexists(path))]
+    if missing:
+        take = items.open()
+        for path, of_shard in missing:
+            write_atomically(path, take(of_shard), sync=True)
     sync_directory(directory)
-    items.release()
 
 
 def read_plan(queue: str) -> ShardPlan | None:

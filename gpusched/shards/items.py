@@ -1,28 +1,26 @@
-"""The items of a sharded run: their number, their weights, and an items file for each shard. Decides no split."""
+"""The items of a sharded run: their number, and an items file for each shard. Decides no split."""
 
 from __future__ import annotations
 
 import csv
 import glob
 import hashlib
-import json
-import math
 import mmap
 import os
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.files import write_atomically
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
 
-SIZE = "size"
+Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file
+
 _WILDCARD = re.compile(r"[*?\[]")
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _KNOWN = "use lines, .jsonl, .csv, .tsv, .parquet, or a pattern of files"
 _UNKNOWN = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
 
@@ -36,15 +34,8 @@ class Items(ABC):
     digest = ""
 
     @abstractmethod
-    def weights(self, column: str) -> list[float]:
-        """Return the weight of each item, from this column."""
-
-    @abstractmethod
-    def write(self, path: str, items: Sequence[int]) -> None:
-        """Write an items file with these items, in this order, readable for this user only."""
-
-    def release(self) -> None:  # noqa: B027
-        """Free the memory that writing items files has taken: the jobs run for days."""
+    def open(self) -> Take:
+        """Return a function that makes the content of items files; what it holds in memory goes with it."""
 
 
 def open_items(name: str) -> Items:
@@ -70,10 +61,6 @@ def _error(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
-def _no_column(path: str | None, column: str, names: Sequence[str]) -> GpuschedError:
-    return _error(str(path), f"there is no column {column!r}", f"its columns: {', '.join(names)[:300]}")
-
-
 def _mapped(path: str) -> mmap.mmap | bytes:
     """Return the bytes of a file, mapped into memory."""
     with open(path, "rb") as file:
@@ -87,11 +74,8 @@ class NumberItems(Items):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def weights(self, column: str) -> list[float]:
-        raise GpuschedError("items that are only counted have no weights", where="--weights", hint="use --items FILE")
-
-    def write(self, path: str, items: Sequence[int]) -> None:
-        write_atomically(path, b"".join(b"%d\n" % item for item in items), sync=True)
+    def open(self) -> Take:
+        return lambda items: b"".join(b"%d\n" % item for item in items)
 
 
 class FileItems(Items):
@@ -109,14 +93,8 @@ class FileItems(Items):
         self.count = len(self._files)
         self.digest = hashlib.sha256("\n".join(self._files).encode("utf-8", "surrogateescape")).hexdigest()
 
-    def weights(self, column: str) -> list[float]:
-        if column != SIZE:
-            raise _error(str(self.path), f"files have no column {column!r}", "use --weights size for their sizes")
-        return [float(os.stat(path).st_size) for path in self._files]
-
-    def write(self, path: str, items: Sequence[int]) -> None:
-        text = "".join(f"{self._files[item]}\n" for item in items)
-        write_atomically(path, os.fsencode(text), sync=True)
+    def open(self) -> Take:
+        return lambda items: os.fsencode("".join(f"{self._files[item]}\n" for item in items))
 
 
 class TextItems(Items):
@@ -134,93 +112,52 @@ class TextItems(Items):
         self.digest = hashlib.sha256(self._data).hexdigest()
         self._begin = 3 if self._data[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark is part of no item
         self._end = b"\r\n" if self._data[: self._data.find(b"\n") + 1].endswith(b"\r\n") else b"\n"
-        self._header = b""
-        self._delimiter = ","
         self._starts, self._ends = array("Q"), array("Q")
-        records = self._records() if suffix in (".csv", ".tsv") else self._lines()
-        for start, end in records:
+        is_table = suffix in (".csv", ".tsv")
+        for start, end in self._records() if is_table else self._lines():
             self._starts.append(start)
             self._ends.append(end)
-        self.count = len(self._starts)
+        has_header = is_table and len(self._starts) > 0
+        self._header = self._record(0) if has_header else b""
+        self._first = int(has_header)  # the record that is item 0
+        self.count = len(self._starts) - self._first
 
     def _lines(self) -> Iterator[tuple[int, int]]:
-        at, data, size = self._begin, self._data, len(self._data)
-        while at < size:
-            end = data.find(b"\n", at) + 1 or size
-            if data[at:end].strip():
-                yield at, end
-            at = end
+        return (line.span() for line in _LINE.finditer(self._data, self._begin) if line[0].strip())
 
     def _records(self) -> Iterator[tuple[int, int]]:
-        """Return the positions of the records below the header; a quoted newline ends no record."""
-        head = self._text(self._begin, self._data.find(b"\n") + 1 or len(self._data))
-        self._delimiter = "\t" if self.suffix == ".tsv" else next((mark for mark in ",\t;" if mark in head), ",")
+        """Yield the positions of the header and of the records; a quoted newline ends no record."""
+        head = self._data[self._begin : self._data.find(b"\n") + 1 or None].decode("latin-1")
+        delimiter = "\t" if self.suffix == ".tsv" else next((mark for mark in ",\t;" if mark in head), ",")
         at = read = self._begin
-        size = len(self._data)
 
         def lines() -> Iterator[str]:
             nonlocal read
-            while read < size:
-                start, read = read, self._data.find(b"\n", read) + 1 or size
-                yield self._data[start:read].decode("latin-1")  # a character for each byte
+            for line in _LINE.finditer(self._data, self._begin):
+                read = line.end()
+                yield line[0].decode("latin-1")  # a character for each byte
 
         csv.field_size_limit(1 << 30)  # a field may be a whole document
-        reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
+        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
         try:
             for row in reader:
                 if len(row) > 1 or any(cell.strip() for cell in row):
-                    if self._header:
-                        yield at, read
-                    else:
-                        self._header = self._whole(at, read)
+                    yield at, read
                 at = read
         except csv.Error as error:
             raise _error(str(self.path), f"line {reader.line_num}: {error}") from None
 
-    def _text(self, start: int, end: int) -> str:
-        return self._data[start:end].decode("utf-8", "replace")
-
-    def _whole(self, start: int, end: int) -> bytes:
+    def _record(self, number: int) -> bytes:
         """Return a record with a newline at its end, which the last one may lack."""
-        record = self._data[start:end]
+        record = self._data[self._starts[number] : self._ends[number]]
         return record if record.endswith(b"\n") else record + self._end
 
-    def weights(self, column: str) -> list[float]:
-        positions = zip(self._starts, self._ends, strict=True)
-        if self.suffix == ".jsonl":
-            return [self._number(n, self._of_object(n, a, b, column), column) for n, (a, b) in enumerate(positions)]
-        if self.suffix == ".txt":
-            raise _error(str(self.path), "lines have no columns of weights", "use .csv, .jsonl, .parquet or files")
-        names = [name.strip() for name in self._cells(self._header.decode("utf-8", "replace"))]
-        if column not in names:
-            raise _no_column(self.path, column, names)
-        at = names.index(column)
-        weights = []
-        for n, (start, end) in enumerate(positions):
-            cells = self._cells(self._text(start, end))
-            weights.append(self._number(n, cells[at] if at < len(cells) else None, column))
-        return weights
-
-    def _cells(self, record: str) -> list[str]:
-        return next(csv.reader([record], delimiter=self._delimiter), [])
-
-    def _of_object(self, n: int, start: int, end: int, column: str) -> object:
-        try:
-            item = json.loads(self._data[start:end])
-        except (ValueError, RecursionError):
-            raise _error(str(self.path), f"item {n} is not JSON: {self._text(start, end)[:60].strip()}") from None
-        return item.get(column) if isinstance(item, dict) else None
-
-    def _number(self, n: int, value: object, column: str) -> float:
-        return weight(value, f"{column} of item {n}", str(self.path))
-
-    def write(self, path: str, items: Sequence[int]) -> None:
-        parts = [self._header, *(self._whole(self._starts[item], self._ends[item]) for item in items)]
-        write_atomically(path, b"".join(parts), sync=True)
+    def open(self) -> Take:
+        return lambda items: b"".join([self._header, *(self._record(self._first + item) for item in items)])
 
 
 class ParquetItems(Items):
-    """The rows of a parquet file. Its data is only read for weights and for items files."""
+    """The rows of a parquet file. Its data is only read for items files."""
 
     suffix = ".parquet"
 
@@ -230,53 +167,29 @@ class ParquetItems(Items):
         except ImportError:
             hint = "pip install 'gpusched-lab[merge]', or use .csv or .jsonl"
             raise _error(path, "pyarrow, which reads parquet, is not installed", hint) from None
-        self.path = path
+        self.path: str = path
         self.digest = hashlib.sha256(_mapped(path)).hexdigest()
-        self._table: Any = None
-        with self._reading():
-            file = parquet.ParquetFile(path)
-            self.count = int(file.metadata.num_rows)
-            self._names: list[str] = list(file.schema_arrow.names)
+        with _reading(path):
+            self.count = int(parquet.read_metadata(path).num_rows)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own errors are of these
-            raise _error(str(self.path), f"not a readable parquet file: {str(error)[:200]}") from None
-
-    def weights(self, column: str) -> list[float]:
-        import pyarrow.parquet as parquet
-
-        if column not in self._names:
-            raise _no_column(self.path, column, self._names)
-        with self._reading():
-            values = parquet.ParquetFile(self.path).read(columns=[column]).column(column).to_pylist()
-        return [weight(value, f"{column} of row {n}", str(self.path)) for n, value in enumerate(values)]
-
-    def write(self, path: str, items: Sequence[int]) -> None:
+    def open(self) -> Take:
         import pyarrow
         import pyarrow.parquet as parquet
 
-        if self._table is None:
-            with self._reading():
-                self._table = parquet.read_table(self.path, memory_map=True)
-        rows = self._table.take(pyarrow.array(items, pyarrow.int64()))
-        sink = pyarrow.BufferOutputStream()
-        parquet.write_table(rows, sink)
-        write_atomically(path, sink.getvalue().to_pybytes(), sync=True)
+        with _reading(self.path):
+            table = parquet.read_table(self.path, memory_map=True)
 
-    def release(self) -> None:
-        self._table = None
+        def take(items: Sequence[int]) -> bytes:
+            sink = pyarrow.BufferOutputStream()
+            parquet.write_table(table.take(pyarrow.array(items, pyarrow.int64())), sink)
+            return bytes(sink.getvalue().to_pybytes())
+
+        return take
 
 
-def weight(value: object, name: str, where: str) -> float:
-    """Return a cell as a weight. Raises GpuschedError for anything but a number that is at least 0."""
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        text = "missing" if value is None else repr(value)[:60]
-        raise _error(where, f"{name} is {text}, and a weight must be a number, at least 0")
-    return number
+        yield
+    except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own errors are of these
+        raise _error(path, f"not a readable parquet file: {str(error)[:200]}") from None

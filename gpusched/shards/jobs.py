@@ -10,22 +10,12 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Attributes, Dependency, DependencyKind, JobSpec
-from gpusched.lists.attributes import parse_value
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.parameters import Axis
 from gpusched.shards.command import NAMES, WHERE, placeholder_values
 from gpusched.shards.merge_options import MergeOptions, shard_rows
-from gpusched.shards.plan import MERGE, TAG, Shard, ShardPlan
-
-
-def job_name(shard: Shard) -> str:
-    """Return the name of the job of a shard: its suffix, if a job may have it."""
-    try:
-        name = str(parse_value("name", shard.suffix.encode()))
-    except ValueError:
-        name = ""
-    return name if name and name not in (TAG, MERGE) else f"shard-{shard.shard}"
+from gpusched.shards.plan import MERGE, TAG, ShardPlan
 
 
 def make_jobs(
@@ -50,7 +40,7 @@ def make_jobs(
         raise GpuschedError(problem, where=WHERE, hint="--seed {seed}, --out {suffix}")
     specs = []
     for shard, spec in zip(plan.shards, jobs.specs, strict=True):
-        attributes = replace(spec.attributes, name=job_name(shard), items=shard.count)
+        attributes = replace(spec.attributes, name=shard.suffix, items=shard.count)
         specs.append(replace(spec, line=shard.shard + 1, attributes=attributes))
     if merge_command is not None and plan.merge is not None:
         specs.append(_merge_job(plan, plan.merge, merge_command))

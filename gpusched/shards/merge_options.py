@@ -30,7 +30,7 @@ MERGE_FORMATS: dict[str, FormatRow] = {
     "parquet": FormatRow("parquet", "ParquetTables", "pyarrow", _EXTRA, has_keys=True),
     "npz": FormatRow("npz", "NumpyArchives", "numpy", _EXTRA, has_sums=True),
     "npy": FormatRow("npy", "NumpyFiles", "numpy", _EXTRA),
-    "safetensors": FormatRow("safetensors", "SafetensorsFiles", has_sums=True),
+    "safetensors": FormatRow("safetensors", "SafetensorsFiles"),
     "pt": FormatRow("pt", "TorchFiles", "torch", _TORCH, has_sums=True),
 }
 
@@ -67,11 +67,7 @@ class MergeOptions:
         choices=("natural", "given"),
     )
     expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N")
-    nan: str = _option(
-        "Write NaN and Infinity in JSON as null, or leave their records out.", "null", choices=("null", "refuse")
-    )
     allow_pickle: bool = _option("Load .pt files whole: this runs the code that they name.", False)
-    remove_parts: bool = _option("Remove the parts once the output is complete and verified.", False)
     overwrite: bool = _option("Replace a file that no merge has made, or a complete one.", False)
 
 

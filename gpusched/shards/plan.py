@@ -5,7 +5,6 @@ A plan is made once for a queue and kept in its `shard_plan.json`, which the mer
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +21,7 @@ MERGE = "merge"  # the name of the job that merges
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """The options that decide how items are split. `suffix`: gpu, shard, a text with {shard}, or empty for either."""
+    """The options that decide how items are split. `suffix`: gpu, shard, or empty for either."""
 
     num_shards: int | None = None
     shard_size: int | None = None
@@ -53,7 +52,7 @@ class ShardPlan:
     """The items of each shard. `items` is the file or pattern that they come from; the split depends on `inputs`."""
 
     total: int
-    strategy: str  # contiguous | strided | weighted
+    strategy: str  # contiguous | strided | weighted, which only version 0.1 made
     shards: tuple[Shard, ...]
     shuffle_seed: int | None = None
     items: str | None = None
@@ -74,6 +73,11 @@ class ShardPlan:
         text = str(shard.start) if shard.count == 1 else f"{shard.start}-{last}"
         return f"{text} by {len(self.shards)}" if self.strategy == "strided" and shard.count > 1 else text
 
+    @property
+    def spans(self) -> dict[str, str]:
+        """The positions of the items of each shard as text, by the names of their jobs."""
+        return {shard.suffix: self.span(shard) for shard in self.shards}
+
     def input(self, name: str) -> Any:
         """Return one of the inputs of the split; None if the plan does not have it."""
         return (self.inputs or {}).get(name)
@@ -83,11 +87,6 @@ class ShardPlan:
         """The values that two plans have in common if each shard of one does the work of that shard of the other."""
         shards = [(s.suffix, s.start, s.end, s.count, s.seed) for s in self.shards]
         return self.total, self.strategy, self.shuffle_seed, self.input("digest"), shards
-
-    @property
-    def split_id(self) -> str:
-        """A hash of `split`."""
-        return hashlib.blake2b(repr(self.split).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 # ---- the plan as a document ------------------------------------------------------------------------

@@ -6,21 +6,23 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.documents import shown_command
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.model import JobState
 from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import job_table, meta_table, submission
+from gpusched.host.store import job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations import queues
 from gpusched.operations.run import Queue
 from gpusched.shards import files
-from gpusched.shards.earlier_run import SPLIT, EarlierRun, read_earlier_run
+from gpusched.shards.earlier_run import EarlierRun, read_earlier_run
 from gpusched.shards.items import Items
-from gpusched.shards.plan import TAG, ShardPlan
+from gpusched.shards.plan import TAG, ShardPlan, to_document
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.split import shuffled
 
@@ -35,6 +37,13 @@ class PlannedShards:
     plan: ShardPlan
     jobs: JobFile
     states: Mapping[str, str]
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as a JSON document, with the command and the state of each shard."""
+        plan = to_document(self.plan)
+        for entry, spec in zip(plan["shards"], self.jobs.specs, strict=False):
+            entry |= {"command": shown_command(spec.command), "state": self.states.get(entry["suffix"])}
+        return {"queue": self.queue_dir.path, **plan}
 
 
 @contextmanager
@@ -69,15 +78,14 @@ def _settle(queue: Queue, plan: ShardPlan, owner: bytes, options: SubmitOptions)
     with queue.store.transaction():
         earlier = read_earlier_run(queue.queue_dir, owner)
         earlier.refuse_other_split(plan, queue.queue_dir)
-        if earlier.split_id != plan.split_id:
+        if not earlier.has_split_of(plan):
             submission.submit(queue.store, [], options.needs, queues.now())
-            meta_table.write(queue.store, SPLIT, plan.split_id)
     return earlier
 
 
 def _write_items(queue_dir: QueueDir, plan: ShardPlan, earlier: EarlierRun, items: Items) -> None:
     """Write the items files; those of an earlier plan of the same split are kept."""
-    is_same = earlier.plan is not None and earlier.has_split_of(plan)
+    is_same = earlier.has_split_of(plan)
     if not is_same:
         files.remove_plan(queue_dir.path)
     if plan.shards[0].items_file is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -14,7 +14,7 @@ from gpusched.shards.merge_options import MergeOptions, shard_rows
 from gpusched.shards.plan import SplitOptions
 
 # Options whose flags are not called like their fields.
-_FLAGS = {"min_items": "min_items_per_shard", **{row.name: row.shard.removeprefix("--") for row in shard_rows()}}
+_FLAGS = {"min_items": "--min-items-per-shard", **{row.name: row.shard for row in shard_rows()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class ShardRequest:
     total: int | None = None
     items: str | None = None
     split: SplitOptions = field(default_factory=SplitOptions)
-    weights: str | None = None  # the column of the weights of the items
     output_dir: str | None = None
     patterns: tuple[str, ...] = ()  # of the files of a shard that are merged
     merge: MergeOptions | None = None
@@ -40,10 +39,8 @@ class ShardRequest:
             raise GpuschedError("either --total N or --items FILE says which items there are")
         if self.split.num_shards and self.split.shard_size:
             raise GpuschedError("--num-shards and --shard-size exclude each other")
-        if self.split.strided and self.weights:
-            raise GpuschedError("--strided and --weights exclude each other")
-        if self.weights and self.items is None:
-            raise GpuschedError("--weights needs --items")
+        if self.split.suffix not in ("", "gpu", "shard"):
+            raise GpuschedError("--suffix is gpu or shard")
         if self.merge is not None and not self.patterns:
             raise GpuschedError("the options of a merge need --merge PATTERN")
 
@@ -66,22 +63,16 @@ class ShardRequest:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        options = {name: getattr(self, name) for name in ("total", "items", "weights", "output_dir")}
-        split, no_split = asdict(self.split), asdict(SplitOptions())
-        options |= {_FLAGS.get(name, name): value for name, value in split.items() if value != no_split[name]}
-        options["merge"] = self.patterns
-        if self.merge is not None:
-            merge, no_merge = asdict(self.merge), asdict(MergeOptions())
-            options |= {_FLAGS.get(name, name): value for name, value in merge.items() if value != no_merge[name]}
+        values: list[tuple[str, Any, Any]]
+        values = [(name, getattr(self, name), None) for name in ("total", "items", "output_dir")]
+        for options in (self.split, self.merge or MergeOptions()):
+            values += [(each.name, getattr(options, each.name), each.default) for each in fields(options)]
         words = ["shard"]
-        for name, value in options.items():
-            flag = "--" + name.replace("_", "-")
-            if value is True:
-                words.append(flag)
-            elif value is not None:
-                words += [
-                    word for text in (value if isinstance(value, tuple) else (value,)) for word in (flag, str(text))
-                ]
+        for name, value, default in [*values, ("merge", self.patterns, ())]:
+            if value != default:
+                flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [flag] if one is True else [flag, str(one)]
         return [*words, "--", *self.command]
 
     @property
@@ -102,7 +93,7 @@ class ShardRequest:
         return {
             **asdict(self.split),
             "total": self.total,
-            "weights": self.weights,
+            "weights": None,  # which version 0.1 had
             "digest": digest,
             "cwd": os.getcwd(),
         }

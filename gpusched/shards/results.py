@@ -13,7 +13,6 @@ from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
-from gpusched.shards.jobs import job_name
 from gpusched.shards.plan import MERGE
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ def read_details(queue: Queue) -> GroupDetails:
         plan = read_plan(queue.queue_dir.path)
     except GpuschedError:
         plan = None
-    spans = {} if plan is None else {job_name(shard): plan.span(shard) for shard in plan.shards}
-    return GroupDetails(spans, outputs, errors)
+    return GroupDetails({} if plan is None else plan.spans, outputs, errors)
 
 
 def _read_merge(queue: Queue) -> tuple[list[str], list[str]]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
-
 from gpusched.common.errors import GpuschedError
 from gpusched.lists.parameters import MAX_JOBS
 from gpusched.shards import split
 from gpusched.shards.plan import Shard, ShardPlan, SplitOptions
 from gpusched.views.words import count
 
-SUFFIXES = {"gpu": "gpu_{shard}", "shard": "shard_{shard:05}"}
+SUFFIXES = {"gpu": "gpu_{}", "shard": "shard_{:05}"}
 
 
 def count_shards(total: int, options: SplitOptions, slots: int) -> tuple[int, str]:
@@ -37,34 +33,16 @@ def count_shards(total: int, options: SplitOptions, slots: int) -> tuple[int, st
     return most, f"too few items for more: {items} in {shards} (--min-items-per-shard {least})"
 
 
-def make_plan(
-    total: int, options: SplitOptions, n: int, slots: int, *, weights: Sequence[float] | None = None
-) -> ShardPlan:
-    """Divide `total` items among `n` shards. `weights` are those of the items, in the shuffled order if there is one.
+def make_plan(total: int, options: SplitOptions, n: int, slots: int) -> ShardPlan:
+    """Divide `total` items among `n` shards.
 
     Shards are called gpu_0, gpu_1 … if each of them has its own of the `slots`, else shard_00000 …
     """
     seeds = split.seeds(options.seed_base, n)
-    form = SUFFIXES.get(options.suffix, options.suffix) or SUFFIXES["gpu" if n <= slots else "shard"]
-    suffixes = [_suffix(form, i, n) for i in range(n)]
+    form = SUFFIXES[options.suffix or ("gpu" if n <= slots else "shard")]
     if options.strided:
         parts = [split.strided_positions(total, n, i) for i in range(n)]
-        strategy = "strided"
     else:
-        ranges = split.split_range(total, n) if weights is None else split.split_weighted(weights, n)
-        parts = [range(start, end) for start, end in ranges]
-        strategy = "contiguous" if weights is None else "weighted"
-    shards = tuple(Shard(i, suffixes[i], part[0], part[-1] + 1, len(part), seeds[i]) for i, part in enumerate(parts))
-    return ShardPlan(total, strategy, shards, options.shuffle)
-
-
-def _suffix(form: str, i: int, n: int) -> str:
-    text = re.sub(r"\{shard(?::0?(\d))?\}", lambda match: str(i).zfill(int(match[1] or 0)), form)
-    is_shared = n > 1 and "{shard" not in form
-    if is_shared or not text or "/" in text or not text.isprintable() or "{" in text or len(os.fsencode(text)) > 100:
-        raise GpuschedError(
-            f"{form!r} makes no suffixes",
-            where="--suffix",
-            hint="gpu (gpu_0), shard (shard_00000), or a text of its own without / such as part-{shard} or p{shard:03}",
-        )
-    return text
+        parts = [range(start, end) for start, end in split.split_range(total, n)]
+    shards = [Shard(i, form.format(i), part[0], part[-1] + 1, len(part), seeds[i]) for i, part in enumerate(parts)]
+    return ShardPlan(total, "strided" if options.strided else "contiguous", tuple(shards), options.shuffle)

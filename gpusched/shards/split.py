@@ -1,4 +1,4 @@
-"""The items of each shard: even, strided or weighted. Reads no item.
+"""The items of each shard: a range, or every n-th item. Reads no item.
 
 The items are numbered from 0, and stand in a line: in their own order, or in a shuffled one. Contiguous shards are
 slices of the line, one after the other; strided shards take every n-th item of it.
@@ -7,10 +7,6 @@ slices of the line, one after the other; strided shards take every n-th item of 
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
-from collections.abc import Sequence
-from heapq import heapify, heappush, heapreplace
-from itertools import accumulate
 
 
 def split_range(total: int, n: int) -> list[tuple[int, int]]:
@@ -28,49 +24,6 @@ def shard_range(total: int, n: int, i: int) -> tuple[int, int]:
     size, larger = divmod(total, n)
     start = i * size + min(i, larger)
     return start, start + size + (i < larger)
-
-
-def split_weighted(weights: Sequence[float], n: int) -> list[tuple[int, int]]:
-    """Return [start, end) of `n` contiguous shards, with the heaviest shard as light as possible.
-
-    Each shard gets an item if there are enough. Raises ValueError for a weight that is negative or not a number.
-    """
-    total = len(weights)
-    if n < 1:
-        raise ValueError("at least one shard")
-    if any(not 0 <= w < float("inf") for w in weights):
-        raise ValueError("a weight is a number, at least 0")
-    if n >= total:
-        return split_range(total, n)
-    sums = list(accumulate(weights, initial=0.0))
-    low, high = max(weights), sums[-1]
-    for _ in range(64):
-        middle = (low + high) / 2
-        if len(_fill(sums, middle)) > n:
-            low = middle
-        else:
-            high = middle
-    return _spread(_fill(sums, high), total, n)
-
-
-def _fill(sums: Sequence[float], limit: float) -> list[int]:
-    """Return the starts of shards that are filled up to `limit`. `sums`: for each item the weight of all before it."""
-    starts, total = [0], len(sums) - 1
-    while (end := max(starts[-1] + 1, bisect_right(sums, sums[starts[-1]] + limit) - 1)) < total:
-        starts.append(end)
-    return starts
-
-
-def _spread(starts: list[int], total: int, n: int) -> list[tuple[int, int]]:
-    """Cut the longest shards until there are `n`; no shard becomes heavier."""
-    cuts = [(start - end, start, end) for start, end in zip(starts, [*starts[1:], total], strict=True)]
-    heapify(cuts)
-    while len(cuts) < n:
-        _, start, end = cuts[0]
-        middle = (start + end) // 2
-        heapreplace(cuts, (start - middle, start, middle))
-        heappush(cuts, (middle - end, middle, end))
-    return sorted((start, end) for _, start, end in cuts)
 
 
 def shuffled(total: int, seed: int) -> list[int]:

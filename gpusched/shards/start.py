@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.layers import LoadedSettings, load
@@ -23,12 +22,11 @@ from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
-from gpusched.shards.outputs import merge_libraries, with_outputs
+from gpusched.shards.outputs import check_formats, with_outputs
 from gpusched.shards.plan import ShardPlan
 from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.sizing import count_shards, make_plan
-from gpusched.shards.split import shuffled
 
 
 def run_shards(
@@ -110,7 +108,7 @@ class ShardStart:
             n, note = count_shards(items.count, request.split, slots)
             if note:
                 self._notify(note)
-            plan = make_plan(items.count, request.split, n, slots, weights=self._weights())
+            plan = make_plan(items.count, request.split, n, slots)
         return replace(plan, items=items.path, command=request.line, merge=request.merge_in_full, inputs=inputs)
 
     def _slots(self, devices: tuple[Device, ...]) -> int:
@@ -125,13 +123,6 @@ class ShardStart:
         problem = "the dispatcher of this queue has not looked at the GPUs yet"
         raise GpuschedError(problem, hint="use --num-shards N, or try again in a moment")
 
-    def _weights(self) -> list[float] | None:
-        """Return the weights of the items, in the shuffled order if there is one; None if all weigh the same."""
-        if self._request.weights is None:
-            return None
-        weights, seed = self._items.weights(self._request.weights), self._request.split.shuffle
-        return weights if seed is None else [weights[item] for item in shuffled(len(weights), seed)]
-
     def _with_files(self, plan: ShardPlan) -> ShardPlan:
         """Return the plan with the files that its shards read and write."""
         request = self._request
@@ -144,7 +135,8 @@ class ShardStart:
             shards = (replace(shard, items_file=path) for shard, path in zip(plan.shards, paths, strict=True))
             plan = replace(plan, shards=tuple(shards))
         self._refuse_snapshot_paths()
-        self._check_merge()
+        output = None if plan.merge is None else plan.merge.output
+        check_formats(request.patterns, None if output and os.path.isdir(output) else output)
         return with_outputs(plan, request.patterns, request.output_dir or "", os.getcwd())
 
     def _refuse_snapshot_paths(self) -> None:
@@ -156,16 +148,6 @@ class ShardStart:
             if not os.path.isabs(os.path.expanduser(path)):
                 problem = "with --snapshot a relative path lies in the copied work tree, where the merge does not look"
                 raise GpuschedError(problem, where=f"--merge {pattern}", hint="write to an absolute path")
-
-    def _check_merge(self) -> None:
-        """Refuse now what the merge would refuse at the end, and report libraries that it will need."""
-        merge = self._request.merge_in_full
-        output = None if merge is None else merge.output
-        if output is not None and os.path.isdir(output):
-            output = None
-        for library in sorted(merge_libraries(self._request.patterns, output)):
-            if find_spec(library) is None:
-                self._notify(f"the merge will need {library}; install it for {sys.executable} before the shards end")
 
     def _jobs(self, plan: ShardPlan) -> JobFile:
         settings = self._options.settings

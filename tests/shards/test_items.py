@@ -31,7 +31,7 @@ def written(tmp_path: Path, name: str, data: bytes) -> str:
 
 def shard_of(items: Any, tmp_path: Path, own: Any) -> bytes:
     path = str(tmp_path / "shard")
-    items.write(path, own)
+    write_items(items, str(tmp_path / "items"), [(path, own)], only_missing=False)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     return Path(path).read_bytes()
 
@@ -41,8 +41,6 @@ def test_lines_are_items_but_empty_ones(tmp_path: Path) -> None:
     assert (items.count, items.suffix) == (3, ".txt")
     assert shard_of(items, tmp_path, [2, 0]) == b"last\na b\n"
     assert shard_of(items, tmp_path, range(1, 2)) == b"c\r\n"
-    with pytest.raises(GpuschedError, match="no columns"):
-        items.weights("size")
 
 
 def test_no_items(tmp_path: Path) -> None:
@@ -54,23 +52,13 @@ def test_json_lines(tmp_path: Path) -> None:
     items = open_items(written(tmp_path, "a.jsonl", b'{"n": 3}\n{"n": "1.5"}\n{"m": 1}'))
     assert items.count == 3
     assert shard_of(items, tmp_path, range(1, 3)) == b'{"n": "1.5"}\n{"m": 1}\n'
-    with pytest.raises(GpuschedError, match="n of item 2 is missing"):
-        items.weights("n")
-    assert open_items(written(tmp_path, "b.jsonl", b'{"n": 3}\n{"n": "1.5"}\n')).weights("n") == [3.0, 1.5]
-    with pytest.raises(GpuschedError, match="item 1 is not JSON"):
-        open_items(written(tmp_path, "b.jsonl", b'{"n": 3}\n{"n": \n')).weights("n")
 
 
 def test_records_of_a_table(tmp_path: Path) -> None:
     text = 'id;note;w\r\n1;"two\r\nlines; "";""";2\r\n\r\n2;plain;0\r\n3;last;1e1'
     items = open_items(written(tmp_path, "a.csv", text.encode()))
     assert items.count == 3
-    assert items.weights("w") == [2.0, 0.0, 10.0]
     assert shard_of(items, tmp_path, [2, 0]).decode() == ('id;note;w\r\n3;last;1e1\r\n1;"two\r\nlines; "";""";2\r\n')
-    with pytest.raises(GpuschedError, match=r"there is no column 'x'\n  its columns: id, note, w"):
-        items.weights("x")
-    with pytest.raises(GpuschedError, match="note of item 0"):
-        items.weights("note")
     with pytest.raises(GpuschedError, match="line 2"):
         open_items(written(tmp_path, "b.csv", b'a,b\n1,"x" y\n'))
 
@@ -121,10 +109,7 @@ def test_files_are_items_in_natural_order(tmp_path: Path) -> None:
         *(f"{tmp_path}/in/{name}" for name in ("x9.wav", "x10.wav", "é 1.wav")),
         "",
     ]
-    assert items.weights("size") == [1.0, 0.0, 3.0]
     assert open_items(str(tmp_path / "in/**/*.wav")).count == 4
-    with pytest.raises(GpuschedError, match="files have no column 'n'"):
-        items.weights("n")
     (tmp_path / "in" / "b\nc.wav").touch()
     with pytest.raises(GpuschedError, match="there is a newline in this name"):
         open_items(str(tmp_path / "in/*.wav"))
@@ -135,16 +120,10 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"t": ["a", "b", "c"], "w": [1, 2.5, 0]}), tmp_path / "a.parquet")
     items = open_items(str(tmp_path / "a.parquet"))
-    assert (items.count, items.weights("w")) == (3, [1.0, 2.5, 0.0])
+    assert items.count == 3
     for own, rows in ((range(1, 3), ["b", "c"]), ([2, 0], ["c", "a"]), (range(0, 3, 2), ["a", "c"])):
         shard_of(items, tmp_path, own)
         assert parquet.read_table(tmp_path / "shard").column("t").to_pylist() == rows
-    write_items(items, str(tmp_path / "items"), [(str(tmp_path / "items" / "0"), [2])], only_missing=False)
-    assert items._table is None, "the table is held while the jobs run"  # type: ignore[attr-defined]
-    assert parquet.read_table(tmp_path / "items" / "0").column("t").to_pylist() == ["c"]
-    assert items.weights("w") == [1.0, 2.5, 0.0]
-    with pytest.raises(GpuschedError, match="no column"):
-        items.weights("x")
     with pytest.raises(GpuschedError, match="not a readable parquet file"):
         open_items(written(tmp_path, "b.parquet", b"PAR1"))
 
@@ -172,12 +151,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(GpuschedError, match="no regular file"):
         open_items(str(tmp_path / "pipe"))
-
-
-def test_a_weight_beyond_all_floats_is_refused(tmp_path: Path) -> None:
-    items = open_items(written(tmp_path, "a.jsonl", b'{"w": 1' + b"0" * 400 + b"}\n"))
-    with pytest.raises(GpuschedError, match="w of item 0 is 1000"):
-        items.weights("w")
 
 
 @given(st.lists(st.text("a01\u0661_-/", max_size=6), max_size=8))

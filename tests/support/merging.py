@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpusched.commands.merge.__main__ import main
 
-from gpusched.shards.split import shuffled, split_range, split_weighted, strided_positions
+from gpusched.shards.split import shuffled, split_range, strided_positions
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,12 @@ def merge(capsys: Any, *words: object) -> Said:
 # ---- plans -----------------------------------------------------------------------------------------
 
 
-def dealt(total: int, n: int, strategy: str, weights: Sequence[float], seed: int | None) -> list[list[int]]:
+def dealt(total: int, n: int, strategy: str, seed: int | None) -> list[list[int]]:
     """The items of each shard, in the order in which its script sees them."""
     line = list(range(total)) if seed is None else shuffled(total, seed)
     if strategy == "strided":
         return [[line[position] for position in strided_positions(total, n, i)] for i in range(n)]
-    return [line[start:end] for start, end in ranges(total, n, strategy, weights)]
-
-
-def ranges(total: int, n: int, strategy: str, weights: Sequence[float]) -> list[tuple[int, int]]:
-    return split_weighted(weights, n) if strategy == "weighted" else split_range(total, n)
+    return [line[start:end] for start, end in split_range(total, n)]
 
 
 def write_plan(
@@ -54,14 +50,13 @@ def write_plan(
     pattern: str,
     *,
     strategy: str = "contiguous",
-    weights: Sequence[float] = (),
     seed: int | None = None,
     created_at: float | None = None,
     **asked: object,
 ) -> Path:
     """A plan as gpusched shard writes it; {suffix}, {shard}, {start}, {end}, {seed} in the pattern are each shard's."""
     shards = []
-    for i, (start, end) in enumerate(ranges(total, n, strategy, weights)):
+    for i, (start, end) in enumerate(split_range(total, n)):
         count = len(strided_positions(total, n, i)) if strategy == "strided" else end - start
         suffix = f"gpu_{i}"
         shards.append(

@@ -54,8 +54,7 @@ class JsonArrays(RecordFormat):
                     report.leave_out(part.name, line, NO_KEY)
                     continue
                 identity = b"" if name is None else field_identity(value[name])
-            if text := without_nan(element, self.options, report, part.name, line):
-                yield line, b"\n" + text, identity, 1
+            yield line, b"\n" + without_nan(element, report, part.name, line), identity, 1
 
     def _elements(self, part: MergePart, data: bytes) -> Iterator[bytes]:
         """Return the elements of an array, or the one object."""
@@ -103,7 +102,4 @@ class JsonObjects(WholeFileFormat):
 
     def save(self, merged: Any, out: MergeOutput) -> None:
         data = json.dumps(merged, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass")
-        text = without_nan(data, self.task.options, self.task.report, out.name, 1)
-        if not text:
-            raise MergeRefused("would hold NaN, which is not JSON (--nan null writes null)", where=out.path)
-        out.write(text + b"\n")
+        out.write(without_nan(data, self.task.report, out.name, 1) + b"\n")

@@ -7,8 +7,6 @@ import re
 
 import msgspec
 
-from gpusched.shards.merge_options import MergeOptions
-
 from ..join.records import LINE, Checked, LineFormat, field_identity
 from ..parts.model import MergePart, MergeReport, shown
 
@@ -34,7 +32,8 @@ class JsonLines(LineFormat):
             if len(records) > 1:
                 report.note_at(part.name, number, f"{len(records)} records on one line: each gets its own")
                 yield from ((number, record + b"\n", 1) for record in records)
-            elif records and (plain := without_nan(body, self.options, report, part.name, number)):
+            elif records:
+                plain = without_nan(body, report, part.name, number)
                 yield number, text if plain == body and text.endswith(b"\n") else plain + b"\n", 1
 
     def identity(self, record: bytes) -> bytes | None:
@@ -69,19 +68,11 @@ def read_line(body: bytes) -> list[bytes]:
     return records
 
 
-def without_nan(text: bytes, options: MergeOptions, report: MergeReport, part: str, line: int) -> bytes:
-    """Return a record with null for NaN and the infinities, which is reported; nothing if --nan refuses them."""
-    plain = nulled(text)
-    if plain != text and options.nan == "refuse":
-        report.leave_out(part, line, "holds NaN or Infinity, which is not JSON (--nan null writes null)")
-        return b""
-    if plain != text:
-        report.note_at(part, line, "NaN or Infinity is written as null (--nan)")
-    return plain
-
-
-def nulled(text: bytes) -> bytes:
-    """Return the same JSON text with null for NaN and the infinities."""
+def without_nan(text: bytes, report: MergeReport, part: str, line: int) -> bytes:
+    """Return the same JSON text with null for NaN and the infinities, which is reported."""
     if b"NaN" not in text and b"Infinity" not in text:
         return text
-    return _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
+    plain = _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
+    if plain != text:
+        report.note_at(part, line, "NaN or Infinity is written as null")
+    return plain

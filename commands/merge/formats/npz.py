@@ -72,8 +72,6 @@ class NumpyArchives(WholeFileFormat):
 
     def save(self, merged: Any, out: MergeOutput) -> None:
         with zipfile.ZipFile(out.file, "w", self._method) as archive:
-            for name, value in merged.items():  # without a date, so that the same parts make the same bytes
-                member = zipfile.ZipInfo(f"{name}.npy")
-                member.compress_type = self._method
-                with archive.open(member, "w", force_zip64=True) as into:
+            for name, value in merged.items():  # a member that is opened has no date: the same parts, the same bytes
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as into:
                     npy.write_array(into, np.asanyarray(value), allow_pickle=False)

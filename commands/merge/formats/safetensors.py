@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from gpusched.common.safetensors_header import DTYPE_BITS, read_header
@@ -13,31 +12,12 @@ from ..join.whole_files import WholeFileFormat
 from ..parts.model import MergePart, shown
 from ..write.output import MergeOutput
 
-_NUMPY = {"U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8"}
-_NUMPY |= {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
-
-
-class StoredTensors(StoredArrays):
-    """The tensors of files, with sums of those that NumPy has a dtype for."""
-
-    def add(self, values: Sequence[Any]) -> Any:
-        first = values[0]
-        if first.dtype not in _NUMPY:
-            raise TypeError
-        import numpy as np
-
-        from .npz import NumpyArrays
-
-        arrays = [np.frombuffer(one.read(), _NUMPY[first.dtype]) for one in values]
-        data = NumpyArrays().add(arrays).tobytes()
-        return StoredArray(first.dtype, first.shape, len(data), data=data)
-
 
 class SafetensorsFiles(WholeFileFormat):
     """The tensors of .safetensors parts, and their texts."""
 
     noun = "safetensors file"
-    arrays = StoredTensors()
+    arrays = StoredArrays()
 
     def read(self, part: MergePart) -> dict[str, StoredArray]:
         header = read_header(part.path)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpusched import __version__
@@ -17,22 +17,23 @@ from ..parts.model import MergePart, MergeTask, suffix_of
 from .output import MergeOutput
 from .replace import TOOL, stored_name
 
-COUNTS = ("num_questions", "num_samples", "total", "count")  # the weight of an accuracy is the first that is beside it
+COUNTS = ("num_questions", "num_samples", "total", "count", "correct")
 
 _LARGEST_BYTES = 1 << 24  # of a script's own metadata
-_HUGE = 1e100  # a larger number counts nothing, and the product of two might be no number
+_HUGE = 1e100  # a larger number counts nothing
 
 
 def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str) -> dict[str, Any]:
     """Return the metadata document. Parts in or below the output's directory are named from there."""
-    report, rows, owned = task.report, [], []
+    report, rows = task.report, []
+    totals: dict[str, float] = {}
     for part in task.parts:
         file_name, values = _left_by_script(part)
-        owned += [] if part.skipped else [(part, dict(_numbers(values)))]
+        for path, count in () if part.skipped else _counts(values):
+            totals[path] = totals.get(path, 0) + count
         row = _head(part) | {"records": part.records, "bytes": part.size, "sha256": part.sha256}
         more = {"left_out": part.skipped, "metadata_file": file_name, "metadata": values}
         rows.append(row | {name: value for name, value in more.items() if value})
-    totals, overall = _summed(owned)
     return {
         "tool": {"name": TOOL, "version": __version__},
         "created_at": time.time(),
@@ -46,7 +47,6 @@ def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str
         "left_out_records": sum(report.lost.values()),
         "notes": report.warnings(),
         "totals": totals,
-        "overall": overall,
         "parts": rows,
     }
 
@@ -83,39 +83,10 @@ def _plain(value: Any, key: str = "") -> Any:
     return str(value) if mask_secrets(named) == named else MASK
 
 
-def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (dotted path, value) of all numbers in nested dicts that can be added up."""
+def _counts(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (dotted path, value) of all counts in nested dicts."""
     for name, held in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(held, int | float) and not isinstance(held, bool) and abs(held) < _HUGE:
+        is_number = isinstance(held, int | float) and not isinstance(held, bool)
+        if name in COUNTS and is_number and abs(held) < _HUGE:
             yield f"{path}{name}", held
-        yield from _numbers(held, f"{path}{name}.")
-
-
-def _summed(owned: Sequence[tuple[MergePart, Mapping[str, float]]]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the sums of the counts, and the accuracies over all parts, each weighted by the count beside it.
-
-    Else the weight is the items of the shard, or the records of the part. None where a part with records lacks it.
-    """
-    totals, overall = {}, {}
-    for path in dict.fromkeys(path for _, numbers in owned for path in numbers):
-        room, name = path[: path.rfind(".") + 1], path.rpartition(".")[2]
-        if name in (*COUNTS, "correct"):
-            totals[path] = sum(numbers.get(path, 0) for _, numbers in owned)
-        if name != "accuracy" and not name.endswith("_accuracy"):
-            continue
-        rows = [(numbers[path], *_weight(part, numbers, room)) for part, numbers in owned if path in numbers]
-        weight = sum(weight for _, weight, _ in rows)
-        is_everywhere = all(path in numbers or part.records == 0 for part, numbers in owned)
-        if is_everywhere and weight and all(weight >= 0 for _, weight, _ in rows):
-            value = math.fsum(value * weight for value, weight, _ in rows) / weight
-            names = "/".join(dict.fromkeys(name for _, _, name in rows))
-            overall[path] = {"value": value, "weight": weight, "weighted_by": names, "parts": len(rows)}
-    return totals, overall
-
-
-def _weight(part: MergePart, numbers: Mapping[str, float], room: str) -> tuple[float, str]:
-    """Return the weight of an accuracy and its name; -1 where there is none."""
-    for name in COUNTS:
-        if f"{room}{name}" in numbers:
-            return numbers[f"{room}{name}"], name
-    return (part.shard.count, "items") if part.shard else (-1 if part.records is None else part.records, "records")
+        yield from _counts(held, f"{path}{name}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from contextlib import suppress
@@ -14,18 +13,15 @@ from gpusched.common.processes import boot_id, process_start
 
 BUFFER_BYTES = 1 << 18
 _STALE_S = 86_400.0
-_MB = 1_000_000
 
 
 class MergeOutput:
     """The output under its temporary name. Use it as a context: what is not committed at its end is removed."""
 
-    def __init__(self, path: str, parts_bytes: int) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.directory, self.name = os.path.split(os.path.abspath(path))
         self.size = 0
-        self._parts_bytes = parts_bytes
-        self._progress, self._progress_at = os.environ.get("GPUSCHED_PROGRESS"), 0.0
         self.temporary = temporary_path(path)
         fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self.file: BinaryIO = os.fdopen(fd, "w+b", buffering=BUFFER_BYTES)  # for a library that wants to seek
@@ -40,14 +36,8 @@ class MergeOutput:
             os.unlink(self.temporary)
 
     def write(self, data: bytes) -> None:
-        """Add to the end, and once a second write how far the merge is into the file that GPUSCHED_PROGRESS names."""
+        """Add to the end."""
         self.file.write(data)
-        self.size += len(data)
-        if self._progress and time.monotonic() >= self._progress_at:
-            self._progress_at, total = time.monotonic() + 1, max(self._parts_bytes // _MB, 1)
-            progress = {"done": min(self.size // _MB, total), "total": total, "unit": "MB"}
-            with suppress(OSError):
-                write_atomically(self._progress, json.dumps(progress).encode())
 
     def finish(self) -> None:
         """Send everything to the disk."""

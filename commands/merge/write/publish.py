@@ -8,14 +8,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
 from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
 from .metadata import describe
 from .output import MergeOutput, hash_file
-from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path, remove_parts
+from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path
 
 MergeResult = tuple[str, list[str], list[str], int]  # summary, warnings, errors, exit code
 
@@ -32,9 +32,10 @@ def open_output(task: MergeTask) -> MergeOutput:
         task.options = dataclasses.replace(task.options, key=None)
     if task.options.sum and not MERGE_FORMATS[form].has_sums:
         task.report.note(f"--sum adds nothing up in .{form}")
+        task.options = dataclasses.replace(task.options, sum=())
     check_output(task)
     _check_parts(task, form)
-    return MergeOutput(task.output, sum(part.size for part in task.parts))
+    return MergeOutput(task.output)
 
 
 def _check_parts(task: MergeTask, form: str) -> None:
@@ -81,7 +82,6 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     is_complete = not (errors or lacking)
     check_replacement(task, digest, [*errors, *lacking])
     document = describe(task, count, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
-    document["remove_parts"] = options.remove_parts and is_complete
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
     out.commit()
@@ -90,16 +90,11 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     if is_complete and is_marker(marker, task.output):
         os.unlink(marker)
         sync_directory(out.directory)
-    warnings, parts = [*report.warnings(), *lacking], count_of(sum(not part.skipped for part in task.parts), "part")
+    parts = count_of(sum(not part.skipped for part in task.parts), "part")
     summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
-        warnings += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
-    elif options.remove_parts:
-        removed, errors = remove_parts(task, digest)
-        summary += f"; {count_of(removed, 'part')} removed"
-        return summary, warnings, errors, EXIT_CANNOT_WORK if errors else EXIT_OK
-    return summary, warnings, errors, EXIT_SOME_FAILED if errors else EXIT_OK
+    return summary, [*report.warnings(), *lacking], errors, EXIT_SOME_FAILED if errors else EXIT_OK
 
 
 def _hash_all(task: MergeTask, out: MergeOutput) -> str:

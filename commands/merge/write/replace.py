@@ -1,4 +1,4 @@
-"""The files that stand where a merge writes: may they be replaced, and which parts may be removed afterwards."""
+"""The files that stand where a merge writes: may they be replaced?"""
 
 from __future__ import annotations
 
@@ -72,27 +72,12 @@ def check_replacement(task: MergeTask, digest: str, problems: Sequence[str]) -> 
     if standing == digest or task.options.overwrite:
         return
     metadata = read_metadata(metadata_path(task.output))
-    gone = {row["sha256"] for row in metadata.get("parts", ())} - {part.sha256 for part in task.parts}
     why = ""
     if metadata.get("output", {}).get("sha256") != standing:
         why = "exists, and is not as a merge has made it"
-    elif metadata.get("remove_parts") and gone:
+    elif metadata.get("remove_parts"):  # by --remove-parts, which version 0.1 had
         why = "was made of parts that were removed then; it is kept"
     elif metadata.get("complete") and problems:
         why = "\n  ".join(["is complete, and what these parts would make is not; it is kept:", *problems])
     if why:
         raise MergeRefused(why, where=task.output, hint="--overwrite replaces it")
-
-
-def remove_parts(task: MergeTask, digest: str) -> tuple[int, list[str]]:
-    """Remove the parts, if all of them and the output are as they were. Return how many are gone, and the errors."""
-    for path, known in [(task.output, digest), *((part.path, part.sha256) for part in task.parts)]:
-        if not os.path.exists(path) or hash_file(path) != known:
-            return 0, [f"{shown(path)}: has changed since it was merged; no part is removed"]
-    errors = []
-    for part in task.parts:
-        try:
-            os.unlink(part.path)
-        except OSError as error:
-            errors.append(f"{shown(part.name)} is merged, and cannot be removed: {error.strerror}")
-    return len(task.parts) - len(errors), errors

@@ -75,19 +75,14 @@ OPTIONS = (
     ),
     click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
     click.option(
-        "--weights",
-        metavar="COLUMN",
-        help="Balance the shards by this column of --items; for a pattern of files, `size` means their sizes.",
-    ),
-    click.option(
         "--shuffle", metavar="SEED", type=click.IntRange(min=0), help="Shuffle the items before they are split."
     ),
     click.option(
         "--suffix",
-        metavar="gpu|shard|TEXT",
+        metavar="gpu|shard",
+        type=click.Choice(("", "gpu", "shard")),
         default="",
-        help="Set {suffix} to gpu_0, shard_00000, or a text of your own with {shard} in it.  [default: gpu if there "
-        "are no more shards than GPUs, else shard]",
+        help="Set {suffix} to gpu_0 or shard_00000.  [default: gpu if there are no more shards than GPUs, else shard]",
     ),
     click.option(
         "--seed-base",
@@ -165,11 +160,11 @@ def _request(values: dict[str, Any]) -> ShardRequest:
 def _print_plan(planned: PlannedShards, *, as_json: bool) -> int:
     """Print what each shard would do."""
     from gpusched.operations.queues import current_directory
-    from gpusched.shards.preview import document, planned_jobs
     from gpusched.views.shard_plan import page
 
     if as_json:
-        print_json(document(planned))
+        print_json(planned.document())
     else:
-        print_page(page(planned_jobs(planned), planned.queue_dir.path, current_directory()))
+        spans, queue = planned.plan.spans, planned.queue_dir.path
+        print_page(page(planned.jobs.specs, spans, planned.states, queue, current_directory()))
     return EXIT_OK

@@ -12,7 +12,7 @@ from gpusched.commands.merge import formats
 from gpusched.commands.merge import merge as steps
 
 from gpusched.shards.merge_options import MERGE_FORMATS, FormatRow
-from gpusched.shards.outputs import merge_libraries
+from gpusched.shards.outputs import check_formats
 from tests.support.merging import merge, write_plan
 from tests.support.paths import ROOT
 
@@ -44,7 +44,7 @@ def test_a_format_is_one_file_and_one_row_of_the_table(
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     monkeypatch.setitem(MERGE_FORMATS, "words", FormatRow("words", "Words", has_keys=True))
     monkeypatch.delitem(sys.modules, f"{formats.__name__}.words", raising=False)
-    assert merge_libraries([f"{tmp_path}/*_{{suffix}}.words"], None) == set()
+    check_formats([f"{tmp_path}/*_{{suffix}}.words"], "all.words")
     (tmp_path / "x_gpu_0.words").write_text("a c ")
     (tmp_path / "x_gpu_1.words").write_text("b\nd\n")
     plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/*_{{suffix}}.words", strategy="strided")

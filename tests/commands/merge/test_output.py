@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -92,7 +91,7 @@ def tried(*words: object) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", ["nothing", "incomplete", "complete", "removing"])
+@pytest.mark.parametrize("before", ["nothing", "incomplete", "complete"])
 def test_killed_at_any_step_and_started_with_one_more_part_it_goes_on(
     tmp_path: Path, capsys: Capture, before: str
 ) -> None:
@@ -103,32 +102,26 @@ def test_killed_at_any_step_and_started_with_one_more_part_it_goes_on(
         parts, out = written(place, count=4), place / "all.jsonl"
         right = [b"".join(path.read_bytes() for path in parts[:count]) for count in range(5)]
         partly = ["--allow-partial"] if before in ("nothing", "incomplete") else []
-        removing = ["--remove-parts"] if before == "removing" else []
         if before != "nothing":
             absent = [place / "p9.jsonl"] if before == "incomplete" else []
             assert merge(capsys, "-o", out, *parts[:2], *absent, *partly).code == 0
         last = parts[3].read_bytes()
         parts[3].unlink()
         given = parts if partly else parts[:3]
-        done = tried(step, "-o", out, *given, *partly, *removing)
+        done = tried(step, "-o", out, *given, *partly)
         assert not out.exists() or out.read_bytes() in right, "it is whole, whichever it is"
         parts[3].write_bytes(last)
-        if before == "removing" and not all(path.exists() for path in parts):
-            said = merge(capsys, "-o", out, *parts, *removing)  # what is gone stands in the output only
-            assert said.code == 1 and out.read_bytes() == right[3], said
-            break
-        said = merge(capsys, "-o", out, *parts, *removing)
+        said = merge(capsys, "-o", out, *parts)
         if said.code:  # it was killed when the output had its name, and no metadata yet: the same parts complete it
             assert "exists, and is not as a merge has made it" in said.err, (step, said)
             assert merge(capsys, "-o", out, *parts[:3]).code == 0 and out.read_bytes() == right[3]
-            said = merge(capsys, "-o", out, *parts, *removing)
+            said = merge(capsys, "-o", out, *parts)
         assert said.code == 0, (step, said)
         assert out.read_bytes() == right[4]
-        kept = [] if removing else [path.name for path in parts]
-        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *kept], step
+        assert names(place) == ["all.jsonl", "all_merged_metadata.json", *[path.name for path in parts]], step
         if done.returncode == 0:
             break
-    assert step > 6 and (done.returncode == 0 or before == "removing"), "it was never killed, or never let live"
+    assert step > 6 and done.returncode == 0, "it was never killed, or never let live"
 
 
 @pytest.mark.slow
@@ -351,78 +344,15 @@ def test_a_part_that_changes_is_refused(tmp_path: Path, capsys: Capture, monkeyp
     assert not (tmp_path / "all.jsonl").exists()
 
 
-def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Path, capsys: Capture) -> None:
-    parts = written(tmp_path)
-    parts[2].write_text("{")
-    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
-    assert said.code == 1 and "the parts are kept" in said.err and all(path.exists() for path in parts)
-    parts[2].write_text("{}\n")
-    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
-    assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
-
-
-def test_parts_that_cannot_be_removed_are_told_of_and_the_merge_is_done(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts, out, remove = written(tmp_path), tmp_path / "all.jsonl", os.unlink
-    whole = b"".join(path.read_bytes() for path in parts)
-    kept = [parts[0], parts[2]]
-
-    def refusing(path: str, **more: Any) -> None:  # root may remove anything
-        if Path(path) in kept:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        remove(path, **more)
-
-    monkeypatch.setattr(os, "unlink", refusing)
-    said = merge(capsys, "-o", out, *parts, "--remove-parts")
-    why = "Operation not permitted"
-    left = [f"{name} is merged, and cannot be removed: {why}" for name in ("p0.jsonl", "p2.jsonl")]
-    assert (
-        said.code == 3
-        and all(text in said.err for text in left)
-        and "27 records of 3 parts; 1 part removed" in said.out
-    ), said
-    assert out.read_bytes() == whole and [path.exists() for path in parts] == [True, False, True]
-    assert json.loads((tmp_path / "all_merged_metadata.json").read_text())["complete"] is True
-    kept.clear()
-    said = merge(capsys, "-o", out, parts[0], parts[2], "--remove-parts")
-    assert said.code == 1 and "was made of parts that were removed then; it is kept" in said.err
-    assert out.read_bytes() == whole and parts[0].exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "why"), [("more", 3, "has changed since"), ("gone", 3, "has changed since")]
-)
-def test_a_part_that_changes_after_it_was_merged_is_told_of_and_the_merge_is_done(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, change: str, code: int, why: str
-) -> None:
-    parts, name_it = written(tmp_path), MergeOutput.commit
-
-    def and_change(out: MergeOutput) -> None:
-        name_it(out)
-        if change == "more":
-            parts[1].write_text("{}")
-        else:
-            parts[1].unlink()
-
-    monkeypatch.setattr(MergeOutput, "commit", and_change)
-    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
-    assert said.code == code and "p1.jsonl: " in said.err and why in said.err and "no part is removed" in said.err
-    assert "27 records of 3 parts; 0 parts removed" in said.out and parts[0].exists() and parts[2].exists()
-
-
-def test_parts_that_an_earlier_merge_was_to_remove_are_kept_by_one_that_is_not(tmp_path: Path, capsys: Capture) -> None:
-    parts = written(tmp_path)
-    kept = parts[1].read_bytes()
-    out = tmp_path / "all.jsonl"
-    assert merge(capsys, "-o", out, *parts, "--remove-parts").code == 0
+def test_an_output_whose_parts_version_0_1_has_removed_is_kept(tmp_path: Path, capsys: Capture) -> None:
+    parts, out = written(tmp_path), tmp_path / "all.jsonl"
+    assert merge(capsys, "-o", out, *parts).code == 0
+    metadata = tmp_path / "all_merged_metadata.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "remove_parts": True}))
     whole = out.read_bytes()
-    parts[1].write_bytes(kept)  # as if it had been killed before it came to this one
     said = merge(capsys, "-o", out, parts[1])
-    assert said.code == 1 and "was made of parts that were removed then" in said.err and out.read_bytes() == whole
-    assert parts[1].read_bytes() == kept
-    said = merge(capsys, "-o", out, parts[1], "--remove-parts")
-    assert said.code == 1 and parts[1].exists() and out.read_bytes() == whole
+    assert said.code == 1 and "was made of parts that were removed then; it is kept" in said.err
+    assert out.read_bytes() == whole
 
 
 FULL = """
@@ -583,7 +513,7 @@ def test_memory_does_not_grow_with_what_parquet_stores_once(tmp_path: Path, shor
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [b"o\xff", "oé".encode(), b"o\x1b"])
 def test_names_of_any_bytes_in_any_locale(tmp_path: Path, name: bytes) -> None:
-    """An output that is incomplete, completed, made again in another locale, and its parts removed."""
+    """An output that is incomplete, completed, and made again in another locale."""
     utf8, plain = (os.environ | more for more in ({"PYTHONUTF8": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}))
     out = os.fsencode(tmp_path) + b"/" + name + b".jsonl"
     parts = [os.fsencode(tmp_path) + b"/" + name + b"_%d.jsonl" % number for number in range(3)]
@@ -611,10 +541,10 @@ def test_names_of_any_bytes_in_any_locale(tmp_path: Path, name: bytes) -> None:
         write(parts[1])
     assert made(plain, *parts[:2]).returncode == 0, "a complete one is replaced"
     assert made(utf8, *parts).returncode == 0
-    assert made(plain, *parts, "--remove-parts").returncode == 0
+    assert made(plain, *parts).returncode == 0
     with open(out, "rb") as file:
         assert file.read() == b"{}\n" * 3
-    assert len(names(tmp_path)) == 2
+    assert len(names(tmp_path)) == 5
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -658,7 +588,7 @@ def test_the_verb_runs_the_stage(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit('a file of the working directory')")
     (tmp_path / "-odd.jsonl").write_text("{}\n")
-    words = ["merge", "-o", "all.jsonl", "--expect", "28", "--by=given", "--sum", "a", "--sum", "b", "--nan", "null"]
+    words = ["merge", "-o", "all.jsonl", "--expect", "28", "--by=given", "--sum", "a", "--sum", "b"]
     command = [sys.executable, "-P", "-m", "gpusched"] if sys.version_info >= (3, 11) else ["gpusched"]
     if sys.version_info < (3, 11):
         (tmp_path / "json.py").unlink()
@@ -680,21 +610,9 @@ def test_like_things_are_told_once_with_their_number(tmp_path: Path, capsys: Cap
     (tmp_path / "b.jsonl").write_text("")
     said = merge(capsys, "-o", tmp_path / "all.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     assert said.code == 1 and len(said.err.splitlines()) == 8
-    assert "a.jsonl, line 1: NaN or Infinity is written as null (--nan), and on 999 lines more" in said.err
+    assert "a.jsonl, line 1: NaN or Infinity is written as null, and on 999 lines more" in said.err
     assert "a.jsonl, line 1005: is no JSON" in said.err and "a.jsonl: 295 more of them" in said.err
     assert "b.jsonl is empty: it is skipped" in said.err
-
-
-def test_progress_is_said_in_the_file_that_is_named(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "progress"))
-    (tmp_path / "a.txt").write_text("x" * 999 + "\n" + ("y" * 999 + "\n") * 3000)
-    assert merge(capsys, "-o", tmp_path / "all.txt", tmp_path / "a.txt").code == 0
-    told = json.loads((tmp_path / "progress").read_text())
-    assert told["total"] == 3 and told["unit"] == "MB" and 0 <= told["done"] <= 3
-    monkeypatch.setenv("GPUSCHED_PROGRESS", str(tmp_path / "no" / "progress"))
-    assert merge(capsys, "-o", tmp_path / "more.txt", tmp_path / "a.txt").code == 0
 
 
 def test_a_part_whose_name_is_a_number_of_5000_digits_is_refused(tmp_path: Path, capsys: Capture) -> None:

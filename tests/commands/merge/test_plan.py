@@ -25,9 +25,8 @@ Capture = pytest.CaptureFixture[str]
 SPLITS = st.tuples(
     st.integers(0, 40),
     st.integers(1, 6),
-    st.sampled_from(["contiguous", "strided", "weighted"]),
+    st.sampled_from(["contiguous", "strided"]),
     st.none() | st.integers(0, 99),
-    st.lists(st.floats(0, 9), min_size=40, max_size=40),
 )
 
 
@@ -35,14 +34,12 @@ SPLITS = st.tuples(
 @pytest.mark.parametrize("form", FORMATS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(split=SPLITS)
-def test_items_come_back_in_order(
-    form: str, split: tuple[int, int, str, int | None, list[float]], capsys: Capture
-) -> None:
-    total, n, strategy, seed, weights = split
+def test_items_come_back_in_order(form: str, split: tuple[int, int, str, int | None], capsys: Capture) -> None:
+    total, n, strategy, seed = split
     write, read = FORMATS[form]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        for i, items in enumerate(dealt(total, n, strategy, weights[:total], seed)):
+        for i, items in enumerate(dealt(total, n, strategy, seed)):
             write(place / f"x_gpu_{i}.{form}", items)
         plan = write_plan(
             place / "plan.json",
@@ -50,7 +47,6 @@ def test_items_come_back_in_order(
             n,
             f"{place}/*_{{suffix}}.{form}",
             strategy=strategy,
-            weights=weights[:total],
             seed=seed,
         )
         said = merge(capsys, "--plan", plan)
@@ -287,7 +283,7 @@ def test_a_missing_shard_holds_the_merge_or_is_written_down(tmp_path: Path, caps
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "npy"])
 def test_order_without_a_missing_shard(tmp_path: Path, capsys: Capture, form: str, seed: int | None) -> None:
     write, read = FORMATS[form]
-    items = dealt(17, 4, "strided", (), seed)
+    items = dealt(17, 4, "strided", seed)
     for i in (0, 1, 3):
         write(tmp_path / f"x_gpu_{i}.{form}", items[i])
     pattern = f"{tmp_path}/*_{{suffix}}.{form}"
@@ -323,31 +319,28 @@ def test_counts_are_compared_with_the_split(tmp_path: Path, capsys: Capture) -> 
 
 @pytest.mark.parametrize("left", [0, 3])
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_short_part_makes_the_output_incomplete_and_no_part_is_removed(
-    tmp_path: Path, capsys: Capture, form: str, left: int
-) -> None:
+def test_a_short_part_makes_the_output_incomplete(tmp_path: Path, capsys: Capture, form: str, left: int) -> None:
     write, read = FORMATS[form]
-    items = dealt(21, 3, "contiguous", (), None)
+    items = dealt(21, 3, "contiguous", None)
     items[1] = items[1][:left]  # of seven: what a shard had written when it failed
     parts = [tmp_path / f"x_gpu_{i}.{form}" for i in range(3)]
     for path, some in zip(parts, items, strict=True):
         write(path, some)
     plan = write_plan(tmp_path / "p.json", 21, 3, f"{tmp_path}/*_{{suffix}}.{form}")
-    for words, code in [(["--remove-parts"], 1), (["--remove-parts", "--allow-partial"], 0)]:
+    for words, code in [([], 1), (["--allow-partial"], 0)]:
         said = merge(capsys, "--plan", plan, *words)
         line = f"x_gpu_1.{form}: {left} records of 7 items"
-        assert said.code == code and line in said.err and "the parts are kept" in said.err, said
-        assert "INCOMPLETE" in said.out and "removed" not in said.out and all(path.exists() for path in parts)
+        assert said.code == code and line in said.err, said
+        assert "INCOMPLETE" in said.out
         told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
-        assert told["complete"] is False and told["remove_parts"] is False and told["missing"] == []
+        assert told["complete"] is False and told["missing"] == []
         assert told["short"] == [
             {"part": f"x_gpu_1.{form}", "shard": 1, "suffix": "gpu_1", "records": left, "items": 7, "lacks": 7 - left}
         ]
         assert line in (tmp_path / f"x_merged.{form}.incomplete").read_text()
         assert read(tmp_path / f"x_merged.{form}") == [*items[0], *items[1], *items[2]]
     write(parts[1], list(range(7, 14)))
-    said = merge(capsys, "--plan", plan, "--allow-partial", "--remove-parts")
-    assert said.code == 0 and "3 parts removed" in said.out and not any(path.exists() for path in parts)
+    assert merge(capsys, "--plan", plan, "--allow-partial").code == 0
     assert json.loads((tmp_path / "x_merged_metadata.json").read_text())["short"] == []
     assert read(tmp_path / f"x_merged.{form}") == list(range(21))
 
@@ -389,7 +382,7 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
     tmp_path: Path, capsys: Capture, seed: int | None
 ) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    shards = dealt(9, 3, "strided", (), seed)
+    shards = dealt(9, 3, "strided", seed)
     for i, items in enumerate(shards):
         held = {"n": items} if i == 1 else {"id": items, "n": items}
         pq.write_table(pa.table(held), tmp_path / f"x_gpu_{i}.parquet")
@@ -403,7 +396,7 @@ def test_a_parquet_part_without_the_key_leaves_the_others_in_order(
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts what is read by /proc/self/io")
 def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path, capsys: Capture) -> None:
-    for i, items in enumerate(dealt(2000, 2, "contiguous", (), 3)):
+    for i, items in enumerate(dealt(2000, 2, "contiguous", 3)):
         (tmp_path / f"x_gpu_{i}.txt").write_text("".join(f"{item:01000d}\n" for item in items))
     plan = write_plan(tmp_path / "p.json", 2000, 2, f"{tmp_path}/*_{{suffix}}.txt", seed=3)
 
@@ -419,7 +412,7 @@ def test_shuffled_records_are_read_once_each_from_where_they_wait(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_there_may_be_more_parts_than_files_may_be_open(tmp_path: Path, form: str) -> None:
-    for i, items in enumerate(dealt(200, 100, "strided", (), None)):
+    for i, items in enumerate(dealt(200, 100, "strided", None)):
         FORMATS[form][0](tmp_path / f"x_gpu_{i}.{form}", items)
     plan = write_plan(tmp_path / "p.json", 200, 100, f"{tmp_path}/*_{{suffix}}.{form}", strategy="strided")
     limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
@@ -443,12 +436,6 @@ def test_metadata_of_the_scripts_are_kept_and_added_up(tmp_path: Path, capsys: C
     text = (tmp_path / "x_merged_metadata.json").read_text()
     told = json.loads(text)
     assert told["totals"] == {"count": 40}
-    assert told["overall"]["accuracy"] == {
-        "value": pytest.approx(0.6),
-        "weight": 40,
-        "weighted_by": "count",
-        "parts": 2,
-    }
     assert [part["metadata"]["accuracy"] for part in told["parts"]] == [0.5, 0.9]
     assert [(part["shard"], part["seed"], part["start"], part["end"]) for part in told["parts"]] == [
         (0, 100, 0, 1),
@@ -476,19 +463,7 @@ def test_what_is_left_out_counts_in_no_total(tmp_path: Path, capsys: Capture, ba
     texts = [(good, left), (bad, {"num_samples": 30, "accuracy": 0.9})]
     told = told_of(tmp_path, capsys, *texts)
     assert told["records"] == 10 and told["complete"] is False and told["totals"] == {"num_samples": 10}
-    assert told["overall"] == {"accuracy": {"value": 0.5, "weight": 10, "weighted_by": "num_samples", "parts": 1}}
     assert "left_out" in told["parts"][1] and told["parts"][1]["metadata"]["num_samples"] == 30
-
-
-def test_an_accuracy_that_not_all_parts_have_is_none_over_all(tmp_path: Path, capsys: Capture) -> None:
-    one, empty, ten = '{"a": 1}\n', "", '{"a": 1}\n' * 10
-    left = {"accuracy": 0.9, "b_accuracy": 0.5, "num_questions": 10}
-    assert told_of(tmp_path, capsys, (ten, left), (ten, {"num_questions": 30, "b_accuracy": 0.1}))["overall"] == {
-        "b_accuracy": {"value": pytest.approx(0.2), "weight": 40, "weighted_by": "num_questions", "parts": 2}
-    }
-    assert told_of(tmp_path, capsys, (ten, left), (one, {"num_questions": 30, "accuracy": None}))["overall"] == {}
-    told = told_of(tmp_path, capsys, (ten, {"accuracy": 0.9}), (empty, {"accuracy": None}))
-    assert told["overall"] == {"accuracy": {"value": 0.9, "weight": 10, "weighted_by": "records", "parts": 1}}
 
 
 EMPTY = """{"version": 1, "created_at": 1, "total": TOTAL, "num_shards": 0, "shards": [], "strategy": "contiguous",
