@@ -42,10 +42,8 @@ def suggest(word: str, words: Iterable[str]) -> str:
 # A row: the severity ("forceable" is an error that --force turns into a warning), the name, the message; below it the
 # hint, if there is one. The code of a finding is the part of the name before the point.
 _TABLE = """
-error open-quote: this {opener} is not closed on its line
+error open-quote: this quote is not closed on its line
     a command has one line: join lines by a backslash at the end, or put them into a script
-error here-document: a here-document needs lines of its own, and a command has one line
-    put the text into a file, or use a here-string: <<< 'text'
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
@@ -53,13 +51,11 @@ forceable backslash-blank: a space follows the backslash, so the shell does not 
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
-forceable unfinished: the command is not complete: its {word} is not closed on this line
-    a command has one line: join lines by a backslash at the end, or put them into a script
+forceable unfinished: this is not a complete command
+    a command has one line: join lines by a backslash at the end, or put them into a script; here-strings: <<< 'text'
 forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
 hint stripped: its own choice of GPUs is removed by --strip-gpu-env
-forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job would not use the GPU claimed for it
-    keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
 forceable parameter-table: this does not start with a program ({word}); is it a table of parameters?
@@ -68,8 +64,6 @@ warning cpu-job: {variable} hides all GPUs, but one is claimed for the job
     if this is a CPU job, begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0
 warning background: a process stays in the background: the shell returns while it still runs
     leave out nohup and &, or end the line with wait; the GPU stays claimed until the job has no process left
-warning backslash-in-comment: a backslash in a comment joins nothing: the next line is a command of its own
-    move the comment to a line above the command
 forceable script: this is a {language} script, not a file of commands
     write a file with lines like: {language} FILE
 hint shebang: the #! line is ignored: each line below runs by itself
