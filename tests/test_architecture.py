@@ -54,7 +54,9 @@ TABLE = (
     Row("host.attempts", ()),
     Row("host.queue", ()),
     Row("host", ()),
-    Row("lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")),
+    Row(
+        "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
+    ),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(

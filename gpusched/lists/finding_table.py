@@ -47,6 +47,7 @@ error open-quote: this quote is not closed on its line
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
+    attributes for all lines below are a line of their own: #gpusched: key=value
 forceable backslash-blank: a space follows the backslash, so the shell does not join the next line
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
@@ -77,17 +78,10 @@ warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.word: {word!r} is not of the form key=value
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.quote: this quote is not closed, or nothing follows this backslash
-error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
-    write the value itself, or set it in the command; single quotes keep the characters as they are
-error attribute-end.blank: a space must follow the ] of the attributes
-error attribute-end.second: a second block of attributes: put all into the first
+error attribute-syntax: {word!r} is not of the form key=value, or the shell would expand it
+    quote values as in the shell; nothing is expanded, so $, a backquote and a leading ~ need single quotes
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
     write gpus: 2 and mem: 18G beside command:
-error attribute-alone: no command follows the attributes
-    for all lines below, write #gpusched: key=value
 error attribute-key: unknown attribute {key!r}{suggestion}
     the keys: {keys}
 error attribute-key.variable: {key!r} is no name of a variable: letters, digits and _
@@ -98,8 +92,6 @@ error attribute-name: a name is for one job, and a directive is for all the line
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
 error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
-warning attribute-bare: {key}= removes a default, but there is none
-    leave it out; env.NAME='' sets a variable to nothing
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
 error name-taken: line {owner} has the name {name} already

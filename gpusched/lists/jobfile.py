@@ -140,7 +140,7 @@ class LineFeed(JobCollector):
                 return
             text = b" " * block.end + text[block.end :]  # every offset stays
             if is_empty(text):
-                self._report(fault("attribute-alone", block.end - 1))
+                self._report(fault("no-command", block.end - 1))
         if is_empty(text):
             return
         if b"\0" in text:

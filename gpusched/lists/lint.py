@@ -56,8 +56,8 @@ _NUMBER = re.compile(rb"[+-]?(?:\d[\d_.,:;/%-]*(?:[eE][+-]?\d+)?|\.\d+)")
 _GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)(?:\+?=(.*))?", re.DOTALL)
 _DERIVED = re.compile(rb".*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_).*|PCI_BUS_ID", re.DOTALL)  # from what the job gets
 _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
-# Every choice of GPUs contains one of these; a line without them needs no search for one.
-MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_|\benv\b", re.IGNORECASE)
+# Every choice of GPUs contains this; a line without it needs no search for one.
+MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_")
 
 _NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true", b"in"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
@@ -93,7 +93,6 @@ def _check_ends(text: bytes, result: LintResult) -> None:
 
 def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintResult) -> None:
     """Judge the commands of a text, or of the part at `base` in it that it passes to a shell."""
-    may_choose = MAY_CHOOSE.search(text)
     detached: list[int] = []  # offsets of what no command has waited for yet
     has_setup = has_program = has_trap = False
     for words in simple_commands(root, text):
@@ -103,8 +102,7 @@ def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintR
         if words[0].text in CLOSERS:
             result.add("unfinished", base + words[0].start)
         parts = CommandParts(words)
-        if may_choose:
-            _check_devices(words, parts, text, base, gpus, result)
+        _check_devices(words, parts, text, base, gpus, result)
         if parts.detaches:
             detached.append(base + words[0].start)
         elif parts.name in _WAITERS:

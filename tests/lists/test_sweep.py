@@ -75,8 +75,8 @@ def test_jobs_are_commands_or_maps() -> None:
         "    retries: 2\n"
         "    prio: -3\n"
         "    after: [b, 12]\n"
-        "    after_failed: d\n"
-        "    tags: [x, y]\n"
+        "    after-failed: d\n"
+        "    tag: [x, y]\n"
         "    cwd: runs/c c\n"
         "    env: {A: no, B: 010, C: ''}\n"
         "  - run: |\n"
@@ -188,7 +188,7 @@ def test_placeholders_stand_in_attributes_too_and_are_not_quoted_there() -> None
         "  grid: {a: ['x y', z]}\n"
         "  zip: {n: [one, two]}\n"
         "  name: job-{n}\n"
-        "  tags: ['t{n}', all]\n"
+        "  tag: ['t{n}', all]\n"
         "  after: ['prep-{n}']\n"
         "  env: {A: 'v {a}', N: '{N}'}\n"
         "  exclude: [{a: z, n: one}, {a: 'x y', n: two}]\n"
@@ -273,7 +273,7 @@ def test_what_is_no_table(data: bytes, says: str) -> None:
         ("defaults: {grid: {x: 1}}\njobs: [a]\n", 1, 12, "key", "grid is for one job"),
         ("defaults: {gpus: two}\njobs: [a]\n", 1, 18, "attribute-value", "gpus is 'two', but must be a whole number"),
         ("jobs:\n- command: a\n  gpus: 2\n  gpus: 3\n", 4, 3, "key-twice", "gpus is in line 3 of this map already"),
-        ("jobs:\n- command: a\n  tag: x\n  tags: [y]\n", 4, 3, "key-twice", "tag is in line 3 of this map already"),
+        ("jobs:\n- command: a\n  tags: [y]\n", 3, 3, "key", "unknown key 'tags'; did you mean tag?"),
         ("jobs: [a]\njobs: [b]\n", 2, 1, "key-twice", "jobs is in line 1 of this map already"),
         ("jobs:\n- {command: a, gpus: two}\n", 2, 22, "attribute-value", "gpus is 'two', but must be a whole number"),
         ("jobs:\n- {command: a, mem: '18X'}\n", 2, 22, "attribute-value", "mem is '18X'"),
