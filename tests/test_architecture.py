@@ -54,7 +54,9 @@ TABLE = (
     Row("host.attempts", ()),
     Row("host.queue", ()),
     Row("host", ()),
-    Row("lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml",)),
+    Row(
+        "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
+    ),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
@@ -123,7 +125,7 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__"
 
 # Not to be loaded by importing a module of the command line, only by running its command; but for what it takes to
 # open a queue, in the verbs that all do.
-HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "platformdirs", "asyncio", "unittest")
+HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "platformdirs", "asyncio", "unittest", "tree_sitter")
 OPENS_QUEUES = {"sqlite3", "platformdirs"}
 
 

@@ -117,8 +117,8 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
             problem = fault("attribute-name", word.at)
         elif problem is None and not word.bare:
             problem = _state_value(word, values)
-        elif problem is None and values.pop(word.key, None) is None:
-            problem = fault("attribute-bare", word.at, key=word.key)
+        elif problem is None:
+            values.pop(word.key, None)
         if problem is not None:
             faults.append(problem)
         keys.add(word.key)

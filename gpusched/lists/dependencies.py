@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 from gpusched.core.jobs.readiness import find_cycle
 from gpusched.core.model import JobSpec
@@ -12,21 +10,19 @@ from gpusched.lists.finding_table import fault, place_fault, suggest
 from gpusched.lists.findings import Finding
 
 _SHOWN_JOBS = 6
-_EXPLAINED = 20  # findings that get a position and a suggestion
+_EXPLAINED = 20  # findings that get a suggestion
 
 
-def check(specs: Sequence[JobSpec], data: bytes = b"", *, known: Collection[str] = ()) -> list[Finding]:
+def check(specs: Sequence[JobSpec], *, known: Collection[str] = ()) -> list[Finding]:
     """Return the findings about dependencies that can never be met.
 
-    `known` are further names and tags of the queue; `data` is the list's text. References by id (digits) are not
-    checked, since only the queue knows its ids.
+    `known` are further names and tags of the queue. References by id (digits) are not checked, since only the queue
+    knows its ids.
     """
     if not any(spec.attributes.after for spec in specs):
         return []
     groups = _groups(specs)
-    findings = list(_unknown(specs, groups, known)) or list(_circle(specs, groups))
-    lines = data.split(b"\n") if findings else []
-    return [_find_line(finding, lines) for finding in findings[:_EXPLAINED]] + findings[_EXPLAINED:]
+    return list(_unknown(specs, groups, known)) or list(_circle(specs, groups))
 
 
 def _groups(specs: Sequence[JobSpec]) -> dict[str, list[int]]:
@@ -48,13 +44,14 @@ def references(spec: JobSpec) -> Iterator[str]:
 
 
 def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collection[str]) -> Iterator[Finding]:
-    names = {*groups, *known}
-    # the jobs of a sweep have one line, and one finding
-    missing = dict.fromkeys((spec.line, ref) for spec in specs for ref in references(spec) if ref not in names)
-    for n, (line, ref) in enumerate(missing):
+    lines: dict[str, int] = {}  # reference -> the first job that has it
+    for spec in specs:
+        for ref in references(spec):
+            if ref not in groups and ref not in known:
+                lines.setdefault(ref, spec.line)
+    for n, (ref, line) in enumerate(lines.items()):
         suggestion = suggest(ref, [*groups, *known]) if n < _EXPLAINED else ""
-        source = ref.encode() if n < _EXPLAINED else b""
-        yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), line, source)
+        yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), line)
 
 
 def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
@@ -67,10 +64,8 @@ def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[
         return
     first = jobs.index(min(jobs))
     jobs = jobs[first:] + jobs[:first]
-    spec, following = specs[jobs[0]], jobs[1 % len(jobs)]
-    ref = next(ref for ref in references(spec) if following in groups.get(ref, ()))
     texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
-    yield place_fault(fault("circle", jobs=" -> ".join([*texts, texts[0]])), spec.line, ref.encode())
+    yield place_fault(fault("circle", jobs=" -> ".join([*texts, texts[0]])), specs[jobs[0]].line)
 
 
 def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
@@ -93,21 +88,3 @@ def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[
 
 def _name(spec: JobSpec) -> str:
     return f"{spec.attributes.name} (line {spec.line})" if spec.attributes.name else f"line {spec.line}"
-
-
-def _find_line(finding: Finding, lines: Sequence[bytes]) -> Finding:
-    """Move the finding to the nearest line with `after` and the reference, which is its `source` until then.
-
-    A directive may be above the job's line, a key of a map below it.
-    """
-    whole = re.compile(rb"(?<![\w.+@:/-])%b(?![\w.+@:/-])" % re.escape(finding.source))
-    here = finding.line - 1
-    best: tuple[int, int, int] | None = None
-    for n, line in enumerate(lines):
-        after = line.find(b"after")
-        match = whole.search(line, after + len(b"after")) if after >= 0 else None
-        if match is not None and (best is None or abs(n - here) < best[0]):
-            best = abs(n - here), n, match.start()
-    if best is None:
-        return replace(finding, source=b"")
-    return replace(finding, line=best[1] + 1, source=lines[best[1]].rstrip(b"\r"), at=best[2])

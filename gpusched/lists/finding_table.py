@@ -42,24 +42,21 @@ def suggest(word: str, words: Iterable[str]) -> str:
 # A row: the severity ("forceable" is an error that --force turns into a warning), the name, the message; below it the
 # hint, if there is one. The code of a finding is the part of the name before the point.
 _TABLE = """
-error open-quote: this {opener} is not closed on its line
+error open-quote: this quote is not closed on its line
     a command has one line: join lines by a backslash at the end, or put them into a script
-error here-document: a here-document needs lines of its own, and a command has one line
-    put the text into a file, or use a here-string: <<< 'text'
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
+    attributes for all lines below are a line of their own: #gpusched: key=value
 forceable backslash-blank: a space follows the backslash, so the shell does not join the next line
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
-forceable unfinished: the command is not complete: its {word} is not closed on this line
-    a command has one line: join lines by a backslash at the end, or put them into a script
+forceable unfinished: this is not a complete command
+    a command has one line: join lines by a backslash at the end, or put them into a script; here-strings: <<< 'text'
 forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
 hint stripped: its own choice of GPUs is removed by --strip-gpu-env
-forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job would not use the GPU claimed for it
-    keep the variables: env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER=PCI_BUS_ID …
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
 forceable parameter-table: this does not start with a program ({word}); is it a table of parameters?
@@ -68,8 +65,6 @@ warning cpu-job: {variable} hides all GPUs, but one is claimed for the job
     if this is a CPU job, begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0
 warning background: a process stays in the background: the shell returns while it still runs
     leave out nohup and &, or end the line with wait; the GPU stays claimed until the job has no process left
-warning backslash-in-comment: a backslash in a comment joins nothing: the next line is a command of its own
-    move the comment to a line above the command
 forceable script: this is a {language} script, not a file of commands
     write a file with lines like: {language} FILE
 hint shebang: the #! line is ignored: each line below runs by itself
@@ -83,17 +78,10 @@ warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
 error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.word: {word!r} is not of the form key=value
-    write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
-error attribute-syntax.quote: this quote is not closed, or nothing follows this backslash
-error attribute-expansion: nothing is expanded in attributes, but the shell would expand this
-    write the value itself, or set it in the command; single quotes keep the characters as they are
-error attribute-end.blank: a space must follow the ] of the attributes
-error attribute-end.second: a second block of attributes: put all into the first
+error attribute-syntax: {word!r} is not of the form key=value, or the shell would expand it
+    quote values as in the shell; nothing is expanded, so $, a backquote and a leading ~ need single quotes
 error attribute-end.map: the attributes of this job are keys of their own, not a block before the command
     write gpus: 2 and mem: 18G beside command:
-error attribute-alone: no command follows the attributes
-    for all lines below, write #gpusched: key=value
 error attribute-key: unknown attribute {key!r}{suggestion}
     the keys: {keys}
 error attribute-key.variable: {key!r} is no name of a variable: letters, digits and _
@@ -104,8 +92,6 @@ error attribute-name: a name is for one job, and a directive is for all the line
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
 error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
-warning attribute-bare: {key}= removes a default, but there is none
-    leave it out; env.NAME='' sets a variable to nothing
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
 error name-taken: line {owner} has the name {name} already

@@ -3,7 +3,7 @@
 One shell command a line, kept byte for byte; a backslash at the end of a line joins the next one as the shell
 does. A line may begin with attributes, `[gpus=2] command`; `#gpusched: gpus=2` sets defaults for the lines below.
 The identity of a job is the text of the command without its attributes, and its occurrence number. `lint` judges a
-single line, `shell_lexer` finds its words.
+single line, `shell_syntax` reads it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gpusched.lists.blocks import (
     read_directive,
 )
 from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_plain, judge, stripped
-from gpusched.lists.shell_lexer import Scan
+from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_empty, is_plain, judge, stripped
+from gpusched.lists.shell_syntax import continues
 
 __all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
 
@@ -56,7 +56,7 @@ class LineFeed(JobCollector):
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
-        self._scan: Scan | None = None  # of a command that continues in the next line
+        self._head: bytes | None = None  # of a command that continues in the next line
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
 
@@ -76,8 +76,8 @@ class LineFeed(JobCollector):
         if self._tail:
             self._line(bytes(self._tail))
             self._tail.clear()
-        if self._scan is not None:
-            self._dangling(self._scan, complete)
+        if self._head is not None:
+            self._dangling(self._head, complete)
         return self.take(complete=complete)
 
     # ---- lines ----
@@ -87,10 +87,9 @@ class LineFeed(JobCollector):
         line = line.rstrip(b"\r")
         if self._number == 1:
             line = line.removeprefix(_BOM)
-        if self._scan is not None:
-            self._joined.append((len(self._scan.text) - 1, self._number, line))
-            self._scan.extend(line)
-            self._scanned(self._scan)
+        if self._head is not None:
+            self._joined.append((len(self._head), self._number, line))
+            self._join(self._head + line)
             return
         text = line.strip(BLANK)
         first = text[:1]
@@ -103,7 +102,7 @@ class LineFeed(JobCollector):
         if first == b"#":
             self._comment(line, text)
         else:
-            self._scanned(Scan(line))
+            self._join(line)
 
     def _comment(self, line: bytes, text: bytes) -> None:
         if text.startswith(DIRECTIVE):
@@ -116,48 +115,41 @@ class LineFeed(JobCollector):
         elif looks_like_directive(text):
             self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
 
-    def _scanned(self, scan: Scan) -> None:
-        self._scan = scan if scan.dangling else None
-        if not scan.dangling:
-            self._command(scan)
+    def _join(self, text: bytes) -> None:
+        """Read a command, or wait for the line that its last backslash joins to it."""
+        self._head = text[:-1] if continues(text) else None
+        if self._head is None:
+            self._command(text)
 
-    def _dangling(self, scan: Scan, complete: bool) -> None:
+    def _dangling(self, head: bytes, complete: bool) -> None:
         """Report a backslash at the end of the file. If a newline follows it, the command before it is a job."""
-        at = len(scan.text) - 1
-        self._report(fault("backslash-at-end" if complete else "backslash-at-end.partial", at))
+        self._report(fault("backslash-at-end" if complete else "backslash-at-end.partial", len(head)))
         if complete:
-            self._scan = None
-            scan.extend(b"")
-            self._command(scan)
+            self._head = None
+            self._command(head)
 
     # ---- commands ----
 
-    def _command(self, scan: Scan) -> None:
+    def _command(self, text: bytes) -> None:
         """Judge a whole command, and make a job of it unless a fault forbids that."""
         attributes: Attributes | None = self._defaults
-        if opens_block(scan.text.lstrip(BLANK)):
-            block = read_block(scan.text, scan.text.index(b"["))
+        if opens_block(text.lstrip(BLANK)):
+            block = read_block(text, text.index(b"["))
             attributes = self._attributes(block)
             if block.fault is not None:
                 return
-            rest = scan.text[block.end :]
-            if is_plain(rest.strip(BLANK)):
-                if attributes is not None:
-                    self._add(rest.strip(BLANK), rest.strip(BLANK), self._joined[0][1], attributes)
-                return
-            scan = Scan(b" " * block.end + rest)  # every offset stays
-            if not (scan.tokens or scan.open):
-                self._report(fault("attribute-alone", block.end - 1))
-        if not (scan.tokens or scan.open):
+            text = b" " * block.end + text[block.end :]  # every offset stays
+            if is_empty(text):
+                self._report(fault("no-command", block.end - 1))
+        if is_empty(text):
             return
-        text = stripped(scan.text)
         if b"\0" in text:
-            self._report(fault("nul-byte", scan.text.index(0)))
+            self._report(fault("nul-byte", text.index(0)))
             return
-        checked = judge(scan, **self._options(attributes))
+        checked = judge(text, **self._options(attributes))
         refused = self._report_all(checked.faults)
         if not (refused or checked.setup or attributes is None):
-            self._add(text, checked.command, self._joined[0][1], attributes)
+            self._add(stripped(text), checked.command, self._joined[0][1], attributes)
 
     def _attributes(self, block: AttributeBlock) -> Attributes | None:
         """Return the attributes of a block, over the defaults; None if a fault forbids the job."""

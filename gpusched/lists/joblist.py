@@ -14,7 +14,7 @@ from gpusched.lists.command_parts import NOTABLE
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.lint import MAY_CHOOSE, apply_edits, check
-from gpusched.lists.shell_lexer import Scan, scan_commands
+from gpusched.lists.shell_syntax import continues
 
 BLANK = b" \t"
 
@@ -34,9 +34,9 @@ class JobFile:
 
 # ---- one command -----------------------------------------------------------------------------------
 
-# Most lines are one simple command and need no scanner. From left to right, as the shell reads, simple quotes,
+# Most lines are one simple command and need no parser. From left to right, as the shell reads, simple quotes,
 # expansions and redirections are replaced; if only plain characters remain, the line is one simple command. A line
-# with other characters goes to the scanner, and so does one that may set up something or choose a GPU.
+# with other characters goes to the parser, and so does one that may set up something or choose a GPU.
 _HIDDEN = re.compile(
     rb"""'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*"|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
     rb"""|(?<=[ \t])(?:\d?>&\d(?=[ \t]|$)|(?:\d?>>?|&>>?|<)[ \t]*(?=[\w./~'"$]))"""
@@ -45,7 +45,7 @@ _PLAIN = re.compile(
     rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
 )
 _NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # the rest of a command after all of it was removed
-_IN_SCRIPTS = frozenset({"open-quote", "own-devices", "cleared-environment", "cpu-job", "stripped"})
+_IN_SCRIPTS = frozenset({"open-quote", "unfinished", "own-devices", "cpu-job", "stripped"})
 
 
 class CheckedCommand(NamedTuple):
@@ -62,52 +62,43 @@ def is_plain(text: bytes) -> bool:
     return plain is not None and plain[1] not in NOTABLE and not MAY_CHOOSE.search(text)
 
 
-def judge(scan: Scan, *, gpus: int, strip: bool) -> CheckedCommand:
-    """Judge a whole command that is not empty; its faults by offset. `strip` removes its own choice of GPUs."""
-    result = check(scan, gpus=gpus)
+def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
+    """Judge a command that is not empty; its faults by offset. `strip` removes its own choice of GPUs.
+
+    In a script of several lines a `cd` or an `export` is not lost.
+    """
+    result = check(text, gpus=gpus)
     faults = result.faults
-    command = stripped(scan.text)
+    command = stripped(text)
     if strip and result.edits:
-        command = stripped(apply_edits(result.edits, scan.text))
+        command = stripped(apply_edits(result.edits, text))
         removed = [faults.pop(code).at for code in ("own-devices", "cpu-job") if code in faults]
         if removed:
             result.add("stripped", min(removed))
     if result.setup and not (strip and _NOTHING.fullmatch(command)):
-        result.add("setup-line", len(scan.text) - len(scan.text.lstrip(BLANK)))
-    return CheckedCommand(command, sorted(faults.values(), key=lambda each: each.at), result.setup)
+        result.add("setup-line", len(text) - len(text.lstrip(BLANK)))
+    is_script = b"\n" in text.strip()
+    shown = [each for each in faults.values() if not is_script or each.code in _IN_SCRIPTS]
+    return CheckedCommand(command, sorted(shown, key=lambda each: each.at), result.setup and not is_script)
 
 
 def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     """Judge a command that is no line of a file: it may be empty, or a script of several lines."""
     if b"\0" in text:
         return CheckedCommand(text, [fault("nul-byte", text.index(0))])
-    if b"\n" in text.strip():
-        return _judge_script(text, gpus, strip)
     bare = text.strip(BLANK)
     if is_plain(bare):
         return CheckedCommand(bare, [])
-    scan = Scan(text)
-    if scan.dangling:
-        scan.extend(b"")
-    if not scan.tokens and not scan.open:
+    if continues(text):
+        text = text[:-1]
+    if is_empty(text):
         return CheckedCommand(bare, [fault("no-command")])
-    return judge(scan, gpus=gpus, strip=strip)
+    return judge(text, gpus=gpus, strip=strip)
 
 
-def _judge_script(text: bytes, gpus: int, strip: bool) -> CheckedCommand:
-    """Check each command of a script for a choice of GPUs, and for nothing else."""
-    parts: list[bytes] = []
-    faults: list[Fault] = []
-    for at, scan in scan_commands(text):
-        part = scan.text
-        if MAY_CHOOSE.search(part) or scan.open:
-            checked = judge(scan, gpus=gpus, strip=strip)
-            if not (scan.open and b"<<" in text):  # an apostrophe in a here-document opens nothing
-                faults += (each._replace(at=at + each.at) for each in checked.faults if each.code in _IN_SCRIPTS)
-            if checked.command != stripped(part):
-                part = checked.command
-        parts.append(part)
-    return CheckedCommand(b"\n".join(parts), faults)
+def is_empty(text: bytes) -> bool:
+    """Return True if this line is blank or a comment."""
+    return text.lstrip()[:1] in (b"", b"#") and b"\n" not in text.strip()
 
 
 def stripped(text: bytes) -> bytes:

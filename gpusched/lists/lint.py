@@ -1,4 +1,4 @@
-"""Judge one command line: report mistakes, and doubtful parts. Changes nothing, reads no files.
+"""Judge one command: report mistakes, and doubtful parts. Changes nothing, reads no files.
 
 The rules are those of bash. Errors that depend on them are forceable, since another shell may differ.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.common.text import clean
-from gpusched.lists.command_parts import Command, CommandParts, structure
+from gpusched.lists.command_parts import CLOSERS, CommandParts
 from gpusched.lists.finding_table import Fault, fault
-from gpusched.lists.shell_lexer import Scan, Token, literal
+from gpusched.lists.shell_syntax import ShellWord, find_error, find_open_quote, literal, parse, simple_commands
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 
 class Edit(NamedTuple):
@@ -47,74 +50,69 @@ def apply_edits(edits: list[Edit], text: bytes) -> bytes:
     return b"".join(parts) + text[at:]
 
 
-_OPENED = {b"'": "single quote", b"$'": "single quote", b'"': "double quote", b"`": "backquote"}
-_OPENED |= {b"(": "parenthesis", b"${": "brace", b'"${': "brace"}
-_ESCAPED_BLANK = re.compile(rb"(?<!\\)(?:\\\\)*\\[ \t]$")
+_ESCAPED_BLANK = re.compile(rb"(?<!\\)(?:\\\\)*(\\)[ \t]+$")
 _NUMBER = re.compile(rb"[+-]?(?:\d[\d_.,:;/%-]*(?:[eE][+-]?\d+)?|\.\d+)")
 
 _GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)(?:\+?=(.*))?", re.DOTALL)
 _DERIVED = re.compile(rb".*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_).*|PCI_BUS_ID", re.DOTALL)  # from what the job gets
 _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
-# Every choice of GPUs contains one of these; a line without them needs no search for one.
-MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_|\benv\b", re.IGNORECASE)
+# Every choice of GPUs contains this; a line without it needs no search for one.
+MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_")
 
 _NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true", b"in"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})
 
 
-def check(scan: Scan, *, gpus: int = 1) -> LintResult:
-    """Judge a finished scan of a line whose job gets `gpus` GPUs."""
+def check(text: bytes, *, gpus: int = 1) -> LintResult:
+    """Judge a command whose job gets `gpus` GPUs: a line, or a script of several."""
     result = LintResult()
-    if scan.open:
-        opener, at = scan.open[0]
-        result.add("open-quote", at, opener=_OPENED[opener])
-        return result
-    tokens = scan.tokens
-    if scan.comment >= 0 and scan.text.endswith(b"\\"):
-        result.add("backslash-in-comment", len(scan.text) - 1)
-    elif tokens and tokens[-1].is_word and _ESCAPED_BLANK.search(tokens[-1].text):
-        result.add("backslash-blank", tokens[-1].end - 2)
-    if tokens and tokens[0].is_word:
-        _check_first_word(tokens[0], result)
-    _check_commands(scan, 0, gpus, result)
+    _check_ends(text, result)
+    root = parse(text)
+    error = find_error(root)
+    if error is not None and (quote := find_open_quote(text)) >= 0:
+        result.add("open-quote", quote)
+    elif error is not None and not result.faults:
+        result.add("unfinished", min(error.start_byte, len(text.rstrip()) - 1))
+    _check_commands(root, text, 0, gpus, result)
     return result
 
 
-def _check_first_word(token: Token, result: LintResult) -> None:
-    word = literal(token.text)
-    is_row = b"," in word and not any(mark in token.text for mark in (b"/", b"$", b"{", b"=", b"`"))
-    if is_row or _NUMBER.fullmatch(word) or token.text[:2] in (b'{"', b'["', b"[{"):
-        text = clean(token.text[:40].decode("utf-8", "replace"))
-        result.add("parameter-table", token.start, word=text)
+def _check_ends(text: bytes, result: LintResult) -> None:
+    """Check the first word, and whether a blank hides a backslash at the end."""
+    start = len(text) - len(text.lstrip())
+    raw = text.split(None, 1)[0]
+    word = literal(raw)
+    is_row = b"," in word and not any(mark in raw for mark in (b"/", b"$", b"{", b"=", b"`"))
+    if is_row or _NUMBER.fullmatch(word) or raw[:2] in (b'{"', b'["', b"[{"):
+        result.add("parameter-table", start, word=clean(raw[:40].decode("utf-8", "replace")))
     elif word.startswith(b"-"):
-        result.add("option-line", token.start)
+        result.add("option-line", start)
+    if match := _ESCAPED_BLANK.search(text):
+        result.add("backslash-blank", match.start(1))
 
 
-def _check_commands(scan: Scan, base: int, gpus: int, result: LintResult) -> None:
-    """Judge the commands of a line, or of the text at `base` in it that it passes to a shell."""
-    commands, unfinished, heredoc = structure(scan)
-    if heredoc is not None:
-        result.add("here-document", base + heredoc.start)
-    if unfinished is not None:
-        result.add("unfinished", base + unfinished.start, word=unfinished.text.decode())
-    may_choose = MAY_CHOOSE.search(scan.text)
+def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintResult) -> None:
+    """Judge the commands of a text, or of the part at `base` in it that it passes to a shell."""
     detached: list[int] = []  # offsets of what no command has waited for yet
     has_setup = has_program = has_trap = False
-    for command in commands:
-        parts = CommandParts(command)
-        if may_choose:
-            _check_devices(command, parts, scan.text, base, gpus, result)
-        if command.ender is not None and command.ender.text == b"&":
-            detached.append(base + command.ender.start)
-        elif parts.detaches:
-            detached.append(base + command.words[0].start)
+    for words in simple_commands(root, text):
+        if words[0].text == b"&":
+            detached.append(base + words[0].start)
+            continue
+        if words[0].text in CLOSERS:
+            result.add("unfinished", base + words[0].start)
+        parts = CommandParts(words)
+        _check_devices(words, parts, text, base, gpus, result)
+        if parts.detaches:
+            detached.append(base + words[0].start)
         elif parts.name in _WAITERS:
             detached.clear()
         has_trap |= parts.name == b"trap"
         has_setup |= parts.setup
         has_program |= not parts.setup and parts.name not in _NEUTRAL
-        for inner, at in parts.inner:
-            _check_commands(inner, base + at, gpus, result)
+        if parts.script is not None and literal(parts.script.text) == parts.script.text[1:-1]:
+            script = parts.script.text[1:-1]
+            _check_commands(parse(script), script, base + parts.script.start + 1, gpus, result)
     if detached and not has_trap:
         result.add("background", detached[0])
     if base == 0:
@@ -122,35 +120,29 @@ def _check_commands(scan: Scan, base: int, gpus: int, result: LintResult) -> Non
 
 
 def _check_devices(
-    command: Command, parts: CommandParts, text: bytes, base: int, gpus: int, result: LintResult
+    words: list[ShellWord], parts: CommandParts, text: bytes, base: int, gpus: int, result: LintResult
 ) -> None:
     """Report words that choose other GPUs than the one claimed for the job, and add the edits that remove them."""
-    removed: list[Token] = []
-    sets_mask = False
+    removed: list[ShellWord] = []
     for word in parts.setters:
         setting = _GPU_SETTING.fullmatch(literal(word.text))
         if setting is None:
             continue
         variable, value = setting[1].decode(), setting[2]  # no value: it is unset
-        is_mask = variable == "CUDA_VISIBLE_DEVICES"
-        sets_mask |= is_mask
         if value is not None and _DERIVED.fullmatch(value):
             continue
         removed.append(word)
-        if not (is_mask and value is not None and _NO_GPU.fullmatch(value)):
+        if not (variable == "CUDA_VISIBLE_DEVICES" and value is not None and _NO_GPU.fullmatch(value)):
             result.add("own-devices", base + word.start, variable=variable)
         elif gpus:
             result.add("cpu-job", base + word.start, variable=variable)
-    if parts.cleared is not None and not sets_mask:
-        result.add("cleared-environment", base + parts.cleared.start)
-    result.edits += (Edit(base + e.start, base + e.end, e.text) for e in _removal(command, parts, removed, text))
+    result.edits += (Edit(base + e.start, base + e.end, e.text) for e in _removal(words, parts, removed, text))
 
 
-def _removal(command: Command, parts: CommandParts, removed: list[Token], text: bytes) -> list[Edit]:
+def _removal(words: list[ShellWord], parts: CommandParts, removed: list[ShellWord], text: bytes) -> list[Edit]:
     """Return the edits that remove words from a command. If nothing would be left of it, `:` replaces it."""
     if not removed:
         return []
-    words = command.words
     others = [word for word in words if word not in removed and word is not parts.declarer]
     if not others or (parts.declarer is not None and all(word.text.startswith(b"-") for word in others)):
         return [Edit(words[0].start, words[-1].end, b":")]

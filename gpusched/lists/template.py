@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from gpusched.common.quantities import nearest
-from gpusched.lists.command_parts import structure
-from gpusched.lists.shell_lexer import Scan, scan_commands
+from gpusched.lists.shell_syntax import parse
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _BRACED = re.compile(r"(?<![$@])\{([A-Za-z_][\w.-]*)\}(?![<>])")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
@@ -23,6 +26,8 @@ _VARIABLE_BEFORE = re.compile(rb"\$\w+$")
 # a value without quotes, as in `$DIR{name}` and `{n}>log`.
 _BARE, _SINGLE, _DOUBLE = "no quotes", "single quotes", "double quotes"
 _BARE_APART, _DOUBLE_APART = "no quotes, apart", "double quotes, apart"
+_KINDS = {"": _BARE, "command_substitution": _BARE, "raw_string": _SINGLE, "string": _DOUBLE, "comment": "a comment"}
+_KINDS |= {"ansi_c_string": "$'…'", "expansion": "${…}", "heredoc_body": "a here-document"}
 
 
 class Template:
@@ -36,7 +41,7 @@ class Template:
             placeholder = re.compile(rf"(?<!\$)\{{({'|'.join(map(re.escape, names))})\}}")
             self._pieces = placeholder.split(text)
             if shell and len(self._pieces) > 1:
-                self._contexts = list(_contexts(text, [match.start() for match in placeholder.finditer(text)]))
+                self._contexts = list(_contexts(self._pieces))
 
     @property
     def names(self) -> set[str]:
@@ -80,34 +85,34 @@ def _quoted(name: str, value: str, context: str) -> str:
 # ---- contexts --------------------------------------------------------------------------------------
 
 
-def _contexts(text: str, offsets: list[int]) -> Iterator[str]:
-    """Yield for each offset the quoting that the shell applies there. What follows a here-document is part of it."""
-    data = _encoded(text)
-    commands = list(scan_commands(data))
-    heredoc = next((at + len(scan.text) for at, scan in commands if structure(scan).heredoc), len(data))
-    for offset in offsets:
-        position = len(_encoded(text[:offset]))
-        start = max(at for at, _ in commands if at <= position)
-        yield "a here-document" if position > heredoc else _context(data[start:position], data[position:])
+def _contexts(pieces: list[str]) -> Iterator[str]:
+    """Yield for each placeholder the quoting that the shell applies there; `pieces` are text, name, text, … text."""
+    data = [_encoded(piece) for piece in pieces]
+    data[1::2] = (b"." * len(name) for name in data[1::2])  # a word of its own to the grammar
+    text = b"".join(data)
+    root = parse(text)
+    at = 0
+    for before, name, rest in zip(data[::2], data[1::2], data[2::2], strict=False):
+        at += len(before)
+        yield "an incomplete command" if root.has_error else _context(root, at, before, rest)
+        at += len(name)
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _context(before: bytes, rest: bytes) -> str:
-    scan = Scan(before)
-    if scan.comment >= 0:
-        return "a comment"
-    if scan.dangling:
+def _context(root: Node, at: int, before: bytes, rest: bytes) -> str:
+    if (len(before) - len(before.rstrip(b"\\"))) % 2:
         return "a backslash escape"
-    kinds = [opener for opener, _ in scan.open]
-    if b"`" in kinds:
+    above = []
+    node = root.descendant_for_byte_range(at, at + 1)
+    while node is not None:
+        above.append(node)
+        node = node.parent
+    if any(each.type == "command_substitution" and each.children[0].type == "`" for each in above):
         return "backquotes"
-    top = kinds[-1] if kinds else b""
-    if top in (b"", b"("):
-        is_beside = rest[rest.index(b"}") + 1 :][:1] in (b"<", b">")
-        return _BARE_APART if is_beside or _VARIABLE_BEFORE.search(before) else _BARE
-    if top == b'"':
-        return _DOUBLE_APART if _VARIABLE_BEFORE.search(before) else _DOUBLE
-    return {b"'": _SINGLE, b"$'": "$'…'"}.get(top, "${…}")
+    kind = next((each.type for each in above if each.type in _KINDS), "")
+    context = _KINDS[kind]
+    is_absorbed = _VARIABLE_BEFORE.search(before) or (context == _BARE and rest[:1] in (b"<", b">"))
+    return f"{context}, apart" if is_absorbed and context in (_BARE, _DOUBLE) else context

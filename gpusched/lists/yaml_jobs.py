@@ -26,7 +26,7 @@ _TOP = ("defaults", "jobs")
 _COMMANDS = ("command", "run")
 _AXES = ("csv", "zip", "grid", "repeat")  # the last one changes fastest
 _SWEEP = (*_AXES, "exclude")
-_ATTRIBUTES = (*KEYS, "env", "tags")
+_ATTRIBUTES = (*KEYS, "env")
 _LISTS = ("tag", "after", "after-any", "after-failed", "after-ended")
 
 
@@ -111,19 +111,12 @@ class _YamlReader(Document):
     ) -> dict[str, StatedAttributes]:
         """Return the attributes of a map, over the defaults; a key without a value removes a default."""
         attributes = dict(defaults)
-        lines: dict[str, int] = {}
         for pair in pairs:
-            if pair.key == "env":
-                inner = self.pairs(pair.node, "env") if not is_bare(pair.node) else ()
-                pairs_of_key = [each._replace(key=ENV + each.key) for each in inner]
-            else:
-                key = pair.key if pair.key.startswith(ENV) else pair.key.replace("_", "-")
-                pairs_of_key = [pair._replace(key="tag" if key == "tags" else key)]
-            for each in pairs_of_key:
-                if each.key in lines:  # tag and tags
-                    self.refuse("key-twice", each.spot, key=each.key, line=lines[each.key])
-                lines[each.key] = each.spot.line
-                self._state(attributes, each)
+            if pair.key != "env":
+                self._state(attributes, pair)
+            elif not is_bare(pair.node):
+                for each in self.pairs(pair.node, "env"):
+                    self._state(attributes, each._replace(key=ENV + each.key))
         return attributes
 
     def _state(self, attributes: dict[str, StatedAttributes], pair: Pair) -> None:

@@ -43,7 +43,7 @@ class CheckedList:
 def check_list(source: JobSource, options: SubmitOptions) -> CheckedList:
     """Read and judge a list, with what its jobs wait for."""
     jobs = source.parse(options)
-    waits = [] if jobs.errors else dependencies.check(jobs.specs, source.data)
+    waits = [] if jobs.errors else dependencies.check(jobs.specs)
     findings = sorted([*jobs.findings, *waits], key=lambda finding: finding.line)
     return CheckedList(source.name, jobs.specs, tuple(findings), options.settings)
 

@@ -158,16 +158,16 @@ def read_jobs(
     if not jobs.specs and not source.is_stream:
         hint = "one shell command a line; lines with # are skipped"
         raise GpuschedError("holds no command", where=source.name, hint=hint)
-    refuse_unmet(jobs, queue_dir, source.data, source.name)
+    refuse_unmet(jobs, queue_dir, source.name)
     return queue_dir, options, jobs
 
 
-def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, data: bytes, name: str) -> None:
+def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, name: str) -> None:
     """Raise GpuschedError for jobs that wait for each other, or for one that is neither in the list nor in its queue.
 
-    `data` is the text of the list, and `name` its name, for the message.
+    `name` is the name of the list, for the message.
     """
-    wrong = dependencies.check(jobs.specs, data, known=_read(queue_dir, job_table.names, set()))
+    wrong = dependencies.check(jobs.specs, known=_read(queue_dir, job_table.names, set()))
     if wrong:
         raise refusal(wrong, name)
 

@@ -77,7 +77,7 @@ class ShardStart:
         plan = self._with_files(self._split(devices.look(self._queue_dir) or ()))
         self._earlier.refuse_other_split(plan, self._queue_dir)
         jobs = self._jobs(plan)
-        refuse_unmet(jobs, self._queue_dir, b"", "shard")
+        refuse_unmet(jobs, self._queue_dir, "shard")
         devices.check(jobs, self._options, self._queue_dir)
         return PlannedShards(self._queue_dir, plan, jobs, self._earlier.states)
 

@@ -36,7 +36,7 @@ WRONG = """\
 [name=d] python e.py
 """
 SWEEP = """\
-defaults: {mem: 18G, tags: [sweep]}
+defaults: {mem: 18G, tag: [sweep]}
 jobs:
 - command: python train.py --lr {lr} --name {name} '{print}'
   name: train-{lr}-{name}
@@ -46,7 +46,7 @@ jobs:
     cd runs
     python eval.py
   after: [train-1e-3-1, sweep]
-  tags:
+  tag:
 """
 
 
@@ -127,7 +127,7 @@ def test_a_list_that_would_be_refused_ends_with_2(capsys: Capture) -> None:
 def test_what_waits_for_nothing_or_in_circles_is_found(capsys: Capture) -> None:
     Path("list.txt").write_text("[name=a after=b] x\n[name=b after=a] y\n[after=aa] z\n")
     assert check("list.txt") == EXIT_USAGE
-    assert "list.txt:3:8: error: no job has the name or the tag aa; did you mean a?" in capsys.readouterr().out
+    assert "list.txt:3: error: no job has the name or the tag aa; did you mean a?" in capsys.readouterr().out
     Path("list.txt").write_text("[name=a after=b] x\n[name=b after=a] y\n")
     assert check("list.txt") == EXIT_USAGE
     assert "these jobs wait for each other: a (line 1) -> b (line 2) -> a (line 1)" in capsys.readouterr().out
