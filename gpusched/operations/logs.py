@@ -14,8 +14,7 @@ from gpusched.core.model import ENDED_STATES, AttemptRow
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
-from gpusched.operations.dispatchers import read_dispatcher
-from gpusched.operations.queues import Notify
+from gpusched.operations.queues import Notify, read_dispatcher
 from gpusched.operations.status import read_attempt
 
 STEP_S = 0.2

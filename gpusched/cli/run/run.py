@@ -42,7 +42,7 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
         accept=lambda jobs, name: accept(jobs, name, options),
     )
     if options.dry_run:
-        return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+        return print_dry_run(dry_run(queue_dir, jobs, submission, complete=source.is_complete), options)
     submission = submit.with_dirs(submission, queue_dir)
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
