@@ -50,7 +50,7 @@ def session(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
-        log_level="DEBUG" if options.verbose else "",
+        log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
         follow=follow,
     )
