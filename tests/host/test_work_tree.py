@@ -423,10 +423,12 @@ def test_what_git_said_counts_for_a_while(repo: Path, asked: list[str], monkeypa
     dirs.prepare()
     assert dirs.resolve(place)[1] == clean
     monkeypatch.setattr(job_dirs, "FRESH_S", 0.0)
-    dirs._known.clear()
-    dirs.resolve(place)
+    dirs = JobDirs(str(repo))
+    dirty = dirs.resolve(place)[1]
+    assert dirty == clean + "+dirty"
+    (repo / "new.py").unlink()
     dirs.prepare()
-    assert dirs.resolve(place)[1] == clean + "+dirty"
+    assert dirs.resolve(place)[1] == clean
     assert len(asked) == 3
 
 

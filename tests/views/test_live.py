@@ -25,7 +25,7 @@ from gpusched.views.lines import PatientWriter
 from gpusched.views.report import group_line, running_line
 from gpusched.views.tables import cut
 from gpusched.views.terminal.layout import Picture, lay_out
-from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView
+from gpusched.views.terminal.live import LiveView
 from tests.support import build
 from tests.support.golden import golden
 from tests.support.sample import NAME, NOW, a_board, gpu, view
@@ -267,18 +267,6 @@ def test_what_matters_scrolls_by_above(live: LiveView, terminal: Terminal) -> No
         "08:53:21 the list was read: 2 new",
     ]
     assert lines[4].startswith("gpusched  test_") and any("job 3" in line for line in lines)
-    live.close()
-
-
-def test_a_flood_of_failures_is_cut_short(live: LiveView, terminal: Terminal) -> None:
-    for n in range(1000):
-        live.event(Event(NOW, "ended", f"job {n} failed: exit 1, after 0.0 s", n))
-    live.event(Event(NOW, "error", "the disk is full"))
-    live.frame(FRAME)
-    shown = screen(terminal.take())
-    assert sum("failed: exit 1" in line for line in shown) == SHOWN_AT_ONCE
-    assert any(f"… and {1000 - SHOWN_AT_ONCE} more that failed" in line for line in shown)
-    assert any("the disk is full" in line for line in shown)
     live.close()
 
 

@@ -60,12 +60,11 @@ class Area:
             self._live.refresh()
         self._lines, self._drawn_size = lines, size
 
-    def close(self, above: Sequence[Line] = (), *, keep: bool = False) -> None:
-        """Remove the area, or leave it as it is with `keep`; `above` is printed before."""
+    def close(self, above: Sequence[Line] = ()) -> None:
+        """Remove the area; `above` is printed before."""
         if above:
             self._console.print(Group(*above))
         if self._live is not None:
-            self._live.transient = not keep
             self._live.stop()
             self._live = None
         self._out.finish()

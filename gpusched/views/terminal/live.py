@@ -20,7 +20,6 @@ from gpusched.views.terminal.area import Area
 from gpusched.views.terminal.layout import Picture, lay_out
 
 REFRESH_S = 0.5
-SHOWN_AT_ONCE = 12  # failures printed above the view between two looks; the dispatcher's log has them all
 _STYLES = {"warning": "yellow", "error": "bold red", "queue": "bold", "device": "yellow", "ended": "red"}
 
 
@@ -34,16 +33,11 @@ class LiveView:
         self._read_tail = read_tail
         self._area: Area | None = Area(out)  # None: the terminal is gone
         self._pending: list[Event] = []
-        self._left_out = 0
         self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # tags -> first time, items done then
 
     def event(self, event: Event) -> None:
-        if not _is_important(event):
-            return
-        if len(self._pending) < SHOWN_AT_ONCE or event.kind in IMPORTANT:
+        if _is_important(event):
             self._pending.append(event)
-        else:
-            self._left_out += 1
 
     def frame(self, frame: Frame) -> None:
         if self._area is None:
@@ -71,10 +65,7 @@ class LiveView:
             for event in self._pending
             for head, text in event_lines(event)
         ]
-        if self._left_out:
-            more = f"         … and {self._left_out} more that failed: see dispatcher.log in {self._queue}"
-            lines.append(line((more, "red")))
-        self._pending, self._left_out = [], 0
+        self._pending = []
         return lines
 
     def _picture(self, frame: Frame) -> Picture:
