@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from gpusched.config.layers import load
-from gpusched.core.plan.preview import DryRun
 from gpusched.dispatcher import Observer
 from gpusched.lists.submit import read_source
 from gpusched.operations import dry_run as dry_runs
@@ -64,7 +63,7 @@ def run(
         return run_jobs(path, jobs, options, devices, session=RunSession(watch=lambda queue: nullcontext(observer)))
 
 
-def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **settings: object) -> DryRun:
+def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **settings: object) -> dry_runs.DryRun:
     """Return the effect that `run` would have with the same arguments. Changes nothing."""
     source = read_source(path)
     queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)

@@ -43,7 +43,7 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def plain_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory and a home without the settings of the person who runs the tests."""
     for name in list(os.environ):
-        if name.startswith("GPUSCHED_") or name == "LOG_LEVEL":
+        if name.startswith("GPUSCHED_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

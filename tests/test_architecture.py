@@ -77,8 +77,6 @@ TABLE = (
         "api",
         ("shards.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
     ),
-    Row("cli.summary", ()),  # loaded by a running dispatcher of version 0.1: nothing of this version may come with it
-    Row("cli.esd_end", ()),
     Row(
         "cli.run.*",
         ("cli.*", "shards.*", "operations.*", "dispatcher.*", "views.*", "lists.*", "config.*", "core.*", "common.*"),

@@ -10,7 +10,7 @@ import pytest
 from tests.test_architecture import TREES
 
 STREAMS = {"host.queue.metrics", "commands.merge.write.output"}  # files too large to be made in memory
-DIRECTORIES = {"host.code.tree_copy", "host.gpus.claims"}
+DIRECTORIES = {"host.gpus.claims"}
 
 
 def _calls(node: ast.AST, *names: str) -> bool:

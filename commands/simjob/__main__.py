@@ -51,7 +51,6 @@ class SimulatedJob:
         self.args = args
         self.holder = _holder(is_colleague=args.device is not None)
         self.name = simulation.own_name()
-        self.mib = 0
 
     def state(self, n: int) -> dict[str, str]:
         return simulation.read_keys(_state_path(self.directory, n))
@@ -59,48 +58,39 @@ class SimulatedJob:
     def record_path(self, n: int) -> str:
         return os.path.join(simulation.gpu_path(self.directory, n), "p", self.name)
 
-    def grow(self, mib: int) -> None:
-        """Hold `mib` on each GPU. Raises CudaError if that does not fit."""
+    def take(self) -> None:
+        """Take the memory on each GPU. Raises CudaError if there is not enough."""
         for ordinal, n in enumerate(self.gpus):
             with simulation.locked(self.directory):
-                self._grow_on(ordinal, n, mib)
-        self.mib = mib
+                self._take_on(ordinal, n, self.args.mem)
 
-    def _grow_on(self, ordinal: int, n: int, mib: int) -> None:
+    def _take_on(self, ordinal: int, n: int, mib: int) -> None:
         state = self.state(n)
-        _check_health(state, started=self.mib > 0)
-        holders = simulation.holders(self.directory, n, self._release_ms())
-        rivals = [record for record in holders if record.name != self.name]
-        new = len(rivals) == len(holders)
-        mode, args = state.get("compute_mode", "default"), self.args
-        strangers = [r for r in rivals if r.alive and r.holder != self.holder]
-        if new and (mode == "prohibited" or (mode == "exclusive_process" and strangers)):
-            raise CudaError("torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+        _check_health(state, "unknown error")
+        rivals = simulation.holders(self.directory, n, self._release_ms())
         total = simulation.number(state["total"])
         free = total - simulation.number(state.get("foreign")) - sum(record.mib for record in rivals)
         if mib > free:
             simulation.log(self.directory, "oom", gpu=n, name=self.name, job=self.holder, mib=mib)
-            raise CudaError(_out_of_memory(ordinal, mib - self.mib, total, free - self.mib, self.mib))
+            raise CudaError(_out_of_memory(ordinal, mib, total, free))
         keys: dict[str, object] = {
             "mib": mib,
-            "user": args.user,
+            "user": self.args.user,
             "program": "simjob",
             "kind": "C",
-            "util": args.util,
+            "util": self.args.util,
             "job": self.holder,
-            "foreign": int(args.device is not None),
-            "leak_ms": int(args.leak * 1000),
+            "foreign": int(self.args.device is not None),
         }
         simulation.write_keys(self.record_path(n), keys)
-        if new:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            early = any(not record.alive for record in rivals)
-            more = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
-            simulation.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **more)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        early = any(not record.alive for record in rivals)
+        more = {"job": self.holder, "foreign": keys["foreign"], "unreleased": early, "visible": visible}
+        simulation.log(self.directory, "grab", gpu=n, name=self.name, mib=mib, **more)
 
     def release(self) -> None:
-        """End in order: the memory is freed after the driver's delay or the leak."""
-        delay_ms = max(self._release_ms(), int(self.args.leak * 1000))
+        """End in order: the memory is freed after the driver's delay."""
+        delay_ms = self._release_ms()
         for n in self.gpus:
             path = self.record_path(n)
             if not os.path.exists(path):
@@ -118,7 +108,7 @@ class SimulatedJob:
         while True:
             if self.args.device is None:
                 for n in self.gpus:
-                    _check_health(self.state(n), started=True)
+                    _check_health(self.state(n), "unspecified launch failure")
             rest = end - time.monotonic()
             if rest <= 0:
                 return
@@ -140,46 +130,32 @@ def _state_path(directory: str, n: int) -> str:
     return os.path.join(simulation.gpu_path(directory, n), "state")
 
 
-def _check_health(state: Mapping[str, str], started: bool) -> None:
+def _check_health(state: Mapping[str, str], error: str) -> None:
     if state.get("present") == "0" or state.get("fail", "ok") != "ok":
-        error = "unspecified launch failure" if started else "unknown error"
         raise CudaError(f"torch.AcceleratorError: CUDA error: {error}")
 
 
-def _out_of_memory(ordinal: int, want: int, total: int, free: int, mine: int) -> str:
+def _out_of_memory(ordinal: int, want: int, total: int, free: int) -> str:
     def gib(mib: int) -> str:
         return f"{max(0, mib) / 1024:.2f} GiB"
 
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(want)}. "
-        f"GPU {ordinal} has a total capacity of {gib(total)} of which {gib(free)} is free. "
-        f"Including non-PyTorch memory, this process has {gib(mine)} memory in use."
+        f"GPU {ordinal} has a total capacity of {gib(total)} of which {gib(free)} is free."
     )
 
 
 def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     """Run the job from its start to its end."""
-    steps = max(1, int(args.ramp / LOOK_S)) if args.ramp else 1
-    for step in range(1, steps + 1):
-        job.grow(args.mem * step // steps)
-        if step == 1:
-            where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
-            print(f"simjob: pid {os.getpid()} on {where}, {args.mem} MiB", flush=True)
-        job.stay(args.ramp / steps)
+    job.take()
+    where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
+    print(f"simjob: pid {os.getpid()} on {where}, {args.mem} MiB", flush=True)
     if not args.steps:
         job.stay(args.hold)
     for step in range(1, args.steps + 1):
         job.stay(args.hold / args.steps)
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
         _write_progress(step, args.steps)
-    if args.oom:
-        total = job.state(job.gpus[0])["total"] if job.gpus else ""
-        raise CudaError(_out_of_memory(0, 2048, simulation.number(total), 1024, job.mib))
-    if args.lose:
-        for n in job.gpus:
-            simulation.change_keys(_state_path(job.directory, n), fail="lost")
-            simulation.log(job.directory, "lost", gpu=n, name=job.name)
-        job.stay(0)
 
 
 def _write_progress(step: int, total: int) -> None:
@@ -231,13 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--mem", type=int, default=1000, metavar="MIB", help="memory on each GPU (0: a CPU job)")
     add("--hold", type=float, default=1.0, metavar="S", help="keep it for S seconds")
-    add("--ramp", type=float, default=0.0, metavar="S", help="reach it within S seconds")
     add("--exit", type=int, default=0, metavar="CODE", help="exit status")
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
     add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")
-    add("--oom", action="store_true", help="run out of memory at the end")
-    add("--lose", action="store_true", help="lose the GPU at the end")
-    add("--leak", type=float, default=0.0, metavar="S", help="free the memory S seconds after the end")
     add("--device", type=int, metavar="N", help="be another user's process on GPU N, whatever the mask is")
     add("--user", default=_own_user(), metavar="NAME", help="owner of the process")
     add("--simulation", metavar="DIR|SPEC", help="the simulation (default: GPUSCHED_SIMULATION, which jobs get)")

@@ -4,9 +4,9 @@ A simulation is a directory that all its processes share.
 
     box               key=value: spec; optional: fail=TEXT (nothing answers), release_ms
     lock              locked while a program reads the free memory and takes some
-    events.log        one JSON object a line: grab, exit, dead, oom, lost; for the audit of the tests
+    events.log        one JSON object a line: grab, exit, dead, oom; for the audit of the tests
     gpuN/state        key=value: uuid name total bus, and what anybody may change at any time
-    gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign leak_ms
+    gpuN/p/PID-START  one process and what it holds there: mib user program kind util job foreign
 
 In key=value files the last line of a key wins, so `echo fail=lost >> gpu2/state` is a change.
 """
@@ -201,7 +201,7 @@ def holders(directory: str, n: int, release_ms: int = 0) -> list[Record]:
         if not keys:
             continue
         alive = process_start(int(pid)) == int(start)
-        if alive or not _remove_dead(directory, n, name, max(release_ms, number(keys.get("leak_ms")))):
+        if alive or not _remove_dead(directory, n, name, release_ms):
             records.append(Record(name, int(pid), alive, keys))
     return records
 

@@ -150,31 +150,15 @@ def one_line(text: object, limit: int = 500) -> str:
 _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
 )
-_ERASE_LINE = re.compile(r"\x1b\[2K")
-_ERASE_REST = re.compile(r"\x1b\[0?K")
 
 
 def last_line(tail: bytes) -> str:
-    """Return the last visible line of a log: progress bars drawn over, escapes removed, secrets masked."""
-    for line in reversed(tail.decode("utf-8", "replace").split("\n")):
-        if line and not line.isspace():
-            text = clean(_overdraw(line)).strip()
-            if text:
-                return mask_secrets(text)
+    """Return the last visible line of a log, or state of a progress bar: escapes removed, secrets masked."""
+    for line in reversed(re.split("[\r\n]", tail.decode("utf-8", "replace"))):
+        text = clean(_ESCAPE.sub("", line)).strip() if line else ""
+        if text:
+            return mask_secrets(text)
     return ""
-
-
-def _overdraw(line: str) -> str:
-    """Apply carriage returns as a terminal does: the text after one overwrites the text before it."""
-    if "\x1b" in line or "\x08" in line or "\x07" in line:
-        line = _ERASE_REST.sub("\0", _ERASE_LINE.sub("\r\0", line.replace("\0", "")))
-        line = _ESCAPE.sub("", line)
-    visible = ""
-    for piece in line.split("\r"):
-        text, *erased = piece.split("\0")
-        visible = text if erased else text + visible[len(text) :]
-        visible += "".join(erased)
-    return visible
 
 
 # ---- names -----------------------------------------------------------------------------------------

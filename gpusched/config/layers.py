@@ -150,14 +150,6 @@ def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
 def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> Iterator[LayerValue]:
     """Yield the values of the variables. An empty variable counts as unset."""
     known = {setting.env: setting.name for setting in SETTINGS.values()}
-    for setting in SETTINGS.values():
-        variable = setting.also_env
-        if environ.get(variable) and not environ.get(setting.env):
-            try:  # the variable is shared with other programs: a value that cannot be read is no error
-                setting.parse(environ[variable])
-                yield LayerValue(setting.name, environ[variable], f"env {variable}", variable, cwd)
-            except ValueError as e:
-                warnings.append(f"{variable} is {environ[variable]!r} and is ignored: it should be {e}")
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue

@@ -38,7 +38,6 @@ class Setting:
     is_list: bool = False  # a file may give a YAML list
     shown_default: str = ""
     aliases: tuple[str, ...] = ()  # further flags
-    also_env: str = ""  # a variable of common use that is read where ours is not set
     hint: str = ""  # added to the error about a bad value
 
     @property
@@ -85,12 +84,10 @@ def _switch(help: str, **more: Any) -> Any:
     return _row(False, values.switch, help, **more)
 
 
-def _choice(words: str, help: str, default: str = "", **more: Any) -> Any:
-    """Return the field of a setting that is one of the `words`; the first one is the default if none is named."""
+def _choice(words: str, help: str, **more: Any) -> Any:
+    """Return the field of a setting that is one of the `words`; the first one is the default."""
     choices = tuple(words.split())
-    return _row(
-        default or choices[0], values.one_of(*choices), help, choices=choices, metavar="|".join(choices), **more
-    )
+    return _row(choices[0], values.one_of(*choices), help, choices=choices, metavar="|".join(choices), **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +220,6 @@ class Settings:
     snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS)
     settle_timeout: float = _time(
         30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True
-    )
-    log_level: str = _choice(
-        "DEBUG INFO WARNING ERROR", "Write this much to the dispatcher's log", default="INFO", also_env="LOG_LEVEL"
     )
 
     @property

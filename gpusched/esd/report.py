@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -28,7 +26,6 @@ COLUMNS = {  # of numbers: the field of the record, its head, and its digits beh
     "seconds": ("Seconds", 1),
     "peak_memory_bytes": ("Peak MiB", 0),
 }
-_LEAST_MEANS = 8  # models; a histogram of fewer says less than the table
 
 
 def read_results(experiment: EsdExperiment) -> EsdResults:
@@ -67,19 +64,12 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
     ]
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
     models = tuple(_line(result, output) for result in experiment.summary.results)
-    done = [model for model in models if model.state == "done"]
-    alphas = tuple(alpha for model in done for alpha in _alphas(f"{output}/{model.links[0][1]}"))
-    means = tuple(model.numbers[0] for model in done if model.numbers[0] is not None)
     report = ModelReport(
         title=os.path.basename(output),
         about=f"{', '.join(options)}; written {written}; {output}",
         columns=tuple(COLUMNS.values()),
         word_columns=("Device", "Relation", "Source"),
         models=models,
-        distributions=(
-            ("α of each layer", alphas),
-            ("mean α of each model", means if len(means) >= _LEAST_MEANS else ()),
-        ),
     )
     records.write_file(f"{output}/{REPORT}", render(report))
 
@@ -112,10 +102,3 @@ def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:
         while os.path.exists(f"{output}/{path}"):
             yield "spectra" if page == 1 else str(page), path
             page, path = page + 1, f"{PLOTS}/{stem}-esd-{page + 1}.png"
-
-
-def _alphas(path: str) -> list[float]:
-    """Return the exponents in the table of a model."""
-    with open(path, encoding="utf-8", newline="") as file:
-        alphas = [float(row.get("alpha") or "nan") for row in csv.DictReader(file)]
-    return [alpha for alpha in alphas if math.isfinite(alpha)]

@@ -15,7 +15,7 @@ from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.host.gpus.claims import Claims
 from gpusched.operations import queues
 from gpusched.operations.devices import BoxDevices
-from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.status import device_document
 from gpusched.views.values import ClaimLabel, DeviceReport
 

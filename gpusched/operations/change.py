@@ -13,7 +13,7 @@ from gpusched.host.attempts import reaper
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
 from gpusched.operations import queues
-from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
 from gpusched.operations.resume import resume_command
 from gpusched.operations.status import read_attempt

@@ -1,61 +1,131 @@
-"""The effect that a run would have on its queue, and what its first jobs would wait for. Changes and prints nothing."""
+"""The effect that a run would have on its queue, and what its first jobs would wait for. Changes and prints nothing.
+
+The list is submitted to a copy of the queue, so what becomes of its jobs is what the submission itself decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.jobs.reconcile import StoredJob, reconcile
-from gpusched.core.model import AttemptRow, JobRow, Reading
-from gpusched.core.plan import observe, preview
+from gpusched.core.documents import shown_command
+from gpusched.core.jobs.reconcile import QueueChange
+from gpusched.core.model import Attempt, AttemptRow, JobRow, JobState, Reading
+from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board
-from gpusched.core.plan.preview import DryRun
+from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, submission
+from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import SubmitOptions
+from gpusched.lists.submit import SubmitOptions, submit
 from gpusched.operations import queues
 from gpusched.operations.devices import check_devices, check_jobs, open_devices
-from gpusched.operations.dispatchers import read_dispatcher
+from gpusched.operations.queues import read_dispatcher
+from gpusched.views.values import DryRun as DryRun
+
+FIRST_JOBS = 8  # waiting jobs whose reasons are shown
 
 Running = Sequence[tuple[JobRow, AttemptRow]]
 
 
-def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions) -> DryRun:
-    """Return the effect of a run with these jobs. Where the GPUs cannot be used for them, `error` says why."""
-    rows: dict[int, JobRow] = {}
-    running: Running = ()
-    stored: Sequence[StoredJob] = ()
-    counts, removed = None, 0
-    if queue_dir.exists():
-        with Store(queue_dir.database, read_only=True) as store:
-            rows = {row.id: row for row in job_table.jobs(store)}
-            running = list(attempt_table.running(store))
-            stored = submission.stored_jobs(store)
-            counts, removed = job_table.counts(store), job_table.count_removed(store)
-    change = reconcile(jobs.specs, stored, complete=bool(jobs.specs), retry_failed=options.retry_failed)
-    planned = preview.dry_run_jobs(change, rows, {spec: options.needs(spec) for spec in jobs.specs})
+def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, *, complete: bool = True) -> DryRun:
+    """Return the effect of a run with these jobs; if `complete`, other jobs that wait in the queue are cancelled.
+
+    Where the GPUs cannot be used for them, `error` says why.
+    """
+    is_new = not queue_dir.exists()
+    with _copy(queue_dir) as store:
+        counts, removed = job_table.counts(store), job_table.count_removed(store)
+        change = submit(store, jobs.specs, options, queues.now(), complete=complete and bool(jobs.specs))
+        planned = _planned(job_table.jobs(store), change, newest=sum(counts.values()))
+        ready = (row for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
+        first = list(islice(ready, FIRST_JOBS))
+        running: Running = list(attempt_table.running(store))
     dispatcher = read_dispatcher(queue_dir)
     reading, uuids, error = _read_devices(jobs, options)
     board = _first_board(reading, uuids, options, running, dispatcher.board)
-    reasons = {}
-    if error is None:
-        attempts = [observe.open_attempt(job, row) for job, row in running]
-        reasons = preview.first_reasons(planned, rows, attempts, board, queues.now())
+    attempts = [observe.open_attempt(job, row) for job, row in running]
     return DryRun(
         path=queue_dir.path,
         pid=dispatcher.pid,
-        counts=counts,
+        counts=None if is_new else counts,
         removed=removed,
         jobs=planned,
         board=board,
         max_checks=options.settings.max_checks,
         poll_interval_s=options.settings.poll_interval,
-        reasons=reasons,
+        reasons=first_reasons(first, attempts, board, queues.now()) if error is None else {},
         error=error,
     )
+
+
+@contextmanager
+def _copy(queue_dir: QueueDir) -> Iterator[Store]:
+    """Open a copy of the queue's database that is removed at the end; an empty one if there is no queue."""
+    with tempfile.TemporaryDirectory(prefix="gpusched-") as directory:
+        path = os.path.join(directory, "queue.db")
+        if queue_dir.exists():
+            with queues.open_store(queue_dir) as original:
+                original.execute("VACUUM INTO ?", (path,))
+        with Store(path, create=True) as store:
+            yield store
+
+
+def _planned(rows: Iterable[JobRow], change: QueueChange, newest: int) -> list[tuple[JobRow, str]]:
+    """Return each job that the submission concerns, and what it does; those that it cancels come last.
+
+    `newest` is the last job before it.
+    """
+    changes = {job_id: "keep" for job_id, _, _ in change.keep} | dict.fromkeys(change.requeue, "requeue")
+    changes |= dict.fromkeys(change.cancel, "cancel")
+    planned = [(row, changes.get(row.id, "add")) for row in rows if row.id > newest or row.id in changes]
+    return sorted(planned, key=lambda job: job[1] == "cancel")
+
+
+def first_reasons(waiting: Sequence[JobRow], attempts: Iterable[Attempt], board: Board, now: float) -> dict[int, str]:
+    """Return where these jobs start or what they wait for, by job id, from the dispatcher's own plan."""
+    snapshot = observe.snapshot(board, now, waiting=waiting, attempts=attempts)
+    plan = make_plan(snapshot)
+    texts = {job_id: reason.sentence for job_id, reason in plan.reasons.items()}
+    texts |= {job_id: f"starts on {where}" for job_id, where in observe.start_labels(plan, snapshot.devices).items()}
+    return {row.id: texts[row.id] for row in waiting if row.id in texts}
+
+
+def document(dry_run: DryRun) -> dict[str, Any]:
+    """Return the dry run as a JSON document."""
+    return {
+        "queue": dry_run.path,
+        "exists": dry_run.counts is not None,
+        "jobs": [
+            {
+                "id": row.id,
+                "line": row.line,
+                "would": change,
+                "state": row.state.value,
+                "command": shown_command(row.command),
+                "first": dry_run.reasons.get(row.id),
+            }
+            for row, change in dry_run.jobs
+        ],
+        "devices": [
+            {
+                "uuid": item.device.uuid,
+                "index": item.device.index,
+                "name": item.device.name,
+                "state": item.view.availability.state.value,
+                "why": item.view.refused or item.view.availability.why,
+            }
+            for item in dry_run.board.devices
+        ],
+        "error": dry_run.error.what if dry_run.error is not None else None,
+    }
 
 
 # ---- the GPUs --------------------------------------------------------------------------------------

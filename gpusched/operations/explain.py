@@ -10,7 +10,7 @@ from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
-from gpusched.operations.dispatchers import OpenQueue, open_queue
+from gpusched.operations.queues import OpenQueue, open_queue
 from gpusched.operations.reasons import describe_dependencies, wait_reasons
 from gpusched.operations.status import make_scene, read_attempt, read_last_line
 from gpusched.views.report import leftover_text

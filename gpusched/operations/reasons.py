@@ -9,7 +9,7 @@ from gpusched.core.model import JobRow, JobState
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.host.store import Store, attempt_table, dependency_table, job_table
-from gpusched.operations.dispatchers import OpenQueue
+from gpusched.operations.queues import OpenQueue
 from gpusched.views.words import ranges
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for

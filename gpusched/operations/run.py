@@ -128,7 +128,7 @@ class RunSession:
     watch: Callable[[Queue], AbstractContextManager[Observer | None]] = lambda queue: nullcontext()
     notify: Callable[[str], None] = ignore
     summarize: Callable[[Queue, int], None] = lambda queue, code: None
-    log_level: str | None = None  # of dispatcher.log; "": that of the settings; None: write no such log
+    log_level: str | None = None  # of dispatcher.log; None: write no such log
     feed: Feed | None = None
     follow: bool = False
 
@@ -164,7 +164,7 @@ def run_jobs(
     options = with_dirs(options, find_queue_dir(source, options.settings))
     with Queue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
-            _set_up_log(queue.queue_dir, session.log_level or options.settings.log_level)
+            _set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):
             queue.submit(jobs, options, complete=complete)
         try:

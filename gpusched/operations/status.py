@@ -21,7 +21,7 @@ from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-from gpusched.operations.dispatchers import DispatcherStatus, OpenQueue, open_queue
+from gpusched.operations.queues import DispatcherStatus, OpenQueue, open_queue
 from gpusched.operations.reasons import wait_reasons
 from gpusched.operations.resume import resume_command
 from gpusched.views import report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpusched.core.plan.preview import DryRun
 from gpusched.views import pages, report, tables
 from gpusched.views.tables import Line, Row
+from gpusched.views.values import DryRun
 from gpusched.views.words import command_text, count, short_path
 
 _CHANGES = {"add": "add", "keep": "keep", "requeue": "queue again", "cancel": "cancel"}
@@ -17,23 +17,19 @@ def page(dry_run: DryRun, cwd: str) -> list[Line]:
     pid = dry_run.pid
     by = f"; pid {pid} dispatches it and would take the list" if pid is not None else ""
     lines = [tables.line((short_path(dry_run.path, cwd), tables.HEAD), f": {_counts(dry_run)}{by}")]
-    kinds = Counter(job.change for job in dry_run.jobs)
+    kinds = Counter(change for _, change in dry_run.jobs)
     parts = [f"{words} {kinds[change]}" for change, words in _CHANGES.items() if kinds[change]]
     lines += [tables.line("would " + ", ".join(parts) if parts else "would take lines as they arrive"), tables.line()]
     rows: list[Row] = []
-    for job in dry_run.jobs:
-        more = {"keep": f" ({job.state.value})", "cancel": ": its line is gone"}.get(job.change, "")
-        rows.append([str(job.job_id), str(job.line), _CHANGES[job.change] + more, command_text(job.command)])
+    for row, change in dry_run.jobs:
+        more = {"keep": f" ({row.state.value})", "cancel": ": its line is gone"}.get(change, "")
+        rows.append([str(row.id), str(row.line), _CHANGES[change] + more, command_text(row.command)])
     lines += tables.grid(["JOB", "LINE", "WOULD", "COMMAND"], rows, right="JOB LINE")
     if dry_run.board.devices:
         lines += _devices(dry_run)
-    if dry_run.reasons:
-        lines += [tables.line(), tables.line("first:")]
-        numbers = {job.job_id: job.line for job in dry_run.jobs}
-        lines += [
-            tables.line(f"  job {job_id}, line {numbers[job_id]}: {text}") for job_id, text in dry_run.reasons.items()
-        ]
-    return lines
+    numbers = {row.id: row.line for row, _ in dry_run.jobs}
+    first = [f"  job {n}, line {numbers[n]}: {text}" for n, text in dry_run.reasons.items() if n in numbers]
+    return lines + ([tables.line(), *map(tables.line, ["first:", *first])] if first else [])
 
 
 def _counts(dry_run: DryRun) -> str:

@@ -6,18 +6,13 @@ All text from outside is escaped. The page loads nothing, and its policy forbids
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import median
 from string import Template
 from urllib.parse import quote
 
 from gpusched.common.text import clean
-
-BINS = 28
-_LARGEST = 1e9  # larger than any exponent; excludes NaN and infinity too
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,6 @@ class ModelReport:
     columns: tuple[tuple[str, int], ...]
     word_columns: tuple[str, ...]
     models: tuple[ModelLine, ...]
-    distributions: tuple[tuple[str, tuple[float, ...]], ...] = ()  # a caption and the numbers
 
 
 def render(report: ModelReport) -> str:
@@ -54,7 +48,6 @@ def render(report: ModelReport) -> str:
         title=_text(report.title),
         counts=f"{', '.join(words)} of {len(report.models)} models",
         about=_text(report.about),
-        figures="".join(_histogram(caption, values) for caption, values in report.distributions),
         stopped=_stopped("Failed", by_state["failed"]) + _stopped("Not yet", by_state["waiting"]),
         table=_table(report, by_state["done"]) if by_state["done"] else "",
     )
@@ -73,9 +66,9 @@ def _stopped(head: str, models: Sequence[ModelLine]) -> str:
 
 def _table(report: ModelReport, models: Iterable[ModelLine]) -> str:
     heads = ["Model", *(name for name, _ in report.columns), *report.word_columns]
-    cells = "".join(f'<th><button type="button">{_text(head)}</button></th>' for head in heads)
+    cells = "".join(f"<th>{_text(head)}</th>" for head in heads)
     rows = "\n".join(_row(model, report.columns) for model in models)
-    return f'<table id="models"><thead><tr>{cells}<th>Files</th></tr></thead><tbody>\n{rows}\n</tbody></table>'
+    return f"<table><thead><tr>{cells}<th>Files</th></tr></thead><tbody>\n{rows}\n</tbody></table>"
 
 
 def _row(model: ModelLine, columns: Sequence[tuple[str, int]]) -> str:
@@ -89,66 +82,22 @@ def _row(model: ModelLine, columns: Sequence[tuple[str, int]]) -> str:
     return f"<tr>{''.join(cells)}<td>{links}</td></tr>"
 
 
-def _histogram(caption: str, values: Iterable[float]) -> str:
-    """Draw a histogram; outliers far beyond the others are only counted."""
-    values = sorted(value for value in values if abs(value) < _LARGEST)
-    if not values:
-        return ""
-    low, high = values[0], values[math.ceil(0.98 * len(values)) - 1]
-    if values[-1] - low <= 2 * (high - low):
-        high = values[-1]
-    step = (high - low) / BINS or 1.0
-    counts = Counter(min(BINS - 1, int((value - low) / step)) for value in values if value <= high)
-    most, drawn = max(counts.values()), sum(counts.values())
-    bars = "".join(
-        f'<i style="height:{100 * counts[n] / most:.1f}%" '
-        f'title="{low + n * step:.3g} to {low + (n + 1) * step:.3g}: {counts[n]}"></i>'
-        for n in range(BINS)
-    )
-    more = f", {len(values) - drawn} beyond {high:.3g} not drawn" if drawn < len(values) else ""
-    ends = f"<span>{low:.3g}</span><span>median {median(values):.2f}</span><span>{high:.3g}</span>"
-    caption = _text(f"{caption} ({len(values)}{more}; highest bar {most})")
-    drawing = f'<div class="bars">{bars}</div><div class="ends">{ends}</div>'
-    return f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>"
-
-
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+content="default-src 'none'; style-src 'unsafe-inline'">
 <title>$title</title><style>
 :root{color-scheme:light dark}
 body{font:13px/1.45 system-ui,sans-serif;margin:1.5rem auto;max-width:1280px;padding:0 1rem}
-.figures{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:0;flex:1 1 380px;max-width:560px}
-.bars{display:flex;align-items:end;gap:2px;height:140px;border-bottom:1px solid}.bars i{flex:1;background:#4a86c5}
-.ends{display:flex;justify-content:space-between}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.28rem .45rem;border-bottom:1px solid #8884;text-align:left;vertical-align:top}
 tbody th{overflow-wrap:anywhere;min-width:13rem;font-weight:500}td[data-v]{text-align:right}
 thead th{position:sticky;top:0;background:Canvas;white-space:nowrap}
-details{margin:1rem 0}button{all:unset;cursor:pointer}button:focus-visible{outline:2px solid}
-th[aria-sort=ascending] button::after{content:" ▲"}th[aria-sort=descending] button::after{content:" ▼"}
+details{margin:1rem 0}
 </style></head><body>
 <h1>$title</h1>
 <p>$counts<br><small>$about</small></p>
-<div class="figures">$figures</div>
 $stopped
 $table
-<script>
-const table = document.getElementById("models");
-if (table) {
-  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
-  const value = (row, n) => row.cells[n].dataset.v === undefined ? row.cells[n].textContent : +row.cells[n].dataset.v;
-  heads.forEach((head, n) => head.firstElementChild && (head.onclick = () => {
-    const up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
-    heads.forEach(each => each.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    body.append(...[...body.rows].sort((a, b) => {
-      const x = value(a, n), y = value(b, n);
-      if (x === "" || y === "") return (x === "") - (y === "");
-      return sign * (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y)));
-    }));
-  }));
-}
-</script></body></html>
+</body></html>
 """)

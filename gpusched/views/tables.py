@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from gpusched.views.words import count
 
-Line = Text  # of a table (no_wrap): cut at the terminal's edge; others are wrapped
+Line = Text  # of a table (no_wrap): cut at the terminal's edge; it wraps others
 Cell = str | tuple[str, str] | Text  # a text, or a text and its style
 Row = Sequence[Cell | list[Cell]]
 
@@ -84,7 +82,7 @@ def write(out: TextIO, lines: Iterable[Line], *, console: Console | None = None)
         elif text.no_wrap:
             console.print(cut(text, console.width))
         else:
-            console.print(_wrapped(text, console), soft_wrap=True)
+            console.print(text, soft_wrap=True)
 
 
 def cut(text: Line, width: int) -> Line:
@@ -102,20 +100,3 @@ def fit_height(lines: list[Line], height: int, noun: str = "line") -> list[Line]
     shown = lines[: max(0, height - 1)]
     more = count(len(lines) - len(shown), f"more {noun}")
     return [*shown, line((f"… and {more}", DIM))]
-
-
-def _wrapped(text: Line, console: Console) -> Text:
-    """Wrap a line at blanks; the next lines are indented to the text after the label.
-
-    A line with a word that is too long, such as a path, is left to the terminal, so that it can be copied.
-    """
-    label = re.match(r" *(?:\S+ {2,}(?=\S))?", text.plain)
-    indent = min(label.end() if label else 0, console.width // 2)
-    room = console.width - indent
-    if cell_len(text.plain) <= console.width or any(cell_len(word) > room for word in text.plain.split()):
-        return text
-    head, body = text[:indent], text[indent:]
-    parts = body.wrap(console, room)
-    for part in parts:
-        part.rstrip()
-    return head.append_text(Text("\n" + " " * indent).join(parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.group_summary import GroupSummary
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
@@ -93,7 +94,26 @@ class DeviceReport:
     claim: ClaimLabel | None
 
 
-# ---- the end of a run ------------------------------------------------------------------------------
+# ---- before and after a run ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The effect that a run would have. `reasons`: what each of the first waiting jobs would do, by job id.
+
+    `counts` are the jobs that the queue has now; None: there is no queue. `error` says why the GPUs cannot be used.
+    """
+
+    path: str
+    pid: int | None  # of the dispatcher that works on the queue
+    counts: Mapping[JobState, int] | None
+    removed: int  # of these, jobs whose line was removed
+    jobs: Sequence[tuple[JobRow, str]]  # after the change, which is add, keep, requeue or cancel
+    board: Board
+    max_checks: int
+    poll_interval_s: float
+    reasons: Mapping[int, str]
+    error: GpuschedError | None
 
 
 @dataclass(frozen=True, slots=True)

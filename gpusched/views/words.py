@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
 from gpusched.common.text import clean
 from gpusched.core.documents import shown_line
@@ -87,44 +86,11 @@ def rate(per_s: float) -> str:
     return f"{number:.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
 
 
-# ---- time left -------------------------------------------------------------------------------------
+def time_left(elapsed_s: float, finished: int, running: int, queued: int) -> float | None:
+    """Estimate the seconds until all jobs have ended, at the pace so far, with running jobs half done; None if unknown.
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The work of a dispatcher from `since` to `at`: time spent in attempts, and attempts finished."""
-
-    since: float
-    at: float
-    spent_s: float = 0.0
-    finished: int = 0
-
-    def seen(self, at: float, running: int, finished: int) -> Pace:
-        """Return the pace at `at`, with `running` attempts in progress since the last update."""
-        step = max(0.0, at - self.at)
-        return replace(self, at=at, spent_s=self.spent_s + running * step, finished=finished)
-
-
-def time_left(pace: Pace, queued: int, running: Sequence[tuple[float, float | None]]) -> float | None:
-    """Estimate the seconds until all jobs have ended, by their mean duration and the jobs at once; None if unknown.
-
-    `running` has each running job's elapsed time, and the fraction that it reports as done.
+    `finished` jobs have ended in the time `elapsed_s`.
     """
-    estimates = [elapsed / fraction if fraction and fraction > 0.02 else None for elapsed, fraction in running]
-    reported = [estimate for estimate in estimates if estimate is not None]
-    window = pace.at - pace.since
-    if not queued and not running:
+    if not finished or not running + queued:
         return None
-    if pace.finished:
-        unfinished = sum(min(elapsed, window) for elapsed, _ in running)
-        mean = max(0.0, pace.spent_s - unfinished) / pace.finished
-    elif reported and (queued or len(reported) == len(running)):
-        mean = sum(reported) / len(reported)
-    else:
-        return None
-    rest = [
-        (max(mean, elapsed) if whole is None else whole) - elapsed
-        for whole, (elapsed, _) in zip(estimates, running, strict=True)
-    ]
-    at_once = max(1.0, len(running), pace.spent_s / window if window > 0 else 0.0)
-    return max((queued * mean + sum(rest)) / at_once, max(rest, default=0.0))
+    return elapsed_s * (queued + running / 2) / (finished + running / 2)

@@ -93,7 +93,7 @@ def test_the_last_layer_that_names_a_value_wins(tmp_path: Path) -> None:
         ("strip_gpu_env: yes", "strip_gpu_env", True),
         ("strip_gpu_env: off", "strip_gpu_env", False),
         ("shell: no", "shell", "no"),
-        ("log_level: debug", "log_level", "DEBUG"),
+        ("free_when: IDLE", "free_when", "idle"),
         ("max_gpus: ~", "max_gpus", None),
         ("max_gpus:", "max_gpus", None),
         ("max_gpus: none", "max_gpus", None),
@@ -222,25 +222,9 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_right_one(tmp_path: P
 
 
 def test_the_variables_of_a_job_are_no_settings_and_an_empty_one_is_none(tmp_path: Path) -> None:
-    env = dict.fromkeys(config.NOT_SETTINGS, "x") | {"GPUSCHED_MAX_GPUS": "", "GPUSCHED_LOG_LEVEL": ""}
+    env = dict.fromkeys(config.NOT_SETTINGS, "x") | {"GPUSCHED_MAX_GPUS": "", "GPUSCHED_SHELL": ""}
     loaded = load(tmp_path, env=env)
     assert (loaded.settings, loaded.warnings) == (Settings(), ())
-
-
-@pytest.mark.parametrize(
-    ("env", "level", "origin", "warned"),
-    [
-        ({"LOG_LEVEL": "debug"}, "DEBUG", "env LOG_LEVEL", False),
-        ({"LOG_LEVEL": "debug", "GPUSCHED_LOG_LEVEL": "error"}, "ERROR", "env GPUSCHED_LOG_LEVEL", False),
-        ({"LOG_LEVEL": "trace"}, "INFO", "default", True),
-    ],
-)
-def test_the_common_log_level_variable_counts_where_it_can_be_read(
-    tmp_path: Path, env: dict[str, str], level: str, origin: str, warned: bool
-) -> None:
-    loaded = load(tmp_path, env=env)
-    assert (loaded.settings.log_level, loaded.origins["log_level"]) == (level, origin)
-    assert bool(loaded.warnings) == warned
 
 
 # ---- whose file ------------------------------------------------------------------------------------

@@ -218,8 +218,9 @@ def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
 
 def test_memory_that_does_not_come_back_sets_the_gpu_aside_until_it_does(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="1") as box:
-        line = f"{SIMJOB} --mem 2000 --hold 0 --leak 1.2"
-        ended = box.run(line, f"{SIMJOB} --mem 2000 --hold 0", GPUSCHED_SETTLE_TIMEOUT="0.3")
+        box.set_box(release_ms=1200)
+        lines = [f"{SIMJOB} --mem {2000 + n} --hold 0" for n in range(2)]
+        ended = box.run(*lines, GPUSCHED_SETTLE_TIMEOUT="0.3")
         assert ended.code == 0
         assert "set aside" in ended.out
         assert "is back" in ended.out
@@ -241,8 +242,8 @@ def test_a_lost_gpu_is_set_aside_once_and_the_others_go_on(tmp_path: Path) -> No
 
 def test_a_job_that_lost_its_gpu_is_tried_elsewhere_and_spends_no_try(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="2") as box:
-        line = f'[ "$GPUSCHED_ATTEMPT" = 2 ] || {SIMJOB} --mem 1000 --hold 0.2 --lose'
-        ended = box.run(line)
+        lose = 'sleep 0.3; echo fail=lost >> "$GPUSCHED_SIMULATION/gpu0/state"'
+        ended = box.run(f'[ "$GPUSCHED_ATTEMPT" = 2 ] || {{ ({lose}) & {SIMJOB} --mem 1000 --hold 60; }}')
         assert ended.code == 0, ended.text
         (row,) = box.jobs()
         assert [a.outcome.cause for a in row.attempts if a.outcome] == ["gpu_lost", ""]

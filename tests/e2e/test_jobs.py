@@ -396,9 +396,10 @@ def test_a_job_that_uses_more_than_it_stated_is_told_of_and_counted_so(tmp_path:
 
 
 def test_after_an_out_of_memory_the_budget_grows(box: Box) -> None:
+    fails = "echo torch.OutOfMemoryError: CUDA out of memory; exit 1"
     lines = [
-        f"[mem=1G retries=1] {SIMJOB} --mem 3000 --hold 0.3 --oom",
-        f"[mem=60G retries=3] {SIMJOB} --mem 64000 --hold 0.3 --oom",
+        f"[mem=1G retries=1] {SIMJOB} --mem 3000 --hold 0.3; {fails}",
+        f"[mem=60G retries=3] {SIMJOB} --mem 64000 --hold 0.3; {fails}",
     ]
     ended = box.run(*lines)
     assert ended.code == 1

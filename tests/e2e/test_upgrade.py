@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import ast
 import fcntl
 import json
 import marshal
@@ -237,18 +236,3 @@ def test_an_old_dispatcher_gets_an_answer_from_the_nvml_child_of_this_version(tm
         answer = json.loads(ours.makefile("rb").readline())
         assert {"devices", "samples", "nameless", "versions", "at"} <= answer.keys() or len(answer["trouble"]) == 2
     assert child.wait(30) == (1 if "trouble" in answer else 0)
-
-
-def test_an_old_dispatcher_has_a_summary_at_its_end(box: Box) -> None:
-    code = "from types import SimpleNamespace as N; from gpusched.cli.summary import print_summary as p; "
-    code += f"p(N(place=N(path={str(box.queue())!r})), 1, as_json=False)"
-    shown = box.spawn("-c", code, program=[sys.executable]).wait()
-    assert shown.code == 0 and "1 succeeded, 1 failed" in shown.out, shown.text
-    for module in ("summary", "esd_end"):  # neither may load anything else of this version into the old process
-        loads = f"import sys; before = set(sys.modules); import gpusched.cli.{module}; print(set(sys.modules) - before)"
-        loaded = box.spawn("-c", loads, program=[sys.executable]).wait().out
-        assert {name for name in ast.literal_eval(loaded) if name.startswith("gpusched")} <= {
-            "gpusched",
-            "gpusched.cli",
-            f"gpusched.cli.{module}",
-        }

@@ -229,6 +229,8 @@ def test_hidden_processes_are_not_no_processes(box: Box) -> None:
 
 
 def test_memory_that_cannot_be_read_is_not_zero(box: Box) -> None:
+    if isinstance(box, SimulatedBox):
+        pytest.skip("the memory of a simulated GPU can always be read")
     box.set(1, "memory", "na")
     reading = ask(box.source)
     assert (reading.samples[1].used_bytes, reading.samples[1].total_bytes) == (None, None)

@@ -19,7 +19,7 @@ from gpusched.core.model import (
     Attempt,
     Device,
     DeviceProcess,
-    JobState,
+    JobRow,
     Reading,
     Requirements,
     Sample,
@@ -29,12 +29,16 @@ from gpusched.core.plan import observe
 from gpusched.core.plan.availability import Criteria
 from gpusched.core.plan.observe import Tenancy
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.preview import DryRunJob, first_reasons
-from gpusched.core.plan.snapshot import Claim, Limits, Resident, Snapshot, Start
+from gpusched.core.plan.snapshot import Claim, Resident, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, Holder
-from gpusched.lists.submit import SubmitOptions
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store
+from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read, submit
+from gpusched.operations import queues
+from gpusched.operations.dry_run import dry_run, first_reasons
+from gpusched.operations.run import Queue
 from tests.support import build
 from tests.support.build import GIB
 from tests.support.sample import stand_still
@@ -182,6 +186,12 @@ def attempts_on(box: Box) -> list[Attempt]:
     ]
 
 
+def waiting(needs: list[Requirements]) -> list[JobRow]:
+    """The jobs in the order in which they start."""
+    order = sorted(enumerate(needs, 1), key=lambda pair: -pair[1].prio)
+    return [build.job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order]
+
+
 def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements]) -> dict[int, str]:
     """Where each job starts or why it waits, by what a dispatcher knows after its first reading."""
     chosen = options.settings
@@ -194,12 +204,11 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     for uuid in box.holders:
         book.claim([uuid], moment)
         assert book.entries[uuid].claim is None
-    order = sorted(enumerate(needs, 1), key=lambda pair: -pair[1].prio)
     snapshot = Snapshot(
         NOW,
         options.limits,
         tuple(entry.view(box.residents.get(uuid, ())) for uuid, entry in book.entries.items()),
-        tuple(build.job(n, e.gpus, mem_bytes=e.mem_bytes, gpu_model=e.gpu_model, tags=e.tags) for n, e in order),
+        tuple(waiting(needs)),
         tuple(attempts_on(box)),
         threshold_bytes=chosen.gpu_mem_threshold * MIB,
         max_checks=1,
@@ -234,8 +243,7 @@ def dry_run_says(box: Box, options: SubmitOptions, needs: list[Requirements]) ->
         criteria=observe.criteria(options.settings, max_checks=1),
         limits=options.limits,
     )
-    jobs = [DryRunJob(n, n, "add", JobState.QUEUED, b"true", each) for n, each in enumerate(needs, 1)]
-    reasons = first_reasons(jobs, {}, attempts_on(box), board, NOW)
+    reasons = first_reasons(waiting(needs), attempts_on(box), board, NOW)
     return {job_id: text.removeprefix("waits: ") for job_id, text in reasons.items()}
 
 
@@ -261,19 +269,32 @@ def test_two_jobs_with_a_budget_run_one_after_the_other_in_exclusive_mode(
     assert second.endswith("waits for a GPU with 10240 MiB (GPU 0: goes to a job before this one)")
 
 
-def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue() -> None:
-    device = build.device()
-    reading = Reading(NOW, NOW, (device,), (Sample("GPU-0", NOW, 0, 24 * GIB),))
-    board = observe.first_board(
-        reading, ["GPU-0"], {}, criteria=observe.criteria(Settings(), max_checks=1), limits=Limits()
-    )
-    row = build.job_row(
-        tries=1, attempts=1, mem_bytes=12 * GIB, stated_mem_bytes=10 * GIB, not_before=NOW + 20, submitted_at=NOW
-    )
-    needs = Requirements(mem_bytes=10 * GIB, stated_mem_bytes=10 * GIB)
-    kept = DryRunJob(1, 1, "keep", JobState.QUEUED, b"true", needs)
-    assert first_reasons([kept], {1: row}, [], board, NOW) == {1: "waits: tried again in 20 s"}
-    grown = replace(row, not_before=0.0, mem_bytes=24 * GIB)
-    assert first_reasons([kept], {1: grown}, [], board, NOW)[1].startswith("waits for a GPU with 24576 MiB")
-    again = replace(kept, change="requeue")
-    assert first_reasons([again], {1: row}, [], board, NOW) == {1: "starts on GPU 0"}
+def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_still(monkeypatch, tmp_path)
+    monkeypatch.setenv(simulation.ENV_DIRECTORY, str(tmp_path / "simulation"))
+    queue = QueueDir(str(tmp_path), str(tmp_path))
+    options = SubmitOptions(Settings(simulate="1xA100-40GB"), b"/")
+    jobs = read(b"[mem=10G] true\n", options, "list.txt")
+    with Store(queue.database, create=True) as store:
+        submit(store, jobs.specs, options, NOW)
+        store.execute("UPDATE jobs SET mem_bytes = ?, not_before = ?", (60 * GIB, queues.now() + 20))
+        assert dry_run(queue, jobs, options).reasons == {1: "waits: tried again in 20 s"}
+        store.execute("UPDATE jobs SET not_before = 0")
+        assert dry_run(queue, jobs, options).reasons[1].startswith("waits for a GPU with 61440 MiB")
+        store.execute("UPDATE jobs SET state = 'failed', mem_bytes = stated_mem_bytes, not_before = ?", (NOW,))
+        assert dry_run(queue, jobs, options).reasons == {}
+        assert dry_run(queue, jobs, replace(options, retry_failed=True)).reasons == {1: "starts on GPU 0"}
+
+
+def test_a_sweep_beside_another_one_cancels_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_still(monkeypatch, tmp_path)
+    monkeypatch.setenv(simulation.ENV_DIRECTORY, str(tmp_path / "simulation"))
+    with Queue.for_file(Sweep("echo {n}", ("n=1",))) as queue:
+        first = parse_sweep(Sweep("echo {n}", ("n=1",)), SubmitOptions(Settings(), b"/"))
+        queue.submit(first, SubmitOptions(Settings(), os.fsencode(tmp_path)))
+    assert front.run(["run", "-c", "echo {n}", "-p", "n=2", "--simulate", "1", "--dry-run"]) == 0
+    assert "would add 1\n" in capsys.readouterr().out

@@ -178,7 +178,7 @@ def test_the_library_runs_dry_runs_and_refuses_as_the_verb_does(tmp_path: Path) 
     assert not (tmp_path / "gpusched-runs").exists()
     assert api.run("list.txt", max_checks=1, poll_interval="0.05") == 1
     again = api.dry_run("list.txt", retry_failed=True)
-    assert [job.change for job in again.jobs] == ["keep", "requeue"]
+    assert [change for _, change in again.jobs] == ["keep", "requeue"]
     (tmp_path / "empty.txt").write_text("# nothing\n")
     with pytest.raises(GpuschedError, match="holds no command"):
         api.run("empty.txt")

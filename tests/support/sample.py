@@ -189,7 +189,7 @@ class Sample9:
 
 def stand_still(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """A fixed clock in UTC, a home of its own, no settings from outside."""
-    for name in ("GPUSCHED_CLAIMS_DIR", "GPUSCHED_SIMULATE", "GPUSCHED_SIMULATION", "LOG_LEVEL", "COLUMNS", "LINES"):
+    for name in ("GPUSCHED_CLAIMS_DIR", "GPUSCHED_SIMULATE", "GPUSCHED_SIMULATION", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))

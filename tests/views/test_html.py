@@ -6,11 +6,10 @@ import random
 import re
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.views.html import BINS, ModelLine, ModelReport, render
+from gpusched.views.html import ModelLine, ModelReport, render
 
 VOID = {"meta", "br"}
 
@@ -44,10 +43,8 @@ class Reader(HTMLParser):
             self.texts.append(data)
 
 
-def report(*models: ModelLine, values: tuple[float, ...] = ()) -> ModelReport:
-    return ModelReport(
-        "out", "xmin_mid", (("α", 3), ("Layers", 0)), ("Device",), models, (("α of each layer", values),)
-    )
+def report(*models: ModelLine) -> ModelReport:
+    return ModelReport("out", "xmin_mid", (("α", 3), ("Layers", 0)), ("Device",), models)
 
 
 def line(name: str, *numbers: float | None, reason: str = "", **more: str) -> ModelLine:
@@ -67,7 +64,7 @@ def test_done_failed_and_waiting_models() -> None:
 
 def test_it_is_readable_at_five_hundred_rows_and_loads_nothing() -> None:
     source = random.Random(1)
-    page = render(report(*(line(f"lab/m{n}", source.gauss(3, 1), 7) for n in range(500)), values=tuple(range(2, 9))))
+    page = render(report(*(line(f"lab/m{n}", source.gauss(3, 1), 7) for n in range(500))))
     assert Reader(page).rows == 501 and len(page) < 250_000
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", page) and "default-src 'none'" in page
     assert "http" not in page.replace("http-equiv", "")
@@ -82,31 +79,8 @@ def test_whatever_a_name_or_a_reason_holds_is_text(name: str, reason: str) -> No
 def test_a_hostile_name() -> None:
     name = "<script>alert(1)</script>\"' onload=x\x1b[2J%2F#?"
     page = render(report(line(name, 1, 2), line(name, reason=name)))
-    assert page.count("<script>") == 1 and "\x1b" not in page
+    assert page.count("<script") == 0 and "\x1b" not in page
     assert "per_model_csv/%3Cscript%3E" in page and "%252F%23%3F.csv" in page
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        (1.0,),
-        (2.0, 2.0, 2.0),
-        (1e-9, 1e9),
-        (-5.0, 5.0),
-        (1.0, 2.0, 3.0, float("nan"), float("inf")),
-        tuple(range(1000)),
-    ],
-)
-def test_every_distribution_can_be_drawn(values: tuple[float, ...]) -> None:
-    page = render(report(line("a", 1, 2), values=values))
-    heights = [float(height) for height in re.findall(r'style="height:([\d.]+)%"', page)]
-    assert len(heights) == BINS and max(heights) == 100 and min(heights) >= 0
-    assert "median" in page and "nan" not in page.lower().replace("inan", "")
-
-
-@given(st.lists(st.floats(allow_nan=True), max_size=60))
-def test_no_distribution_raises(values: list[float]) -> None:
-    Reader(render(report(values=tuple(values))))
 
 
 def test_nothing_at_all() -> None:

@@ -25,8 +25,7 @@ from gpusched.views.lines import PatientWriter
 from gpusched.views.report import group_line, running_line
 from gpusched.views.tables import cut
 from gpusched.views.terminal.layout import Picture, lay_out
-from gpusched.views.terminal.live import SHOWN_AT_ONCE, LiveView
-from gpusched.views.words import Pace
+from gpusched.views.terminal.live import LiveView
 from tests.support import build
 from tests.support.golden import golden
 from tests.support.sample import NAME, NOW, a_board, gpu, view
@@ -96,11 +95,10 @@ def drawn(
     height: int,
     *,
     tail: str = "epoch 2, loss 0.5",
-    pace: Pace = Pace(NOW - 754, NOW),  # noqa: B008
 ) -> list[str]:
     running = [running_line(each, frame.at, tail) for each in frame.running]
     groups = [group_line(group, 2.5) for group in frame.groups]
-    picture = Picture("commands", frame, running, pace, groups)
+    picture = Picture("commands", frame, running, groups)
     lines = [cut(line, width).plain for line in lay_out(picture, width, height)]
     assert len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines)
@@ -112,8 +110,7 @@ def drawn(
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 14), (60, 10), (30, 6), (200, 50)])
 def test_the_view_at_a_size(width: int, height: int) -> None:
-    pace = Pace(NOW - 754, NOW, 1200.0, 4)
-    golden(f"live-{width}x{height}", "\n".join(drawn(FRAME, width, height, pace=pace)) + "\n")
+    golden(f"live-{width}x{height}", "\n".join(drawn(FRAME, width, height)) + "\n")
 
 
 def test_jobs_that_do_items_are_shown_as_one() -> None:
@@ -141,10 +138,10 @@ def test_many_gpus_and_jobs_are_summed_up() -> None:
     devices = tuple(BoardDevice(gpu(n), view(n, a_board().devices[n % 4].view.availability.state)) for n in range(64))
     running = tuple(running_view(n) for n in range(1, 41))
     text = "\n".join(drawn(replace(FRAME, board=a_board(devices=devices), running=running), 80, 24))
-    assert re.search(r"and \d+ more GPUs: (\d+ (busy|running|checking|free)(, |\n)){4}", text)
+    assert re.search(r"and \d+ more GPUs\n", text)
     assert re.search(r"and \d+ more running jobs", text)
     text = "\n".join(drawn(replace(FRAME, board=a_board(devices=devices)), 80, 24))
-    assert re.search(r"and \d+ more GPUs: ", text)
+    assert re.search(r"and \d+ more GPUs\n", text)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +270,6 @@ def test_what_matters_scrolls_by_above(live: LiveView, terminal: Terminal) -> No
     live.close()
 
 
-def test_a_flood_of_failures_is_cut_short(live: LiveView, terminal: Terminal) -> None:
-    for n in range(1000):
-        live.event(Event(NOW, "ended", f"job {n} failed: exit 1, after 0.0 s", n))
-    live.event(Event(NOW, "error", "the disk is full"))
-    live.frame(FRAME)
-    shown = screen(terminal.take())
-    assert sum("failed: exit 1" in line for line in shown) == SHOWN_AT_ONCE
-    assert any(f"… and {1000 - SHOWN_AT_ONCE} more that failed" in line for line in shown)
-    assert any("the disk is full" in line for line in shown)
-    live.close()
-
-
 def test_at_the_end_the_view_makes_room_and_the_cursor_is_left_alone(live: LiveView, terminal: Terminal) -> None:
     live.frame(FRAME)
     live.event(Event(NOW, "queue", "the last word"))
@@ -339,19 +324,6 @@ def test_no_colour_and_no_thread(terminal: Terminal, tmp_path: Path, monkeypatch
     assert threading.active_count() == threads
     live.close()
     assert not re.search(r"\x1b\[[\d;]*3[0-7][;m]", terminal.take())
-
-
-def test_a_narrower_terminal_leaves_no_rest(
-    live: LiveView, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live.frame(FRAME)
-    wide = screen(terminal.take())
-    monkeypatch.setattr(type(live._area), "size", (40, 24))
-    live.frame(replace(FRAME, at=NOW + 1))
-    ups = terminal.take().count("\x1b[1A")
-    wrapped = sum(max(1, -(-len(line.rstrip()) // 40)) for line in wide)
-    assert ups == wrapped - 1
-    live.close()
 
 
 # ---- a slow terminal -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.views import report, tables, words
-from gpusched.views.words import Pace, time_left
+from gpusched.views.words import time_left
 from tests.support import build
 from tests.support.sample import BO, EVIL, NOW, gpu, view
 from tests.views.test_live import running_view
@@ -149,42 +149,12 @@ def test_removed_lines_count_nowhere() -> None:
 # ---- the estimate ----------------------------------------------------------------------------------
 
 
-def watched(pace: Pace, running: int, seconds: int, finished: int) -> Pace:
-    for second in range(1, seconds + 1):
-        pace = pace.seen(pace.since + second, running, finished)
-    return pace
-
-
-def test_nothing_is_said_while_nothing_is_known() -> None:
-    assert time_left(Pace(0, 0), 5, [(3.0, None)]) is None
-    assert time_left(Pace(0, 0), 0, []) is None
-
-
-def test_the_estimate_from_finished_jobs() -> None:
-    pace = watched(Pace(0, 0), 4, 100, 40)  # 400 s in attempts, 40 finished: 10 s each
-    assert time_left(pace, 40, []) == pytest.approx(100, rel=0.01)
-    assert time_left(pace, 0, [(0.0, None)] * 4) == pytest.approx(10, rel=0.01)
-
-
-def test_the_estimate_from_what_jobs_say() -> None:
-    pace = watched(Pace(0, 0), 2, 10, 0)
-    assert time_left(pace, 0, [(10.0, 0.25), (10.0, 0.5)]) == pytest.approx(30)
-    assert time_left(pace, 0, [(10.0, 0.25), (10.0, None)]) is None
-    assert time_left(pace, 2, [(10.0, 0.5), (10.0, 0.5)]) == pytest.approx(30)
-
-
-@settings(max_examples=40)
-@given(
-    st.integers(0, 10_000),
-    st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.floats(0, 1)), max_size=8),
-    st.integers(0, 500),
-    st.integers(0, 50),
+@pytest.mark.parametrize(
+    ("finished", "running", "queued", "left"),
+    [(0, 3, 5, None), (4, 0, 0, None), (40, 0, 40, 100), (1, 4, 97, 3300), (9, 2, 0, 10)],
 )
-def test_an_estimate_is_never_negative(
-    queued: int, running: list[tuple[float, float | None]], finished: int, seconds: int
-) -> None:
-    left = time_left(watched(Pace(0, 0), len(running), seconds, finished), queued, running)
-    assert left is None or 0 <= left < float("inf")
+def test_the_estimate_of_the_time_left(finished: int, running: int, queued: int, left: float | None) -> None:
+    assert time_left(100.0, finished, running, queued) == left
 
 
 # ---- columns and pages -----------------------------------------------------------------------------
@@ -211,25 +181,10 @@ def on_terminal(width: int, lines: list[tables.Line]) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_on_a_terminal_columns_are_cut_and_prose_is_wrapped() -> None:
-    why = "  why   waits for a GPU that is free, and so on"
-    lines = on_terminal(
-        20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(why), tables.line("one two three four five")]
-    )
-    assert lines[1] == "x  " + "y" * 16 + "…"
-    assert lines[2:] == [
-        "  why   waits for a",
-        "        GPU that is",
-        "        free, and so",
-        "        on",
-        "one two three four",
-        "five",
-    ]
-
-
-def test_a_path_is_never_broken() -> None:
+def test_on_a_terminal_columns_are_cut_and_prose_is_left_to_it() -> None:
     path = "  log   /a/very/long/path/that/fits/nowhere.log"
-    assert on_terminal(20, [tables.line(path)]) == [path]
+    lines = on_terminal(20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(path)])
+    assert lines[1:] == ["x  " + "y" * 16 + "…", path]
 
 
 @settings(max_examples=40)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +15,6 @@ from gpusched.operations import queues
 from gpusched.operations.box import box_document, read_box
 from gpusched.operations.devices import open_devices
 from gpusched.views.values import DeviceReport
-
-if TYPE_CHECKING:
-    from gpusched.views.terminal.area import Area
 
 
 @click.command(
@@ -53,38 +49,20 @@ def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
         pass
 
 
-def _print(reports: list[DeviceReport], *, as_json: bool, indent: int | None = 2) -> None:
-    if as_json:
-        print_json(box_document(reports), indent=indent)
-        return
-    from gpusched.views.devices import devices_page
-
-    print_page(devices_page(reports, queues.now()))
-
-
 def _watch(read: Callable[[], list[DeviceReport]], interval_s: float, *, as_json: bool) -> None:
-    from gpusched.views.terminal.area import Area, can_be_drawn_over
-
-    if can_be_drawn_over(sys.stdout) and not as_json:
-        area = Area(sys.stdout)
-        try:
-            while True:
-                _draw(area, read(), interval_s)
-                time.sleep(interval_s)
-        finally:
-            area.close(keep=True)
     while True:
+        click.clear()  # a terminal only
+        if sys.stdout.isatty() and not as_json:
+            click.echo(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s, Ctrl-C ends")
         _print(read(), as_json=as_json, indent=None)
         sys.stdout.flush()
         time.sleep(interval_s)
 
 
-def _draw(area: Area, reports: list[DeviceReport], interval_s: float) -> None:
-    """Draw the page over the last one."""
-    from gpusched.views import tables
-    from gpusched.views.devices import devices_page
+def _print(reports: list[DeviceReport], *, as_json: bool, indent: int | None = 2) -> None:
+    if as_json:
+        print_json(box_document(reports), indent=indent)
+    else:
+        from gpusched.views.devices import devices_page
 
-    now = queues.now()
-    stamp = time.strftime("%H:%M:%S", time.localtime(now))
-    head = tables.line((f"{stamp}, every {interval_s:g} s, Ctrl-C ends", tables.DIM))
-    area.draw(tables.fit_height([head, *devices_page(reports, now)], area.size[1] - 1))
+        print_page(devices_page(reports, queues.now()))

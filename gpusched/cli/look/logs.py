@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from gpusched.cli.options import find_queue, queue_option, say
+from gpusched.cli.options import find_queue, queue_option
 from gpusched.operations.logs import LogChoice, copy_log
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched logs 12\n  gpusched logs 12 -f -n 20\n  gpusched logs 12 --attempt 1")
 @click.argument("job")
 @queue_option
-@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, through all its attempts, to its end.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, to the end of its attempt.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Print only the last LINES lines.")
 @click.option("--err", "stderr", is_flag=True, help="Print stderr, of a job with --split-streams.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print attempt N.  [default: the newest]")
@@ -22,4 +22,4 @@ def logs(job: str, queue: str | None, follow: bool, lines: int | None, stderr: b
 
     The bytes are printed as they came: secrets that a job itself prints are not masked here.
     """
-    copy_log(find_queue(queue), job, sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow), notify=say)
+    copy_log(find_queue(queue), job, sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow))

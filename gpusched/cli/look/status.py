@@ -8,8 +8,7 @@ from gpusched.cli.options import find_queue, print_json, print_page, queue_optio
 from gpusched.config.layers import working_directory
 from gpusched.operations import queues
 from gpusched.operations import status as operation
-from gpusched.operations.dispatchers import OpenQueue, open_queue
-from gpusched.operations.queues import QueueDir
+from gpusched.operations.queues import OpenQueue, QueueDir, open_queue
 from gpusched.views.values import QueueSummary
 
 

@@ -9,7 +9,7 @@ import click
 from gpusched.cli.options import SettingsCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
-from gpusched.cli.run.source import await_command, source_arguments
+from gpusched.cli.run.source import await_text, source_arguments
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -42,10 +42,10 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
         accept=lambda jobs, name: accept(jobs, name, options),
     )
     if options.dry_run:
-        return print_dry_run(dry_run(queue_dir, jobs, submission), options)
+        return print_dry_run(dry_run(queue_dir, jobs, submission, complete=source.is_complete), options)
     submission = submit.with_dirs(submission, queue_dir)
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
-        begun = await_command() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
+        begun = await_text() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
         how = session(options, feed=feed_of(source, submission, begun), follow=follow)
         return run_jobs(source.source, jobs, submission, devices, complete=source.is_complete, session=how)

@@ -17,12 +17,12 @@ from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
-    from gpusched.core.plan.preview import DryRun
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run import Queue, RunSession
     from gpusched.views.lines import EventLines
     from gpusched.views.terminal.live import LiveView
+    from gpusched.views.values import DryRun
 
 
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
@@ -50,7 +50,7 @@ def session(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
-        log_level="DEBUG" if options.verbose else "",
+        log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
         follow=follow,
     )
@@ -97,7 +97,7 @@ def print_summary(
 def print_dry_run(dry_run: DryRun, options: RunOptions) -> int:
     """Print a dry run. Raises the error that the run itself would raise."""
     if options.as_json:
-        from gpusched.core.plan.preview import document
+        from gpusched.operations.dry_run import document
 
         print_json(document(dry_run))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import functools
 import os
 import select
@@ -90,29 +89,17 @@ def _take_as_stdin(pipe: str) -> None:
         os.close(fd)
 
 
-def await_command() -> bytes:
-    """Wait for a command on standard input, and return all that was read until then.
+def await_text() -> bytes:
+    """Wait for text on standard input, and return the first piece of it.
 
-    Raises GpuschedError if the input ends without a command: the program that writes them has probably failed.
+    Raises GpuschedError if the input ends without any: the program that writes the commands has probably failed.
     """
-    data = b""
-    while not _holds_command(data):
-        select.select([0], [], [])  # it is left blocking or not, as it was
-        try:
-            more = os.read(0, CHUNK_BYTES)
-        except BlockingIOError:
-            continue
-        except OSError:  # a terminal that is gone
-            more = b""
-        if not more:
-            what = "ended without a command" if data else "was empty"
-            hint = "did the program that writes the commands fail? one shell command a line; lines with # are skipped"
-            raise GpuschedError(what, where="standard input", hint=hint)
-        data += more
-    return data
-
-
-def _holds_command(data: bytes) -> bool:
-    """Return True if a line, which may be incomplete, is neither blank nor a comment."""
-    lines = (line.strip() for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n"))
-    return any(line and not line.startswith(b"#") for line in lines)
+    select.select([0], [], [])  # it is left blocking or not, as it was
+    try:
+        text = os.read(0, CHUNK_BYTES)
+    except OSError:  # a terminal that is gone
+        text = b""
+    if not text:
+        hint = "did the program that writes the commands fail? one shell command a line; lines with # are skipped"
+        raise GpuschedError("was empty", where="standard input", hint=hint)
+    return text

@@ -32,13 +32,13 @@ class JobDirs:
         self._leave_out = leave_out
         self._copies = copies
         self._without_links = functools.cache(os.path.realpath)  # of a directory that need not exist
-        self._roots: dict[str, str] = {}  # directory -> the nearest one above that holds a .git; "": none
-        self._known: dict[str, tuple[WorkTree | None, float]] = {}  # by root, with the moment up to which it counts
+        self._root = functools.cache(self._find_root)
+        self._describe = functools.cache(lambda root: work_tree.describe(root, leave_out) if root else None)
+        self._forget_at = time.monotonic() + FRESH_S
         self._tree: WorkTree | None = None  # the one that is copied
         self._copy = ""
         if copies:
-            root = self._root(self._without_links(home))
-            self._tree = self._describe(root) if root else None
+            self._tree = self._describe(self._root(self._without_links(home)))
             if self._tree is None:
                 problem = "--snapshot copies a git work tree with a commit, and here is none"
                 if shutil.which("git") is None:
@@ -48,8 +48,9 @@ class JobDirs:
 
     def prepare(self) -> None:
         """Copy the work tree, if that is wanted and not done yet, and forget old answers of git. This may take long."""
-        now = time.monotonic()
-        self._known = {root: answer for root, answer in self._known.items() if now < answer[1]}
+        if time.monotonic() >= self._forget_at:
+            self._describe.cache_clear()
+            self._forget_at = time.monotonic() + FRESH_S
         if self._tree is not None and not self._copy:
             self._copy, self._tree = snapshot(self._tree.root, self._copies, leave_out=self._leave_out)
 
@@ -60,8 +61,7 @@ class JobDirs:
             root = self._tree.root
             if directory == root or directory.startswith(root.rstrip("/") + "/"):
                 return os.fsencode(self._in_copy(directory, os.path.relpath(directory, root))), self._tree.label
-        found = self._root(directory)
-        tree = self._describe(found) if found else None
+        tree = self._describe(self._root(directory))
         return cwd, tree.label if tree else ""
 
     def _in_copy(self, directory: str, inside: str) -> str:
@@ -71,21 +71,12 @@ class JobDirs:
             os.makedirs(path, exist_ok=True)
         return path
 
-    def _describe(self, root: str) -> WorkTree | None:
-        if root not in self._known:
-            tree = work_tree.describe(root, self._leave_out)
-            self._known[root] = tree, time.monotonic() + FRESH_S
-        return self._known[root][0]
-
-    def _root(self, directory: str) -> str:
+    def _find_root(self, directory: str) -> str:
         """Return the nearest directory, this one or one above, that holds a .git; "" if there is none."""
-        if directory not in self._roots:
-            above = os.path.dirname(directory)
-            if os.path.lexists(os.path.join(directory, ".git")):
-                self._roots[directory] = directory
-            else:
-                self._roots[directory] = "" if above == directory else self._root(above)
-        return self._roots[directory]
+        if os.path.lexists(os.path.join(directory, ".git")):
+            return directory
+        above = os.path.dirname(directory)
+        return "" if above == directory else self._root(above)
 
     # ---- for the dispatcher that works on the same queue ----
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 
 from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -18,7 +18,7 @@ class LocalSource:
     """A source that is read in this process: request() takes the reading, poll() returns it. This one has no GPU."""
 
     def __init__(self) -> None:
-        self._ready: deque[Reading] = deque()
+        self._ready: list[Reading] = []
         self._trouble: GpuschedError | None = None
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
@@ -37,9 +37,7 @@ class LocalSource:
         return Reading(now, now, complete=uuids is None)
 
     def poll(self, now: float) -> list[Reading]:
-        readings: list[Reading] = []
-        while self._ready and self._ready[0].at <= now:
-            readings.append(self._ready.popleft())
+        readings, self._ready = self._ready, []
         return readings
 
     def deadline(self) -> float | None:
@@ -62,7 +60,7 @@ class LocalSource:
 
 
 class SimulatedSource(LocalSource):
-    """A simulation as a source. A slow device delays the reading, not the caller."""
+    """A simulation as a source."""
 
     def __init__(self, directory: str) -> None:
         super().__init__()
@@ -83,20 +81,18 @@ class SimulatedSource(LocalSource):
         box = simulation.read_keys(os.path.join(self.directory, "box")) or {"fail": "the simulation is gone"}
         if "fail" in box:
             return Reading(now, now, complete=uuids is None, error=box["fail"])
-        slow_ms = 0
         devices: list[Device] = []
         samples: list[Sample] = []
         chosen = self._numbers if uuids is None else sorted(uuids)
         for uuid in chosen:
             state = self._state(self._numbers[uuid]) if uuid in self._numbers else {}
-            slow_ms += simulation.number(state.get("slow_ms"))
             if not state or state.get("present") == "0":
                 samples += [] if uuids is None else [Sample(uuid, time.time(), processes=None, error="lost")]
                 continue
             if uuids is None:
                 devices.append(_device(uuid, state, len(devices)))
             samples.append(self._sample(uuid, state, simulation.number(box.get("release_ms")), whole=uuids is None))
-        return Reading(now, now + slow_ms / 1000, tuple(devices), tuple(samples), uuids is None)
+        return Reading(now, now, tuple(devices), tuple(samples), uuids is None)
 
     def _sample(self, uuid: str, state: dict[str, str], release_ms: int, *, whole: bool) -> Sample:
         at = time.time()
@@ -107,19 +103,18 @@ class SimulatedSource(LocalSource):
         used = simulation.number(state.get("foreign")) + sum(record.mib for record in records)
         alive = [record for record in records if record.alive]
         load = sum(simulation.number(record.keys.get("util")) for record in alive)
-        readable = state.get("memory") != "na"
         return Sample(
             uuid,
             at,
-            used_bytes=used * MIB if readable else None,
+            used_bytes=used * MIB,
             total_bytes=_total_bytes(state),
-            processes=None if state.get("hidden") == "1" else tuple(_process(record, readable) for record in alive),
+            processes=None if state.get("hidden") == "1" else tuple(map(_process, alive)),
             utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100 if whole else None,
         )
 
 
-def _total_bytes(state: dict[str, str]) -> int | None:
-    return None if state.get("memory") == "na" else simulation.number(state["total"]) * MIB
+def _total_bytes(state: dict[str, str]) -> int:
+    return simulation.number(state["total"]) * MIB
 
 
 def _device(uuid: str, state: dict[str, str], index: int) -> Device:
@@ -130,12 +125,11 @@ def _device(uuid: str, state: dict[str, str], index: int) -> Device:
         total_bytes=_total_bytes(state),
         bus_id=state.get("bus", ""),
         compute_mode=state.get("compute_mode", "default"),
-        unified_memory=state.get("unified") == "1",
-        group=state.get("group", ""),
     )
 
 
-def _process(record: simulation.Record, readable: bool) -> DeviceProcess:
+def _process(record: simulation.Record) -> DeviceProcess:
     keys = record.keys
-    used_bytes = record.mib * MIB if readable else None
-    return DeviceProcess(record.pid, used_bytes, keys.get("kind", "C"), keys.get("user", "?"), keys.get("program", "?"))
+    return DeviceProcess(
+        record.pid, record.mib * MIB, keys.get("kind", "C"), keys.get("user", "?"), keys.get("program", "?")
+    )

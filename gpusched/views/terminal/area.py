@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO, cast
 
 from rich.console import Console, Group
-from rich.control import Control
 from rich.live import Live
-from rich.segment import ControlType
 
 from gpusched.views.lines import PatientWriter
 from gpusched.views.tables import Line, cut
@@ -55,8 +53,6 @@ class Area:
             )
             self._live.start()
             self._console.show_cursor(True)  # so that the terminal stays usable if this program is killed
-        elif size[0] < self._drawn_size[0]:
-            self._make_room(size[0])
         self._live.update(Group(*(cut(line, size[0]) for line in lines)))
         with self._console:  # one write for both
             if above:
@@ -64,19 +60,11 @@ class Area:
             self._live.refresh()
         self._lines, self._drawn_size = lines, size
 
-    def _make_room(self, width: int) -> None:
-        """Erase the further lines that a narrower terminal has made by wrapping the page."""
-        more = sum(max(0, cut(line, self._drawn_size[0]).cell_len - 1) // width for line in self._lines)
-        if more:
-            steps = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * more
-            self._console.control(Control(ControlType.CARRIAGE_RETURN, *steps))
-
-    def close(self, above: Sequence[Line] = (), *, keep: bool = False) -> None:
-        """Remove the area, or leave it as it is with `keep`; `above` is printed before."""
+    def close(self, above: Sequence[Line] = ()) -> None:
+        """Remove the area; `above` is printed before."""
         if above:
             self._console.print(Group(*above))
         if self._live is not None:
-            self._live.transient = not keep
             self._live.stop()
             self._live = None
         self._out.finish()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpusched.common.text import clean
 from gpusched.core.plan.board import Frame
 from gpusched.views.pages import device_table, job_texts
-from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_line, tally
+from gpusched.views.report import GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, Line, Row, bar, counted, fit_height, grid, line
-from gpusched.views.words import Pace, about, clock, count, time_left
+from gpusched.views.words import about, clock, time_left
 
 SHOWN_GROUPS = 4  # lines
 
@@ -24,7 +23,6 @@ class Picture:
     name: str
     frame: Frame
     running: Sequence[RunningLine]
-    pace: Pace
     groups: Sequence[GroupLine]
 
 
@@ -44,8 +42,7 @@ def lay_out(picture: Picture, width: int, height: int) -> list[Line]:
             break
     share = max(room - len(gpus), room // 2 + 1)  # of the jobs
     jobs = fit_height(jobs, share, "running job") if share > 2 else []
-    if len(gpus) + len(jobs) > room:
-        gpus = _fewer_devices(devices, gpus, max(0, room - len(jobs)))
+    gpus = fit_height(gpus, room - len(jobs), "GPU") if room - len(jobs) > 2 else []
     lines = [_title(picture, width), *gpus] if room >= 0 else []
     spare = room - len(gpus) - len(jobs)
     for block in (jobs, foot):
@@ -61,17 +58,6 @@ def _title(picture: Picture, width: int) -> Line:
     left = line((f"gpusched  {picture.name}", HEAD))
     left.pad_right(max(2, width - left.cell_len - len(right)))
     return left.append(right, DIM)
-
-
-def _fewer_devices(devices: Sequence[DeviceLine], lines: list[Line], rows: int) -> list[Line]:
-    """Return the first devices, and one line for the others."""
-    shown = max(0, rows - 2)
-    hidden = devices[shown:]
-    words = Counter("running" if d.tone == "ours" else d.word.split(" ")[0] for d in hidden)
-    states = ", ".join(f"{n} {word}" for word, n in words.most_common())
-    if not shown:
-        return [line(f"{count(len(hidden), 'GPU')}: {states}")][:rows]
-    return [*lines[: shown + 1], line((f"  and {count(len(hidden), 'more GPU')}: {states}", DIM))]
 
 
 def _job_lines(running: Sequence[RunningLine], most: int, width: int) -> list[Line]:
@@ -100,8 +86,8 @@ def _foot(picture: Picture, width: int, reason_lines: int) -> list[Line]:
     states = (("succeeded", "green"), ("failed", "red"), ("cancelled", "yellow"))
     shares = [(getattr(counts, state) / (counts.total or 1), style) for state, style in states]
     ended = f" {counts.ended}/{counts.total}"
-    elapsed = [(job.elapsed_s, job.fraction) for job in picture.running]
-    left_s = time_left(picture.pace, 0 if frame.closing else counts.queued, elapsed)
+    queued = 0 if frame.closing else counts.queued
+    left_s = time_left(frame.at - frame.started_at, frame.finished_now, counts.running, queued)
     if left_s is not None:
         ended += f"  {about(left_s)} left"
     progress = line(bar(shares, min(40, max(10, width // 3))), ended)

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from typing import TextIO
 
 from gpusched.core.jobs.progress import ItemGroup
-from gpusched.core.model import AttemptRow, Event, JobState
+from gpusched.core.model import AttemptRow, Event
 from gpusched.core.plan.board import Frame
 from gpusched.views.lines import IMPORTANT, event_lines
 from gpusched.views.report import GroupLine, group_line, running_line
 from gpusched.views.tables import Line, line
 from gpusched.views.terminal.area import Area
 from gpusched.views.terminal.layout import Picture, lay_out
-from gpusched.views.words import Pace
 
 REFRESH_S = 0.5
-SHOWN_AT_ONCE = 12  # failures printed above the view between two looks; the dispatcher's log has them all
 _STYLES = {"warning": "yellow", "error": "bold red", "queue": "bold", "device": "yellow", "ended": "red"}
 
 
@@ -35,18 +33,11 @@ class LiveView:
         self._read_tail = read_tail
         self._area: Area | None = Area(out)  # None: the terminal is gone
         self._pending: list[Event] = []
-        self._left_out = 0
-        self._pace: Pace | None = None
-        self._failed_before = 0
         self._first: dict[tuple[str, ...], tuple[float, float]] = {}  # tags -> first time, items done then
 
     def event(self, event: Event) -> None:
-        if not _is_important(event):
-            return
-        if len(self._pending) < SHOWN_AT_ONCE or event.kind in IMPORTANT:
+        if _is_important(event):
             self._pending.append(event)
-        else:
-            self._left_out += 1
 
     def frame(self, frame: Frame) -> None:
         if self._area is None:
@@ -74,10 +65,7 @@ class LiveView:
             for event in self._pending
             for head, text in event_lines(event)
         ]
-        if self._left_out:
-            more = f"         … and {self._left_out} more that failed: see dispatcher.log in {self._queue}"
-            lines.append(line((more, "red")))
-        self._pending, self._left_out = [], 0
+        self._pending = []
         return lines
 
     def _picture(self, frame: Frame) -> Picture:
@@ -85,21 +73,12 @@ class LiveView:
             name=os.path.basename(self._queue),
             frame=frame,
             running=[running_line(view, frame.at, self._read_tail(view.attempt)) for view in frame.running],
-            pace=self._paced(frame),
             groups=[self._grouped(group, frame.at) for group in frame.groups],
         )
 
     def _grouped(self, group: ItemGroup, at: float) -> GroupLine:
         since, done = self._first.setdefault(group.tags, (at, group.done))
         return group_line(group, (group.done - done) / (at - since) if at > since else 0.0)
-
-    def _paced(self, frame: Frame) -> Pace:
-        failed = frame.counts[JobState.FAILED]
-        if self._pace is None:
-            self._pace, self._failed_before = Pace(frame.started_at, frame.at), failed
-        finished = frame.finished_now + max(0, failed - self._failed_before)
-        self._pace = self._pace.seen(frame.at, len(frame.running), finished)
-        return self._pace
 
 
 def _is_important(event: Event) -> bool:

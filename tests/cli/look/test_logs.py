@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 
 from gpusched.cli import main as front
+from gpusched.core.jobs.lifecycle import judge
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.host.store.attempt_table import AttemptEnd
-from tests.support.sample import EXIT_3, NOW, OK, Sample9
+from tests.support.sample import EXIT_3, NOW, Sample9
 
 DIRTY = b"one\n\xff\x1b[31mtwo\r\nthree"
 
@@ -44,33 +44,25 @@ def test_the_last_lines_of_a_long_log(sample: Sample9, capsysbinary: pytest.Capt
     assert capsysbinary.readouterr().out.splitlines() == lines[-1500:]
 
 
-@pytest.mark.slow
-def test_logs_are_followed_through_the_attempts(
+def test_a_log_is_followed_to_the_end_of_its_attempt(
     dispatched: Sample9, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Job 5 starts, writes, fails, is tried again and succeeds, while it is followed."""
-    path = dispatched.place.database
+    log = dispatched.log(3, 1, b"begins\n")
 
     def live() -> None:
-
-        mine = Sample9.__new__(Sample9)
-        mine.home, mine.place, mine.store = dispatched.home, dispatched.place, Store(path)
-        log = mine.log(5, 1, b"begins\n")
-        mine.start(5, 3599)
-        log.write_bytes(b"begins\nfails\n")
-        job = replace(job_table.get(mine.store, 5), retries=1, tries=0, losses=0)
-        from gpusched.core.jobs.lifecycle import judge
-
-        verdict = judge(EXIT_3, job, cancel_asked=False)
-        attempt_table.close(mine.store, 5, job.attempts, AttemptEnd(EXIT_3, NOW), verdict, now=NOW)
-        mine.log(5, 2, b"again\n")
-        mine.attempt(5, OK, 3599, 3600)
-        mine.close()
+        with Store(dispatched.place.database) as store, log.open("ab") as file:
+            file.write(b"fails\n")
+            file.flush()
+            verdict = judge(EXIT_3, job_table.get(store, 3), cancel_asked=False)
+            attempt_table.close(store, 3, 1, AttemptEnd(EXIT_3, NOW), verdict, now=NOW)
 
     writer = threading.Timer(0.1, live)
     writer.start()
-    assert front.run(["logs", "5", "-f"]) == 0
+    assert front.run(["logs", "3", "-f"]) == 0
     writer.join()
-    out, err = capsysbinary.readouterr()
-    assert out == b"begins\nfails\nagain\n"
-    assert b"job 5 has not started yet" in err and b"attempt 2 of job 5" in err
+    assert capsysbinary.readouterr().out == b"begins\nfails\n"
+
+
+def test_a_job_that_has_written_nothing_is_said(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run(["logs", "5", "-f"]) == 2
+    assert "job 5 is queued and has written nothing yet\n  `gpusched explain 5` says why" in capsys.readouterr().err
