@@ -102,7 +102,7 @@ class AttemptBook:
         )
 
     def prepare(self, job_id: int, number: int) -> int | None:
-        """Make the attempt's directory and take its life lock; return the descriptor, or None if it is locked."""
+        """Make the attempt's files and take its life lock; return the descriptor, or None if it is locked."""
         life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))
         if locks.try_lock(life):
             return life
@@ -126,7 +126,7 @@ class AttemptBook:
         try:
             order = Order(
                 directory=directory,
-                argv=_argv(options, job.command, directory),
+                argv=_argv(options, job.command, attempt_dir.script_path(directory)),
                 cwd=job.cwd,
                 environment={
                     **environment,
@@ -241,12 +241,11 @@ class AttemptBook:
         self._launcher.close()
 
 
-def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:
+def _argv(options: QueueOptions, command: bytes, script: str) -> tuple[bytes, ...]:
     if options.settings.setup:
         command = b". " + os.fsencode(shlex.quote(options.settings.setup)) + b" || exit $?\n" + command
     if not needs_script(command):
         return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file
-    script = f"{directory}/command.sh"
     write_atomically(script, command + b"\n")
     return (*options.shell[:-1], os.fsencode(script))
