@@ -38,9 +38,9 @@ def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
 class AttemptBook:
     """`due` holds the directories of the attempts to look at, each with the error that its shepherd has sent."""
 
-    def __init__(self, queue: QueueDir, selector: selectors.BaseSelector) -> None:
+    def __init__(self, queue: QueueDir, queue_id: str, selector: selectors.BaseSelector) -> None:
         self.due: dict[str, str] = {}
-        self._queue, self._selector = queue, selector
+        self._queue, self._queue_id, self._selector = queue, queue_id, selector
         self._open: dict[str, OpenAttempt] = {}  # by directory
         self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
@@ -64,7 +64,7 @@ class AttemptBook:
             attempt.is_adopted = True
             attempt.is_cancelled = job.cancel_requested_at is not None
             attempt.use.usage = row.usage
-            attempt.life = LifeReading(AttemptFact.ALIVE, reaper.look(attempt.directory, attempt.marker).fields)
+            attempt.life = LifeReading(AttemptFact.ALIVE, self._read_life(attempt).fields)
             attempt.shepherd_fd = reaper.shepherd_handle(attempt.life.fields)
             if attempt.shepherd_fd is not None:
                 self._selector.register(
@@ -105,6 +105,7 @@ class AttemptBook:
         """Make the attempt's files and take its life lock; return the descriptor, or None if it is locked."""
         life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))
         if locks.try_lock(life):
+            os.ftruncate(life, 0)  # a record in it is of an earlier queue
             return life
         os.close(life)
         return None
@@ -140,6 +141,7 @@ class AttemptBook:
                 time_limit_s=job.time_limit_s,
                 grace_s=settings.grace,
                 leftovers=settings.leftovers,
+                queue_id=self._queue_id,
                 marker=attempt.marker,
             )
             self._launcher.launch(order, life, claims)
@@ -161,7 +163,7 @@ class AttemptBook:
                 continue
             if self._launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
-            attempt.life = reaper.look(directory, attempt.marker)
+            attempt.life = self._read_life(attempt)
             if attempt.is_lingering:
                 self._end_strays(attempt, now)
             if attempt.life.fact not in ENDED_FACTS:
@@ -173,6 +175,9 @@ class AttemptBook:
                 attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
             ended.append(attempt)
         return ended
+
+    def _read_life(self, attempt: OpenAttempt) -> LifeReading:
+        return reaper.look(attempt.directory, self._queue_id, attempt.marker)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
         """Blame a lost device for the failures on it, as soon as the devices were read since."""

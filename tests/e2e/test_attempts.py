@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -40,3 +39,26 @@ def test_a_job_may_clear_its_own_directory(box: Box, what: str) -> None:
     (row,) = box.jobs()
     assert (row.outcome, len(row.attempts)) == ("exited 0", 1)
     assert "/lives/" not in row.said()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_record_of_an_earlier_queue_counts_for_nothing(box: Box, restored: bool) -> None:
+    """queue.db is removed and the records are left; the new queue dies before it has started the job of that number."""
+
+    def die_at(step: str) -> None:
+        ended = box.spawn("list.txt", step, "1", program=CRASH_DRIVER).wait()
+        assert ended.code == -signal.SIGKILL, ended.text
+
+    box.write("echo ran >> ran")
+    die_at("handed over")
+    life = box.queue() / "lives/1.1"
+    wait_for(lambda: "record=whole" in life.read_text())
+    stale = life.read_bytes()
+    for path in box.queue().glob("queue.db*"):
+        path.unlink()
+    die_at("booked")
+    if restored:
+        life.write_bytes(stale)
+    assert box.gpusched("run", "list.txt").code == 0
+    assert box.read("ran") == "ran\n" * 2
+    assert [len(row.attempts) for row in box.jobs()] == [2]

@@ -26,7 +26,8 @@ class LifeReading:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
+def look(directory: str, queue_id: str, marker: tuple[bytes, ...]) -> LifeReading:
+    """Look at an attempt of this queue. A record of another queue, whose number is the same, says nothing about it."""
     fd = attempt_dir.open_life(directory)
     if fd is None:  # never prepared, or somebody has removed it
         return LifeReading(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
@@ -35,6 +36,8 @@ def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
         fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
     finally:
         os.close(fd)
+    if fields.get("queue_id", queue_id) != queue_id:  # a record of an older version has none
+        fields = {}
     if not free:
         return LifeReading(AttemptFact.ALIVE, fields)
     if attempt_dir.is_record(fields):

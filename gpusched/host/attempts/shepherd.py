@@ -143,6 +143,7 @@ class Shepherd:
             "start_ticks": self.start_ticks,
             "boot_id": self.boot,
             "started_at": f"{time.time():.6f}",
+            "queue_id": order.get("queue_id"),
         }
         attempt = _RunningCommand(self, order, life, mark)
         logs: list[int] = []
