@@ -57,7 +57,7 @@ class AttemptBook:
     # ---- beginning ----
 
     def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: Moment) -> list[OpenAttempt]:
-        """Take over the attempts that an earlier dispatcher left open."""
+        """Take over the attempts that an earlier dispatcher left open; remove the files of all others."""
         adopted = []
         for job, row in rows:
             attempt = self.new(job, row, now)
@@ -73,6 +73,7 @@ class AttemptBook:
             self._open[attempt.directory] = attempt
             self.due[attempt.directory] = ""
             adopted.append(attempt)
+        reaper.remove_old_files(self._queue.state, self._open)
         return adopted
 
     def _note_shepherd_end(self, attempt: OpenAttempt) -> None:
@@ -230,7 +231,8 @@ class AttemptBook:
         return self._open[attempt_dir.directory(self._queue.state, job_id, number)]
 
     def forget(self, attempt: OpenAttempt) -> None:
-        """Drop an attempt that is closed in the store."""
+        """Drop an attempt that is closed in the store, and its files."""
+        reaper.remove_files(attempt.directory)
         self._close_shepherd_fd(attempt)
         self._open.pop(attempt.directory, None)
         self._strays_since.pop(attempt.directory, None)

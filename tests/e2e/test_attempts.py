@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.host import locks
 from tests.support.box import Box, wait_for
 from tests.support.paths import TESTS
 
@@ -62,3 +63,34 @@ def test_the_record_of_an_earlier_queue_counts_for_nothing(box: Box, restored: b
     assert box.gpusched("run", "list.txt").code == 0
     assert box.read("ran") == "ran\n" * 2
     assert [len(row.attempts) for row in box.jobs()] == [2]
+
+
+def test_what_is_booked_is_removed_and_what_jobs_keep_stays(box: Box) -> None:
+    progress = 'echo \'{"done": 1, "total": 2}\' > "$GPUSCHED_PROGRESS"; echo said'
+    long = f"true {'x' * 140_000}"
+    ended = box.run(progress, 'touch "$GPUSCHED_ATTEMPT_DIR/kept"; exit 3', long, options="--retries 1")
+    assert ended.code == 1, ended.text
+    assert names(box.queue() / "lives") == []
+    assert {name: names(box.queue() / "attempts" / name) for name in names(box.queue() / "attempts")} == {
+        "2.1": ["kept"],
+        "2.2": ["kept"],
+    }
+    assert box.gpusched("logs", "1").out == "said\n"
+    assert box.metrics()["jobs"][0]["progress"] == {"done": 1, "total": 2}
+
+
+def test_the_next_start_removes_what_a_killed_dispatcher_has_booked(box: Box) -> None:
+    box.write("true", "echo two")
+    killed = box.spawn("list.txt", "booked", "2", program=CRASH_DRIVER, environment={"GPUSCHED_MAX_GPUS": "1"}).wait()
+    assert killed.code == -signal.SIGKILL, killed.text
+    lives, attempts = box.queue() / "lives", box.queue() / "attempts"
+    assert names(lives) == ["1.1", "2.1"]  # the first is booked, the second has not begun
+    for old in ("7.1", "8.1"):  # as version 0.1 left them
+        (attempts / old).mkdir()
+        (attempts / old / "life").touch()
+    (attempts / "8.1" / "kept").touch()
+    with open(lives / "9.1", "wb") as held:  # a job of a queue.db that was removed still runs
+        assert locks.try_lock(held.fileno())
+        assert box.gpusched("run", "list.txt").code == 0
+    assert names(lives) == ["9.1"]
+    assert (names(attempts), names(attempts / "8.1")) == (["8.1"], ["kept"])

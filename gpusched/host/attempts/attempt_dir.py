@@ -34,7 +34,8 @@ def directory(state_dir: str, job_id: int, number: int) -> str:
 def life_path(path: str) -> str:
     """Return the path of the attempt's life file; an older version of gpusched made it in the job's directory."""
     life, old = _new_life_path(path), f"{path}/life"
-    return old if os.path.exists(old) and not os.path.exists(life) else life
+    is_new = os.path.exists(life) or os.path.islink(old) or not os.path.isfile(old)  # a job may make anything there
+    return life if is_new else old
 
 
 def _new_life_path(path: str) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpusched.common import processes
@@ -77,6 +78,32 @@ def end_strays(marker: tuple[bytes, ...], number: int) -> None:
     """Signal the processes left by an attempt whose shepherd was killed; its environment marker identifies them."""
     for pid in processes.marked_processes(marker):
         processes.send_signal(pid, number)
+
+
+def remove_files(directory: str) -> None:
+    """Remove the files of an attempt that is booked; the job's directory stays if it holds anything of the job's own."""
+    for path in (attempt_dir.life_path(directory), attempt_dir.script_path(directory)):
+        with suppress(OSError):
+            os.unlink(path)
+    with suppress(OSError):
+        if os.listdir(directory) == [attempt_dir.PROGRESS]:  # booked too
+            os.unlink(f"{directory}/{attempt_dir.PROGRESS}")
+        os.rmdir(directory)
+
+
+def remove_old_files(state_dir: str, keep: Container[str]) -> None:
+    """Remove the files of all attempts but `keep`, and those of which a process still holds the life lock."""
+    for name in {*_names(f"{state_dir}/lives"), *_names(f"{state_dir}/attempts")}:
+        directory = f"{state_dir}/attempts/{name.removesuffix('.sh')}"
+        if directory not in keep and not locks.is_held(attempt_dir.life_path(directory)):
+            remove_files(directory)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
 
 
 def log_tail(path: str) -> bytes:
