@@ -42,6 +42,7 @@ class AttemptBook:
         self.due: dict[str, str] = {}
         self._queue, self._queue_id, self._selector = queue, queue_id, selector
         self._open: dict[str, OpenAttempt] = {}  # by directory
+        self._booked: list[str] = []  # directories of attempts whose files are no longer needed
         self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
@@ -231,11 +232,16 @@ class AttemptBook:
         return self._open[attempt_dir.directory(self._queue.state, job_id, number)]
 
     def forget(self, attempt: OpenAttempt) -> None:
-        """Drop an attempt that is closed in the store, and its files."""
-        reaper.remove_files(attempt.directory)
+        """Drop an attempt that is closed in the store."""
+        self._booked.append(attempt.directory)
         self._close_shepherd_fd(attempt)
         self._open.pop(attempt.directory, None)
         self._strays_since.pop(attempt.directory, None)
+
+    def remove_booked_files(self) -> None:
+        """Remove the files of the attempts that were dropped, when nothing waits for that."""
+        while self._booked:
+            reaper.remove_files(self._booked.pop())
 
     def occupied(self) -> set[str]:
         """Return the devices that attempts are on."""
@@ -245,6 +251,7 @@ class AttemptBook:
         """Leave; running attempts go on with their shepherds."""
         for attempt in self:
             self._close_shepherd_fd(attempt)
+        self.remove_booked_files()
         self._launcher.close()
 
 

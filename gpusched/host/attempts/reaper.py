@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 
 LOG_TAIL_BYTES = 16 * 1024
+REMOVE_FOR_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def end_strays(marker: tuple[bytes, ...], number: int) -> None:
 
 
 def remove_files(directory: str) -> None:
-    """Remove the files of an attempt that is booked; the job's directory stays if it holds anything of the job's own."""
+    """Remove the files of an attempt that is booked; its directory stays if it holds anything of the job."""
     for path in (attempt_dir.life_path(directory), attempt_dir.script_path(directory)):
         with suppress(OSError):
             os.unlink(path)
@@ -92,11 +94,25 @@ def remove_files(directory: str) -> None:
 
 
 def remove_old_files(state_dir: str, keep: Container[str]) -> None:
-    """Remove the files of all attempts but `keep`, and those of which a process still holds the life lock."""
-    for name in {*_names(f"{state_dir}/lives"), *_names(f"{state_dir}/attempts")}:
+    """Remove the files of all attempts but `keep`, and those of which a process still holds the life lock.
+
+    There may be many of an older version, which never removed any; what takes too long is left to the next start.
+    """
+    until_s = time.monotonic() + REMOVE_FOR_S
+    for name in (*_names(f"{state_dir}/lives"), *_names(f"{state_dir}/attempts")):
+        if time.monotonic() >= until_s:
+            return
         directory = f"{state_dir}/attempts/{name.removesuffix('.sh')}"
-        if directory not in keep and not locks.is_held(attempt_dir.life_path(directory)):
+        if directory not in keep and not _is_held(directory):
             remove_files(directory)
+
+
+def _is_held(directory: str) -> bool:
+    fd = attempt_dir.open_life(directory)
+    if fd is None:
+        return False
+    with open(fd, "rb"):
+        return not locks.try_lock(fd)
 
 
 def _names(directory: str) -> list[str]:
