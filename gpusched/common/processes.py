@@ -6,6 +6,10 @@ import os
 import pwd
 import signal
 
+TYPE_CHECKING = False  # a shepherd imports this: what only type checkers need is left out
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def process_start(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
@@ -53,17 +57,55 @@ def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     return [pid for _, pid in sorted(marked)]
 
 
-def descendants(root: int) -> list[int]:
-    """Return the pids of live processes whose chain of parents leads to `root`, each after its parent."""
+def session_members(session: int, start_ticks: int) -> list[int]:
+    """Return the pids of live processes in the session whose leader began then; none if another one has that pid."""
+    if process_start(session) not in (None, start_ticks):
+        return []
+    stats = ((pid, process_stat(pid)) for pid in _pids())
+    return [pid for pid, fields in stats if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session]
+
+
+def descendants(*roots: int) -> list[int]:
+    """Return the pids of live processes whose chain of parents leads to one of `roots`, each after its parent."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         fields = process_stat(pid)
         if fields is not None and fields[0] not in ("Z", "X"):
             children.setdefault(int(fields[1]), []).append(pid)
-    family = [root]  # grows while it is read
+    family = list(roots)  # grows while it is read
     for pid in family:
         family += children.pop(pid, ())
-    return family[1:]
+    return family[len(roots) :]
+
+
+class Census:
+    """Notes from time to time who descends from whom, since parents may end before their children.
+
+    A family is a dict of start times by pid, its oldest member put in by the caller. Each time only the processes are
+    read that have come since the time before; all oldest members have to be known before they have children.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def update(self, families: Iterable[dict[int, int]]) -> None:
+        """Add to the families those that have come, and take out those that have gone."""
+        pids = set(_pids())
+        new = {pid: fields for pid in pids - self._known if (fields := process_stat(pid)) is not None}
+        self._known = pids
+        family_of: dict[int, dict[int, int]] = {}
+        for family in families:
+            for pid in family.keys() - pids:
+                del family[pid]
+            family_of |= dict.fromkeys(family, family)
+        for pid in list(new):
+            chain = []
+            while pid in new and pid not in family_of:
+                chain.append((pid, int(new[pid][19])))
+                pid = int(new.pop(pid)[1])
+            if pid in family_of and process_start(pid) == family_of[pid][pid]:
+                family_of[pid].update(chain)
+                family_of |= dict.fromkeys([child for child, _ in chain], family_of[pid])
 
 
 def _pids() -> list[int]:

@@ -9,7 +9,9 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from gpusched.common import processes
 from gpusched.common.files import write_atomically
+from gpusched.common.processes import Census
 from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
@@ -44,6 +46,7 @@ class AttemptBook:
         self._open: dict[str, OpenAttempt] = {}  # by directory
         self._booked: list[str] = []  # directories of attempts whose files are no longer needed
         self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
+        self._census = Census()
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
     def __iter__(self) -> Iterator[OpenAttempt]:
@@ -66,6 +69,7 @@ class AttemptBook:
             attempt.is_cancelled = job.cancel_requested_at is not None
             attempt.use.usage = row.usage
             attempt.life = LifeReading(AttemptFact.ALIVE, self._read_life(attempt).fields)
+            attempt.seen = reaper.load_seen(attempt.directory, attempt.life.fields)
             attempt.shepherd_fd = reaper.shepherd_handle(attempt.life.fields)
             if attempt.shepherd_fd is not None:
                 self._selector.register(
@@ -176,10 +180,27 @@ class AttemptBook:
             if attempt.devices and outcome.kind in OWN_ENDS and not outcome.ok and not outcome.cause:
                 attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
             ended.append(attempt)
+        if everywhere:
+            self._note_processes()
         return ended
 
     def _read_life(self, attempt: OpenAttempt) -> LifeReading:
-        return reaper.look(attempt.directory, self._queue_id, attempt.marker)
+        return reaper.look(attempt.directory, self._queue_id, attempt.marker, attempt.seen)
+
+    def _note_processes(self) -> None:
+        """Note which processes the attempts have, for the case that their shepherds are killed."""
+        attempts = [attempt for attempt in self if not attempt.has_ended]
+        for attempt in attempts:
+            shepherd = reaper.shepherd_of(attempt.life.fields)
+            if not attempt.seen and shepherd is not None:
+                attempt.seen.update([shepherd])
+        if not attempts or not all(attempt.seen or attempt.is_lingering for attempt in attempts):
+            return  # a shepherd that has just got its attempt
+        before = [dict(attempt.seen) for attempt in attempts]
+        self._census.update(attempt.seen for attempt in attempts)
+        for attempt, old in zip(attempts, before, strict=True):
+            if attempt.seen != old:
+                reaper.save_seen(attempt.directory, attempt.seen)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
         """Blame a lost device for the failures on it, as soon as the devices were read since."""
@@ -204,7 +225,8 @@ class AttemptBook:
     def _end_strays(self, attempt: OpenAttempt, now: Moment) -> None:
         since_s = self._strays_since.setdefault(attempt.directory, now.monotonic_s)
         late = now.monotonic_s - since_s >= STRAY_GRACE_S
-        reaper.end_strays(attempt.marker, signal.SIGKILL if late else signal.SIGTERM)
+        for pid in attempt.life.strays:
+            processes.send_signal(pid, signal.SIGKILL if late else signal.SIGTERM)
         self.due.setdefault(attempt.directory, "")
 
     # ---- ending ----

@@ -44,6 +44,7 @@ class OpenAttempt:
     marker: tuple[bytes, ...]  # words in the environment of each of its processes
     opened_s: float  # when this dispatcher launched or adopted it, in monotonic seconds
     use: AttemptUse
+    seen: dict[int, int] = field(default_factory=dict)  # its processes while its shepherd lives: start times by pid
     is_adopted: bool = False  # launched by an earlier dispatcher
     life: LifeReading = _UNREAD
     outcome: Outcome | None = None

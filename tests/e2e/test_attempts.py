@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,60 @@ def test_the_next_start_removes_what_a_killed_dispatcher_has_booked(box: Box) ->
         assert box.gpusched("run", "list.txt").code == 0
     assert names(lives) == ["9.1"]
     assert (names(attempts), names(attempts / "8.1")) == (["8.1"], ["kept"])
+
+
+# ---- processes -------------------------------------------------------------------------------------
+
+# what setproctitle does to the environment, in a process that has left its session and its parents; slow to end
+HIDE = """
+import ctypes, os, signal, sys, time
+if sys.argv[1] == "own session":
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+if os.fork():
+    os._exit(0)
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+ctypes.memset(int(fields[47]), 0, int(fields[48]) - int(fields[47]))
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+assert b"GPUSCHED" not in open("/proc/self/environ", "rb").read()
+open("hidden.new", "w").write(str(os.getpid()))
+os.rename("hidden.new", "hidden")
+time.sleep(600)
+"""
+ONCE = 'if [ -e hidden ]; then grep -qs "State:.[RSD]" "/proc/$(cat hidden)/status" && touch beside; true; else {}; fi'
+
+
+@pytest.mark.parametrize(
+    ("where", "poll", "killed"),
+    [
+        ("own session", "0.05", ["shepherd"]),
+        ("own session", "0.05", ["dispatcher", "shepherd"]),
+        ("same session", "60", ["shepherd"]),
+        ("same session", "60", ["dispatcher", "shepherd"]),
+    ],
+)
+def test_a_process_without_its_environment_is_found(tmp_path: Path, where: str, poll: str, killed: list[str]) -> None:
+    """The shepherd is killed: nothing starts on the GPU before the last process of its job has been ended."""
+    with Box(tmp_path, gpus="1", environment={"GPUSCHED_POLL_INTERVAL": poll}) as box:
+        (box.work / "hide.py").write_text(HIDE)
+        running = box.start("run", box.write(ONCE.format(f"python3 -S hide.py '{where}'; sleep 600")))
+        wait_for(lambda: box.read("hidden"))
+        time.sleep(0.5)  # a few polls
+        life = dict(line.split("=", 1) for line in (box.queue() / "lives/1.1").read_text().split("\n") if line)
+        if "dispatcher" in killed:
+            running.signal(signal.SIGKILL)
+            running.wait()
+        os.kill(int(life["pid"]), signal.SIGKILL)
+        if "dispatcher" in killed:
+            running = box.start("run", "list.txt")
+        assert running.wait().code == 0
+        assert not (box.work / "beside").exists()
+        assert [attempt.outcome and attempt.outcome.kind.value for attempt in box.jobs()[0].attempts] == [
+            "lost",
+            "exited",
+        ]

@@ -4,7 +4,7 @@
   shepherd holds the lock to the end. First it is empty. Then it holds the start mark, at the full size of a record and
   synced before the command starts, so that a full disk can no longer lose the exit code. Last it holds the exit record,
   written over the mark in one write and synced. Nobody reads a record from it while the lock is held.
-- `<state>/lives/<job>.<number>.sh`: a command that is too long for an argument.
+- `<state>/lives/<job>.<number>.sh`: a command that is too long for an argument. `.seen`: its processes at a poll.
 - `<state>/attempts/<job>.<number>/`: the job's own directory (GPUSCHED_ATTEMPT_DIR), in which it may do what it likes.
   In it `progress.json`, written by the job itself (GPUSCHED_PROGRESS). It names the attempt in all calls.
 
@@ -58,9 +58,14 @@ def make(path: str) -> int:
     return os.open(life, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def write_mark(fd: int, fields: Mapping[str, object]) -> None:
+def seen_path(path: str) -> str:
+    """Return the path of the file in which a dispatcher keeps the processes that it has seen of the attempt."""
+    return f"{_new_life_path(path)}.seen"
+
+
+def write_mark(fd: int, fields: Mapping[str, object], *, sync: bool = True) -> None:
     """Write the start mark and sync it. Raises OSError if the disk is full."""
-    _write(fd, fields, "")
+    _write(fd, fields, "", sync=sync)
 
 
 def write_record(fd: int, fields: Mapping[str, object]) -> None:
@@ -68,7 +73,7 @@ def write_record(fd: int, fields: Mapping[str, object]) -> None:
     _write(fd, fields, _END)
 
 
-def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
+def _write(fd: int, fields: Mapping[str, object], end: str, *, sync: bool = True) -> None:
     lines = []
     for key, value in fields.items():
         if value is not None:
@@ -76,7 +81,8 @@ def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
             lines.append(f"{key}={text}"[:FIELD_LIMIT])
     data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16] + b"\n" + end.encode()
     os.pwrite(fd, data.ljust(RECORD_BYTES, b"\n"), 0)  # one write: readers see the old or the new
-    os.fdatasync(fd)
+    if sync:
+        os.fdatasync(fd)
 
 
 def parse_fields(data: bytes) -> dict[str, str]:
