@@ -6,10 +6,6 @@ import os
 import pwd
 import signal
 
-TYPE_CHECKING = False  # a shepherd imports this: what only type checkers need is left out
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 def process_start(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
@@ -46,7 +42,7 @@ def boot_id() -> str:
 def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     """Return the pids of live processes whose environment has every `NAME=value` of `marker`, the oldest first."""
     marked: list[tuple[int, int]] = []
-    for pid in _pids():
+    for pid in all_pids():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 environment = set(file.read().split(b"\0"))
@@ -61,14 +57,14 @@ def session_members(session: int, start_ticks: int) -> list[int]:
     """Return the pids of live processes in the session whose leader began then; none if another one has that pid."""
     if process_start(session) not in (None, start_ticks):
         return []
-    stats = ((pid, process_stat(pid)) for pid in _pids())
+    stats = ((pid, process_stat(pid)) for pid in all_pids())
     return [pid for pid, fields in stats if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session]
 
 
 def descendants(*roots: int) -> list[int]:
     """Return the pids of live processes whose chain of parents leads to one of `roots`, each after its parent."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in all_pids():
         fields = process_stat(pid)
         if fields is not None and fields[0] not in ("Z", "X"):
             children.setdefault(int(fields[1]), []).append(pid)
@@ -78,37 +74,7 @@ def descendants(*roots: int) -> list[int]:
     return family[len(roots) :]
 
 
-class Census:
-    """Notes from time to time who descends from whom, since parents may end before their children.
-
-    A family is a dict of start times by pid, its oldest member put in by the caller. Each time only the processes are
-    read that have come since the time before; all oldest members have to be known before they have children.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[int] = set()
-
-    def update(self, families: Iterable[dict[int, int]]) -> None:
-        """Add to the families those that have come, and take out those that have gone."""
-        pids = set(_pids())
-        new = {pid: fields for pid in pids - self._known if (fields := process_stat(pid)) is not None}
-        self._known = pids
-        family_of: dict[int, dict[int, int]] = {}
-        for family in families:
-            for pid in family.keys() - pids:
-                del family[pid]
-            family_of |= dict.fromkeys(family, family)
-        for pid in list(new):
-            chain = []
-            while pid in new and pid not in family_of:
-                chain.append((pid, int(new[pid][19])))
-                pid = int(new.pop(pid)[1])
-            if pid in family_of and process_start(pid) == family_of[pid][pid]:
-                family_of[pid].update(chain)
-                family_of |= dict.fromkeys([child for child, _ in chain], family_of[pid])
-
-
-def _pids() -> list[int]:
+def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.files import write_atomically
-from gpusched.common.processes import Census
 from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
@@ -20,9 +19,10 @@ from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, 
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir, reaper
+from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.attempts.strays import Census
 from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
@@ -69,7 +69,7 @@ class AttemptBook:
             attempt.is_cancelled = job.cancel_requested_at is not None
             attempt.use.usage = row.usage
             attempt.life = LifeReading(AttemptFact.ALIVE, self._read_life(attempt).fields)
-            attempt.seen = reaper.load_seen(attempt.directory, attempt.life.fields)
+            attempt.seen = strays.load(attempt.directory, attempt.life.fields)
             attempt.shepherd_fd = reaper.shepherd_handle(attempt.life.fields)
             if attempt.shepherd_fd is not None:
                 self._selector.register(
@@ -181,26 +181,11 @@ class AttemptBook:
                 attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
             ended.append(attempt)
         if everywhere:
-            self._note_processes()
+            self._census.note((each.directory, each.life.fields, each.seen) for each in self if not each.has_ended)
         return ended
 
     def _read_life(self, attempt: OpenAttempt) -> LifeReading:
         return reaper.look(attempt.directory, self._queue_id, attempt.marker, attempt.seen)
-
-    def _note_processes(self) -> None:
-        """Note which processes the attempts have, for the case that their shepherds are killed."""
-        attempts = [attempt for attempt in self if not attempt.has_ended]
-        for attempt in attempts:
-            shepherd = reaper.shepherd_of(attempt.life.fields)
-            if not attempt.seen and shepherd is not None:
-                attempt.seen.update([shepherd])
-        if not attempts or not all(attempt.seen or attempt.is_lingering for attempt in attempts):
-            return  # a shepherd that has just got its attempt
-        before = [dict(attempt.seen) for attempt in attempts]
-        self._census.update(attempt.seen for attempt in attempts)
-        for attempt, old in zip(attempts, before, strict=True):
-            if attempt.seen != old:
-                reaper.save_seen(attempt.directory, attempt.seen)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
         """Blame a lost device for the failures on it, as soon as the devices were read since."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gpusched.common import processes
 from gpusched.core.model import AttemptFact
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts import attempt_dir, strays
 
 LOG_TAIL_BYTES = 16 * 1024
 REMOVE_FOR_S = 1.0
@@ -37,8 +37,8 @@ def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping
     """
     fd = attempt_dir.open_life(directory)
     if fd is None:  # never prepared, or somebody has removed it
-        strays = _strays({}, marker, seen)
-        return LifeReading(AttemptFact.LINGERING if strays else AttemptFact.NOT_STARTED, strays=strays)
+        found = strays.find({}, marker, seen)
+        return LifeReading(AttemptFact.LINGERING if found else AttemptFact.NOT_STARTED, strays=found)
     try:
         free = locks.try_lock(fd)
         fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
@@ -52,53 +52,13 @@ def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping
         return LifeReading(AttemptFact.EXITED, fields)
     if not fields:
         return LifeReading(AttemptFact.NOT_STARTED)
-    strays = _strays(fields, marker, seen)
-    return LifeReading(AttemptFact.LINGERING if strays else AttemptFact.LOST, fields, strays)
-
-
-def _strays(mark: Mapping[str, str], marker: tuple[bytes, ...], seen: Mapping[int, int]) -> list[int]:
-    """Return the live processes of an attempt without a shepherd.
-
-    Each sign can be missing: a process may write over its environment, leave its session, and be born between polls.
-    """
-    found = [pid for pid, start_ticks in seen.items() if processes.process_start(pid) == start_ticks]
-    found += processes.marked_processes(marker)
-    session = _process(mark, mark.get("session", ""))
-    if session is not None:
-        found += processes.session_members(*session)
-    return list(dict.fromkeys(found + processes.descendants(*found))) if found else []
-
-
-def _process(mark: Mapping[str, str], words: str) -> tuple[int, int] | None:
-    """Return a process of this mark, written as pid and start time, if the mark is of this boot."""
-    try:
-        pid, start_ticks = map(int, words.split())
-    except ValueError:
-        return None
-    return (pid, start_ticks) if mark.get("boot_id") == processes.boot_id() else None
-
-
-def shepherd_of(mark: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return pid and start time of the shepherd that a mark names, if the mark is of this boot."""
-    return _process(mark, f"{mark.get('pid')} {mark.get('start_ticks')}")
-
-
-def save_seen(directory: str, seen: Mapping[int, int]) -> None:
-    """Keep the processes of an attempt for the next dispatcher, as far as the disk has room."""
-    with suppress(OSError), open(attempt_dir.seen_path(directory), "w", encoding="ascii") as file:
-        file.writelines(f"{pid} {start_ticks}\n" for pid, start_ticks in seen.items())
-
-
-def load_seen(directory: str, mark: Mapping[str, str]) -> dict[int, int]:
-    """Return the processes that an earlier dispatcher has seen of an attempt since this boot."""
-    with suppress(OSError), open(attempt_dir.seen_path(directory), encoding="ascii") as file:
-        return dict(process for line in file if (process := _process(mark, line)) is not None)
-    return {}
+    found = strays.find(fields, marker, seen)
+    return LifeReading(AttemptFact.LINGERING if found else AttemptFact.LOST, fields, found)
 
 
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:
     """Return a pidfd of the shepherd that a mark names, if that very process still lives."""
-    shepherd = shepherd_of(mark)
+    shepherd = strays.shepherd_of(mark)
     handle = None if shepherd is None else processes.open_handle(shepherd[0])
     if shepherd is not None and handle is not None and processes.process_start(shepherd[0]) != shepherd[1]:
         os.close(handle)
@@ -108,7 +68,7 @@ def shepherd_handle(mark: Mapping[str, str]) -> int | None:
 
 def terminate(mark: Mapping[str, str]) -> bool:
     """Ask an adopted attempt's shepherd to end it. Return False if that shepherd has ended."""
-    shepherd = shepherd_of(mark)
+    shepherd = strays.shepherd_of(mark)
     return shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
 
 
