@@ -45,7 +45,6 @@ class AttemptBook:
         self._queue, self._queue_id, self._selector = queue, queue_id, selector
         self._open: dict[str, OpenAttempt] = {}  # by directory
         self._booked: list[str] = []  # directories of attempts whose files are no longer needed
-        self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
         self._census = Census()
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
@@ -159,7 +158,7 @@ class AttemptBook:
 
     # ---- looking ----
 
-    def look(self, now: Moment, *, everywhere: bool, stopping_at: float | None) -> list[OpenAttempt]:
+    def look(self, now: Moment, *, everywhere: bool, grace_s: float, stopping_at: float | None) -> list[OpenAttempt]:
         """Look at the attempts that are due, or at all; return those that have just ended."""
         ended: list[OpenAttempt] = []
         for directory in list(self._open) if everywhere else list(self.due):
@@ -170,8 +169,7 @@ class AttemptBook:
             if self._launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
             attempt.life = self._read_life(attempt)
-            if attempt.is_lingering:
-                self._end_strays(attempt, now)
+            self._see_to_the_end(attempt, now, grace_s)
             if attempt.life.fact not in ENDED_FACTS:
                 continue
             self._close_shepherd_fd(attempt)
@@ -207,12 +205,17 @@ class AttemptBook:
             moments.append(now_s + STRAYS_AGAIN_S)
         return min(moments, default=None)
 
-    def _end_strays(self, attempt: OpenAttempt, now: Moment) -> None:
-        since_s = self._strays_since.setdefault(attempt.directory, now.monotonic_s)
-        late = now.monotonic_s - since_s >= STRAY_GRACE_S
-        for pid in attempt.life.strays:
-            processes.send_signal(pid, signal.SIGKILL if late else signal.SIGTERM)
-        self.due.setdefault(attempt.directory, "")
+    def _see_to_the_end(self, attempt: OpenAttempt, now: Moment, grace_s: float) -> None:
+        """Continue a shepherd that its job has stopped; where the shepherd was killed, end what is left of the job."""
+        if attempt.stop_sent or attempt.is_lingering:
+            attempt.ending_s = min(attempt.ending_s, now.monotonic_s)
+        waited_s = now.monotonic_s - attempt.ending_s
+        if attempt.life.fact is AttemptFact.ALIVE:
+            reaper.continue_shepherd(attempt.life.fields, freeze=waited_s >= grace_s)
+        elif attempt.is_lingering:
+            for pid in attempt.life.strays:
+                processes.send_signal(pid, signal.SIGKILL if waited_s >= STRAY_GRACE_S else signal.SIGTERM)
+            self.due.setdefault(attempt.directory, "")
 
     # ---- ending ----
 
@@ -243,7 +246,6 @@ class AttemptBook:
         self._booked.append(attempt.directory)
         self._close_shepherd_fd(attempt)
         self._open.pop(attempt.directory, None)
-        self._strays_since.pop(attempt.directory, None)
 
     def remove_booked_files(self) -> None:
         """Remove the files of the attempts that were dropped, when nothing waits for that."""

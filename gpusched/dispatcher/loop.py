@@ -126,7 +126,8 @@ class Dispatcher:
         self._read_devices(now, polled=polled)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> None:
-        ended = self._attempts.look(now, everywhere=everywhere, stopping_at=self._leaving.stopping_at)
+        grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
+        ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
         occupied = self._attempts.occupied()
         for attempt in ended:

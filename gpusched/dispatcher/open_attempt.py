@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -50,6 +51,7 @@ class OpenAttempt:
     outcome: Outcome | None = None
     is_cancelled: bool = False  # somebody asks for its end
     stop_sent: bool = False
+    ending_s: float = math.inf  # since when its end is waited for, in monotonic seconds
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
     shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
     outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for

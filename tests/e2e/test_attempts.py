@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.host import locks
-from tests.support.box import Box, wait_for
+from tests.support.box import Box, Running, wait_for
 from tests.support.paths import TESTS
 
 pytestmark = pytest.mark.slow
@@ -152,3 +152,56 @@ def test_a_process_without_its_environment_is_found(tmp_path: Path, where: str, 
             "lost",
             "exited",
         ]
+
+
+# ---- shepherds that are stopped --------------------------------------------------------------------
+
+STOP = "kill -STOP $PPID; "
+STOP_ALWAYS = "trap '' TERM; while :; do kill -STOP $PPID; done"
+
+
+def start_one_that_stops_its_shepherd(box: Box, command: str) -> Running:
+    running = box.start("run", box.write(f"touch begun; {command}"), "--grace", "0.5")
+    wait_for(lambda: (box.work / "begun").exists())
+    time.sleep(0.3)
+    return running
+
+
+def test_a_job_that_stops_its_shepherd_ends_as_usual(box: Box) -> None:
+    ended = box.run(STOP + "exit 3")
+    assert (ended.code, box.jobs()[0].outcome) == (1, "exited 3")
+
+
+@pytest.mark.parametrize("command", [STOP + "sleep 600", STOP_ALWAYS])
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_stopped_shepherd_keeps_nobody_from_cancelling(box: Box, command: str, is_adopted: bool) -> None:
+    running = start_one_that_stops_its_shepherd(box, command)
+    if is_adopted:
+        running.signal(signal.SIGKILL)
+        running.wait()
+        running = box.start("run", "list.txt", "--grace", "0.5")
+        running.wait_until_said("taken over")
+    assert box.gpusched("cancel", "1").code == 0
+    assert running.wait(20).code == 1
+    assert box.jobs()[0].outcome == "cancelled"
+    assert box.processes() == []
+
+
+@pytest.mark.parametrize("command", [STOP + "sleep 600", STOP_ALWAYS])
+def test_a_stopped_shepherd_keeps_no_dispatcher_from_leaving(box: Box, command: str) -> None:
+    running = start_one_that_stops_its_shepherd(box, command)
+    running.signal(signal.SIGTERM)
+    assert running.wait(20).code == 143
+    assert box.jobs()[0].outcome == "interrupted"
+    assert box.processes() == []
+
+
+def test_without_a_dispatcher_a_stopped_shepherd_is_continued_to_cancel(box: Box) -> None:
+    running = start_one_that_stops_its_shepherd(box, STOP + "sleep 600")
+    running.signal(signal.SIGKILL)
+    running.wait()
+    for pid in box.processes():
+        if "shepherd" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGSTOP)
+    assert box.gpusched("cancel", "1").code == 0
+    wait_for(lambda: box.processes() == [], "the end of the job", timeout_s=20)

@@ -69,7 +69,21 @@ def shepherd_handle(mark: Mapping[str, str]) -> int | None:
 def terminate(mark: Mapping[str, str]) -> bool:
     """Ask an adopted attempt's shepherd to end it. Return False if that shepherd has ended."""
     shepherd = strays.shepherd_of(mark)
-    return shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
+    is_there = shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
+    continue_shepherd(mark)
+    return is_there
+
+
+def continue_shepherd(mark: Mapping[str, str], *, freeze: bool = False) -> None:
+    """Continue an attempt's shepherd if it is stopped; with `freeze` its job is stopped first, lest it do that again."""
+    shepherd = strays.shepherd_of(mark)
+    fields = None if shepherd is None else processes.process_stat(shepherd[0])
+    if shepherd is None or fields is None or fields[0] != "T":
+        return
+    if freeze:
+        for pid in processes.descendants(shepherd[0]):
+            processes.send_signal(pid, signal.SIGSTOP)
+    processes.send_signal(shepherd[0], signal.SIGCONT, shepherd[1])
 
 
 def remove_files(directory: str) -> None:
