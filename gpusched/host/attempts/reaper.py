@@ -75,7 +75,7 @@ def terminate(mark: Mapping[str, str]) -> bool:
 
 
 def continue_shepherd(mark: Mapping[str, str], *, freeze: bool = False) -> None:
-    """Continue an attempt's shepherd if it is stopped; with `freeze` its job is stopped first, lest it do that again."""
+    """Continue an attempt's shepherd if it is stopped; with `freeze` its job is stopped first, lest it do it again."""
     shepherd = strays.shepherd_of(mark)
     fields = None if shepherd is None else processes.process_stat(shepherd[0])
     if shepherd is None or fields is None or fields[0] != "T":
