@@ -42,7 +42,7 @@ def boot_id() -> str:
 def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     """Return the pids of live processes whose environment has every `NAME=value` of `marker`, the oldest first."""
     marked: list[tuple[int, int]] = []
-    for pid in _pids():
+    for pid in all_pids():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 environment = set(file.read().split(b"\0"))
@@ -53,20 +53,28 @@ def marked_processes(marker: tuple[bytes, ...]) -> list[int]:
     return [pid for _, pid in sorted(marked)]
 
 
-def descendants(root: int) -> list[int]:
-    """Return the pids of live processes whose chain of parents leads to `root`, each after its parent."""
+def session_members(session: int, start_ticks: int) -> list[int]:
+    """Return the pids of live processes in the session whose leader began then; none if another one has that pid."""
+    if process_start(session) not in (None, start_ticks):
+        return []
+    stats = ((pid, process_stat(pid)) for pid in all_pids())
+    return [pid for pid, fields in stats if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session]
+
+
+def descendants(*roots: int) -> list[int]:
+    """Return the pids of live processes whose chain of parents leads to one of `roots`, each after its parent."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in all_pids():
         fields = process_stat(pid)
         if fields is not None and fields[0] not in ("Z", "X"):
             children.setdefault(int(fields[1]), []).append(pid)
-    family = [root]  # grows while it is read
+    family = list(roots)  # grows while it is read
     for pid in family:
         family += children.pop(pid, ())
-    return family[1:]
+    return family[len(roots) :]
 
 
-def _pids() -> list[int]:
+def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -122,6 +122,7 @@ class Actor:
         for job_id, state, cause in transitions.take_stopped(self._store):
             self._reporter.report_stopped(job_id, state, cause)
         self._hand_over_all(booked, now)
+        self._attempts.remove_booked_files()
         return Effects(
             gone=frozenset(start.job_id for start in starts),
             has_new_jobs=any(state is JobState.QUEUED for _, state in closed),

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from gpusched.common import processes
 from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
@@ -18,9 +19,10 @@ from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, 
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir, reaper
+from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.attempts.strays import Census
 from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
@@ -38,11 +40,12 @@ def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
 class AttemptBook:
     """`due` holds the directories of the attempts to look at, each with the error that its shepherd has sent."""
 
-    def __init__(self, queue: QueueDir, selector: selectors.BaseSelector) -> None:
+    def __init__(self, queue: QueueDir, queue_id: str, selector: selectors.BaseSelector) -> None:
         self.due: dict[str, str] = {}
-        self._queue, self._selector = queue, selector
+        self._queue, self._queue_id, self._selector = queue, queue_id, selector
         self._open: dict[str, OpenAttempt] = {}  # by directory
-        self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
+        self._booked: list[str] = []  # directories of attempts whose files are no longer needed
+        self._census = Census()
         self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
     def __iter__(self) -> Iterator[OpenAttempt]:
@@ -57,14 +60,15 @@ class AttemptBook:
     # ---- beginning ----
 
     def adopt(self, rows: Iterable[tuple[JobRow, AttemptRow]], now: Moment) -> list[OpenAttempt]:
-        """Take over the attempts that an earlier dispatcher left open."""
+        """Take over the attempts that an earlier dispatcher left open; remove the files of all others."""
         adopted = []
         for job, row in rows:
             attempt = self.new(job, row, now)
             attempt.is_adopted = True
             attempt.is_cancelled = job.cancel_requested_at is not None
             attempt.use.usage = row.usage
-            attempt.life = LifeReading(AttemptFact.ALIVE, reaper.look(attempt.directory, attempt.marker).fields)
+            attempt.life = LifeReading(AttemptFact.ALIVE, self._read_life(attempt).fields)
+            attempt.seen = strays.load(attempt.directory, attempt.life.fields)
             attempt.shepherd_fd = reaper.shepherd_handle(attempt.life.fields)
             if attempt.shepherd_fd is not None:
                 self._selector.register(
@@ -73,6 +77,7 @@ class AttemptBook:
             self._open[attempt.directory] = attempt
             self.due[attempt.directory] = ""
             adopted.append(attempt)
+        reaper.remove_old_files(self._queue.state, self._open)
         return adopted
 
     def _note_shepherd_end(self, attempt: OpenAttempt) -> None:
@@ -102,9 +107,10 @@ class AttemptBook:
         )
 
     def prepare(self, job_id: int, number: int) -> int | None:
-        """Make the attempt's directory and take its life lock; return the descriptor, or None if it is locked."""
+        """Make the attempt's files and take its life lock; return the descriptor, or None if it is locked."""
         life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))
         if locks.try_lock(life):
+            os.ftruncate(life, 0)  # a record in it is of an earlier queue
             return life
         os.close(life)
         return None
@@ -126,7 +132,7 @@ class AttemptBook:
         try:
             order = Order(
                 directory=directory,
-                argv=_argv(options, job.command, directory),
+                argv=_argv(options, job.command, attempt_dir.script_path(directory)),
                 cwd=job.cwd,
                 environment={
                     **environment,
@@ -140,6 +146,7 @@ class AttemptBook:
                 time_limit_s=job.time_limit_s,
                 grace_s=settings.grace,
                 leftovers=settings.leftovers,
+                queue_id=self._queue_id,
                 marker=attempt.marker,
             )
             self._launcher.launch(order, life, claims)
@@ -151,7 +158,7 @@ class AttemptBook:
 
     # ---- looking ----
 
-    def look(self, now: Moment, *, everywhere: bool, stopping_at: float | None) -> list[OpenAttempt]:
+    def look(self, now: Moment, *, everywhere: bool, grace_s: float, stopping_at: float | None) -> list[OpenAttempt]:
         """Look at the attempts that are due, or at all; return those that have just ended."""
         ended: list[OpenAttempt] = []
         for directory in list(self._open) if everywhere else list(self.due):
@@ -161,9 +168,8 @@ class AttemptBook:
                 continue
             if self._launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
-            attempt.life = reaper.look(directory, attempt.marker)
-            if attempt.is_lingering:
-                self._end_strays(attempt, now)
+            attempt.life = self._read_life(attempt)
+            self._see_to_the_end(attempt, now, grace_s)
             if attempt.life.fact not in ENDED_FACTS:
                 continue
             self._close_shepherd_fd(attempt)
@@ -172,7 +178,12 @@ class AttemptBook:
             if attempt.devices and outcome.kind in OWN_ENDS and not outcome.ok and not outcome.cause:
                 attempt.outcome_due_s = now.monotonic_s + DEVICE_CHECK_S
             ended.append(attempt)
+        if everywhere:
+            self._census.note((each.directory, each.life.fields, each.seen) for each in self if not each.has_ended)
         return ended
+
+    def _read_life(self, attempt: OpenAttempt) -> LifeReading:
+        return reaper.look(attempt.directory, self._queue_id, attempt.marker, attempt.seen)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
         """Blame a lost device for the failures on it, as soon as the devices were read since."""
@@ -194,11 +205,17 @@ class AttemptBook:
             moments.append(now_s + STRAYS_AGAIN_S)
         return min(moments, default=None)
 
-    def _end_strays(self, attempt: OpenAttempt, now: Moment) -> None:
-        since_s = self._strays_since.setdefault(attempt.directory, now.monotonic_s)
-        late = now.monotonic_s - since_s >= STRAY_GRACE_S
-        reaper.end_strays(attempt.marker, signal.SIGKILL if late else signal.SIGTERM)
-        self.due.setdefault(attempt.directory, "")
+    def _see_to_the_end(self, attempt: OpenAttempt, now: Moment, grace_s: float) -> None:
+        """Continue a shepherd that its job has stopped; where the shepherd was killed, end what is left of the job."""
+        if attempt.stop_sent or attempt.is_lingering:
+            attempt.ending_s = min(attempt.ending_s, now.monotonic_s)
+        waited_s = now.monotonic_s - attempt.ending_s
+        if attempt.life.fact is AttemptFact.ALIVE:
+            reaper.continue_shepherd(attempt.life.fields, freeze=waited_s >= grace_s)
+        elif attempt.is_lingering:
+            for pid in attempt.life.strays:
+                processes.send_signal(pid, signal.SIGKILL if waited_s >= STRAY_GRACE_S else signal.SIGTERM)
+            self.due.setdefault(attempt.directory, "")
 
     # ---- ending ----
 
@@ -226,9 +243,14 @@ class AttemptBook:
 
     def forget(self, attempt: OpenAttempt) -> None:
         """Drop an attempt that is closed in the store."""
+        self._booked.append(attempt.directory)
         self._close_shepherd_fd(attempt)
         self._open.pop(attempt.directory, None)
-        self._strays_since.pop(attempt.directory, None)
+
+    def remove_booked_files(self) -> None:
+        """Remove the files of the attempts that were dropped, when nothing waits for that."""
+        while self._booked:
+            reaper.remove_files(self._booked.pop())
 
     def occupied(self) -> set[str]:
         """Return the devices that attempts are on."""
@@ -238,15 +260,15 @@ class AttemptBook:
         """Leave; running attempts go on with their shepherds."""
         for attempt in self:
             self._close_shepherd_fd(attempt)
+        self.remove_booked_files()
         self._launcher.close()
 
 
-def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:
+def _argv(options: QueueOptions, command: bytes, script: str) -> tuple[bytes, ...]:
     if options.settings.setup:
         command = b". " + os.fsencode(shlex.quote(options.settings.setup)) + b" || exit $?\n" + command
     if not needs_script(command):
         return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file
-    script = f"{directory}/command.sh"
     write_atomically(script, command + b"\n")
     return (*options.shell[:-1], os.fsencode(script))

@@ -29,7 +29,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import DiskFull, Store, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -56,7 +56,7 @@ class Dispatcher:
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
-        self._attempts = attempts = AttemptBook(queue, self._sleeper.selector)
+        self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
         self._head = QueueHead(store)
         self._lists = ListReader(hooks.feed, store)
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
@@ -126,7 +126,8 @@ class Dispatcher:
         self._read_devices(now, polled=polled)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> None:
-        ended = self._attempts.look(now, everywhere=everywhere, stopping_at=self._leaving.stopping_at)
+        grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
+        ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
         occupied = self._attempts.occupied()
         for attempt in ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -44,11 +45,13 @@ class OpenAttempt:
     marker: tuple[bytes, ...]  # words in the environment of each of its processes
     opened_s: float  # when this dispatcher launched or adopted it, in monotonic seconds
     use: AttemptUse
+    seen: dict[int, int] = field(default_factory=dict)  # its processes while its shepherd lives: start times by pid
     is_adopted: bool = False  # launched by an earlier dispatcher
     life: LifeReading = _UNREAD
     outcome: Outcome | None = None
     is_cancelled: bool = False  # somebody asks for its end
     stop_sent: bool = False
+    ending_s: float = math.inf  # since when its end is waited for, in monotonic seconds
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
     shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
     outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for

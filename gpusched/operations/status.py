@@ -59,7 +59,7 @@ class AttemptStatus:
 
 def read_attempt(queue_dir: QueueDir, job_id: int, number: int) -> AttemptStatus:
     directory = attempt_dir.directory(queue_dir.state, job_id, number)
-    alive = locks.is_held(f"{directory}/{attempt_dir.LIFE}")
+    alive = locks.is_held(attempt_dir.life_path(directory))
     fd = attempt_dir.open_life(directory)
     if fd is None:
         return AttemptStatus(alive, False, {})

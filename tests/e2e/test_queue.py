@@ -839,6 +839,7 @@ def test_files_of_attempts_that_are_removed_while_they_run(box: Box) -> None:
     running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 2"), "--max-gpus", "2")
     wait_for(lambda: box.running() == 2)
     shutil.rmtree(box.queue() / "attempts")
+    shutil.rmtree(box.queue() / "lives")
     time.sleep(0.5)
     assert box.states() == ["running", "running"]
     running.signal(signal.SIGTERM)

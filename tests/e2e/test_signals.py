@@ -388,7 +388,7 @@ def test_a_gpu_is_kept_until_the_last_process_has_ended(tmp_path: Path, line: st
 
 def test_leftovers_are_named(box: Box) -> None:
     running = start(box, "sleep 1.5 & echo out", options="--force")
-    life = box.queue() / "attempts/1.1/life"
+    life = box.queue() / "lives/1.1"
     wait_for(lambda: life.exists() and "leftovers=" in life.read_text())
     assert " sleep" in life.read_text()
     running.wait_until_said("its GPU is kept for them")

@@ -1,12 +1,12 @@
 """The files of one attempt: their names, the start mark, the exit record. Judges nothing.
 
-An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
-
-- `life`: made and locked by the dispatcher before the attempt is booked; the shepherd holds the lock to the end.
-  First it is empty. Then it holds the start mark, at the full size of a record and synced before the command starts,
-  so that a full disk can no longer lose the exit code. Last it holds the exit record, written over the mark in one
-  write and synced. Nobody reads a record from it while the lock is held.
-- `progress.json`: written by the job itself (GPUSCHED_PROGRESS).
+- `<state>/lives/<job>.<number>`, the life file: made and locked by the dispatcher before the attempt is booked; the
+  shepherd holds the lock to the end. First it is empty. Then it holds the start mark, at the full size of a record and
+  synced before the command starts, so that a full disk can no longer lose the exit code. Last it holds the exit record,
+  written over the mark in one write and synced. Nobody reads a record from it while the lock is held.
+- `<state>/lives/<job>.<number>.sh`: a command that is too long for an argument. `.seen`: its processes at a poll.
+- `<state>/attempts/<job>.<number>/`: the job's own directory (GPUSCHED_ATTEMPT_DIR), in which it may do what it likes.
+  In it `progress.json`, written by the job itself (GPUSCHED_PROGRESS). It names the attempt in all calls.
 
 Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
 its own, so that half a record (after a power cut) is not taken for a whole one.
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 RECORD_BYTES = 2048
 FIELD_LIMIT = 512
-LIFE = "life"
 _END = "record=whole"
 PROGRESS = "progress.json"
 PROGRESS_LIMIT_BYTES = 64 * 1024
@@ -32,24 +31,41 @@ def directory(state_dir: str, job_id: int, number: int) -> str:
     return f"{state_dir}/attempts/{job_id}.{number}"
 
 
+def life_path(path: str) -> str:
+    """Return the path of the attempt's life file; an older version of gpusched made it in the job's directory."""
+    life, old = _new_life_path(path), f"{path}/life"
+    is_new = os.path.exists(life) or os.path.islink(old) or not os.path.isfile(old)  # a job may make anything there
+    return life if is_new else old
+
+
+def _new_life_path(path: str) -> str:
+    return "/lives/".join(path.rsplit("/attempts/", 1))
+
+
+def script_path(path: str) -> str:
+    """Return the path of the file for a command that is too long for an argument."""
+    return f"{_new_life_path(path)}.sh"
+
+
 def make(path: str) -> int:
-    """Make the attempt's directory and its life file; return the descriptor of the file, not locked yet.
+    """Make the job's directory and the life file; return the descriptor of the file, not locked yet.
 
-    A directory without a mark, left by a start of the same attempt that was never booked, is used again.
+    Those left by a start of the same attempt that was never booked are used again.
     """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        for missing in (os.path.dirname(path), path):  # makedirs would give the parent another mode
-            os.makedirs(missing, 0o700, exist_ok=True)
-    return os.open(f"{path}/{LIFE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    life = _new_life_path(path)
+    for each in (os.path.dirname(life), os.path.dirname(path), path):  # one by one, or parents get another mode
+        os.makedirs(each, 0o700, exist_ok=True)
+    return os.open(life, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def write_mark(fd: int, fields: Mapping[str, object]) -> None:
+def seen_path(path: str) -> str:
+    """Return the path of the file in which a dispatcher keeps the processes that it has seen of the attempt."""
+    return f"{_new_life_path(path)}.seen"
+
+
+def write_mark(fd: int, fields: Mapping[str, object], *, sync: bool = True) -> None:
     """Write the start mark and sync it. Raises OSError if the disk is full."""
-    _write(fd, fields, "")
+    _write(fd, fields, "", sync=sync)
 
 
 def write_record(fd: int, fields: Mapping[str, object]) -> None:
@@ -57,7 +73,7 @@ def write_record(fd: int, fields: Mapping[str, object]) -> None:
     _write(fd, fields, _END)
 
 
-def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
+def _write(fd: int, fields: Mapping[str, object], end: str, *, sync: bool = True) -> None:
     lines = []
     for key, value in fields.items():
         if value is not None:
@@ -65,7 +81,8 @@ def _write(fd: int, fields: Mapping[str, object], end: str) -> None:
             lines.append(f"{key}={text}"[:FIELD_LIMIT])
     data = "\n".join(lines).encode("utf-8", "surrogateescape")[: RECORD_BYTES - 16] + b"\n" + end.encode()
     os.pwrite(fd, data.ljust(RECORD_BYTES, b"\n"), 0)  # one write: readers see the old or the new
-    os.fdatasync(fd)
+    if sync:
+        os.fdatasync(fd)
 
 
 def parse_fields(data: bytes) -> dict[str, str]:
@@ -81,14 +98,14 @@ def is_record(fields: Mapping[str, str]) -> bool:
 def open_life(path: str) -> int | None:
     """Open the life file for reading; return None if the attempt was never prepared."""
     try:
-        return os.open(f"{path}/{LIFE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(life_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
 
 
 def exists(path: str) -> bool:
     """Return True if the attempt has its life file."""
-    return os.path.exists(f"{path}/{LIFE}")
+    return os.path.exists(life_path(path))
 
 
 def read_progress(path: str) -> bytes | None:

@@ -45,6 +45,7 @@ class Order:
     time_limit_s: float | None = None
     grace_s: float = 10.0
     leftovers: str = "wait"  # wait | stop
+    queue_id: str = ""  # written into the record
     marker: tuple[bytes, ...] = ()  # NAME=value words that all processes of the attempt have in their environment
 
 

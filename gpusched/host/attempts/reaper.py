@@ -7,56 +7,58 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpusched.common import processes
 from gpusched.core.model import AttemptFact
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts import attempt_dir, strays
 
 LOG_TAIL_BYTES = 16 * 1024
+REMOVE_FOR_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LifeReading:
-    """The fact about an attempt, and the fields of its mark or record."""
+    """The fact about an attempt, the fields of its mark or record, and the processes that live without a shepherd."""
 
     fact: AttemptFact
     fields: Mapping[str, str] = field(default_factory=dict)
+    strays: Sequence[int] = ()
 
 
-def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
+def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping[int, int]) -> LifeReading:
+    """Look at an attempt of this queue, of which these processes (start times by pid) were seen under its shepherd.
+
+    A record of another queue, whose number is the same, says nothing about it.
+    """
     fd = attempt_dir.open_life(directory)
     if fd is None:  # never prepared, or somebody has removed it
-        return LifeReading(AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.NOT_STARTED)
+        found = strays.find({}, marker, seen)
+        return LifeReading(AttemptFact.LINGERING if found else AttemptFact.NOT_STARTED, strays=found)
     try:
         free = locks.try_lock(fd)
         fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
     finally:
         os.close(fd)
+    if fields.get("queue_id", queue_id) != queue_id:  # a record of an older version has none
+        fields = {}
     if not free:
         return LifeReading(AttemptFact.ALIVE, fields)
     if attempt_dir.is_record(fields):
         return LifeReading(AttemptFact.EXITED, fields)
     if not fields:
         return LifeReading(AttemptFact.NOT_STARTED)
-    fact = AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.LOST
-    return LifeReading(fact, fields)
-
-
-def _shepherd(mark: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return pid and start time of the shepherd that a mark names, if the mark is of this boot."""
-    try:
-        process = int(mark["pid"]), int(mark["start_ticks"])
-    except (KeyError, ValueError):
-        return None
-    return process if mark.get("boot_id") == processes.boot_id() else None
+    found = strays.find(fields, marker, seen)
+    return LifeReading(AttemptFact.LINGERING if found else AttemptFact.LOST, fields, found)
 
 
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:
     """Return a pidfd of the shepherd that a mark names, if that very process still lives."""
-    shepherd = _shepherd(mark)
+    shepherd = strays.shepherd_of(mark)
     handle = None if shepherd is None else processes.open_handle(shepherd[0])
     if shepherd is not None and handle is not None and processes.process_start(shepherd[0]) != shepherd[1]:
         os.close(handle)
@@ -66,14 +68,62 @@ def shepherd_handle(mark: Mapping[str, str]) -> int | None:
 
 def terminate(mark: Mapping[str, str]) -> bool:
     """Ask an adopted attempt's shepherd to end it. Return False if that shepherd has ended."""
-    shepherd = _shepherd(mark)
-    return shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
+    shepherd = strays.shepherd_of(mark)
+    is_there = shepherd is not None and processes.send_signal(shepherd[0], signal.SIGTERM, shepherd[1])
+    continue_shepherd(mark)
+    return is_there
 
 
-def end_strays(marker: tuple[bytes, ...], number: int) -> None:
-    """Signal the processes left by an attempt whose shepherd was killed; its environment marker identifies them."""
-    for pid in processes.marked_processes(marker):
-        processes.send_signal(pid, number)
+def continue_shepherd(mark: Mapping[str, str], *, freeze: bool = False) -> None:
+    """Continue an attempt's shepherd if it is stopped; with `freeze` its job is stopped first, lest it do it again."""
+    shepherd = strays.shepherd_of(mark)
+    fields = None if shepherd is None else processes.process_stat(shepherd[0])
+    if shepherd is None or fields is None or fields[0] != "T":
+        return
+    if freeze:
+        for pid in processes.descendants(shepherd[0]):
+            processes.send_signal(pid, signal.SIGSTOP)
+    processes.send_signal(shepherd[0], signal.SIGCONT, shepherd[1])
+
+
+def remove_files(directory: str) -> None:
+    """Remove the files of an attempt that is booked; its directory stays if it holds anything of the job."""
+    for path in (attempt_dir.life_path, attempt_dir.script_path, attempt_dir.seen_path):
+        with suppress(OSError):
+            os.unlink(path(directory))
+    with suppress(OSError):
+        if os.listdir(directory) == [attempt_dir.PROGRESS]:  # booked too
+            os.unlink(f"{directory}/{attempt_dir.PROGRESS}")
+        os.rmdir(directory)
+
+
+def remove_old_files(state_dir: str, keep: Container[str]) -> None:
+    """Remove the files of all attempts but `keep`, and those of which a process still holds the life lock.
+
+    There may be many of an older version, which never removed any; what takes too long is left to the next start.
+    """
+    until_s = time.monotonic() + REMOVE_FOR_S
+    for name in (*_names(f"{state_dir}/lives"), *_names(f"{state_dir}/attempts")):
+        if time.monotonic() >= until_s:
+            return
+        directory = f"{state_dir}/attempts/{'.'.join(name.split('.')[:2])}"
+        if directory not in keep and not _is_held(directory):
+            remove_files(directory)
+
+
+def _is_held(directory: str) -> bool:
+    fd = attempt_dir.open_life(directory)
+    if fd is None:
+        return False
+    with open(fd, "rb"):
+        return not locks.try_lock(fd)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
 
 
 def log_tail(path: str) -> bytes:

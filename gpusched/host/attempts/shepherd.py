@@ -143,6 +143,7 @@ class Shepherd:
             "start_ticks": self.start_ticks,
             "boot_id": self.boot,
             "started_at": f"{time.time():.6f}",
+            "queue_id": order.get("queue_id"),
         }
         attempt = _RunningCommand(self, order, life, mark)
         logs: list[int] = []
@@ -220,6 +221,7 @@ class _RunningCommand:
         """Stay until the attempt has ended; return the exit record."""
         if self.error:
             return self._record(error=self.error)
+        self._mark_session()
         limit_at = self.began + self.order["time_limit"] if self.order["time_limit"] else math.inf
         leftovers_at = kill_at = math.inf
         has_ended = False
@@ -294,6 +296,16 @@ class _RunningCommand:
                 self.status = status
             elif self.status is not None and status and not self.stopping:
                 self.background = status
+
+    def _mark_session(self) -> None:
+        """Note the session of the command, by which its processes are found if this one is killed."""
+        fields = processes.process_stat(self.pid)
+        if fields is not None:
+            self.mark["session"] = f"{self.pid} {fields[19]}"
+            try:
+                attempt_dir.write_mark(self.life, self.mark, sync=False)  # no use after a power cut
+            except OSError:
+                pass
 
     def _mark_leftovers(self) -> None:
         names = []

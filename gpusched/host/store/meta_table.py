@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from gpusched.host.store.connection import Store
 
 
@@ -13,6 +15,14 @@ def read(store: Store, key: str) -> str | None:
 def write(store: Store, key: str, value: str | bytes) -> None:
     with store.transaction():
         store.execute("INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2", (key, value))
+
+
+def queue_id(store: Store) -> str:
+    """Return the random id of this queue, which tells its records from those of another one; made when missing."""
+    with store.transaction():
+        if (known := read(store, "queue_id")) is None:
+            write(store, "queue_id", known := secrets.token_hex(8))
+    return known
 
 
 def source(store: Store) -> bytes | None:
