@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.box import Box
+from tests.support.paths import TESTS
 
 JOBS = 4
 SAMPLE = 2  # calls of each family that fail in the fast suite
@@ -42,7 +43,7 @@ pytestmark = [
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert COMPILER is not None
     path = tmp_path_factory.mktemp("library") / "fault.so"
-    source = Path(__file__).with_name("fault.c")
+    source = TESTS / "support" / "fault.c"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", path, source, "-ldl"], check=True)
     return path
 

@@ -2,7 +2,7 @@
 
 A night ends with everything mended and the list run to its end. Then each job has ended as the model says, none was
 lost, none of those that ended well ran twice, and no two jobs met on a GPU. A seed makes a night, so a failure can be
-played again: `python -m tests.faults.test_soak SEED`.
+played again: `python -m tests.e2e.test_soak SEED`.
 """
 
 from __future__ import annotations
