@@ -18,6 +18,7 @@ from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
+CLAIMED_AGAIN_S = 0.5  # a claim that somebody else has is tried again after this time
 _NEVER_S = float("-inf")
 
 
@@ -33,7 +34,8 @@ class DeviceEntry:
     ignore_before_s: float = _NEVER_S  # samples asked for before this moment describe the past
     look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
     look_due_s: float | None = None  # when a settling device wants its next look
-    refused: str = ""
+    refused: str = ""  # why it cannot be claimed
+    refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
 
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
@@ -41,7 +43,9 @@ class DeviceEntry:
         self.is_missing = False
         self.asked_s = reading.asked_at
         if reading.complete:
-            self.refused, self.look_wanted_s = "", None
+            self.look_wanted_s = None
+            if reading.asked_at >= self.refused_until_s:
+                self.refused = ""
         self.availability = availability.fold(
             self.availability,
             self.device,
@@ -60,6 +64,10 @@ class DeviceEntry:
             self.availability, now.at, occupied=occupied, settling_since=now.monotonic_s
         )
         self.ignore_before_s = self.look_due_s = now.monotonic_s
+
+    def refuse(self, why: str, until_s: float) -> None:
+        """Note why nothing can start here, and for how long at least."""
+        self.refused, self.refused_until_s = why, until_s
 
     def release(self) -> None:
         """Give the claim back, if it is held."""
@@ -197,23 +205,28 @@ class DeviceBook:
 
     # ---- claims ----
 
-    def claim(self, uuids: Collection[str], now: Moment) -> None:
-        """Take the claims of all these devices in the order of their UUIDs, or of none; then ask for one more look."""
+    def claim(self, uuids: Collection[str], now: Moment) -> bool:
+        """Take the claims of all these devices in the order of their UUIDs, and ask for one more look.
+
+        Return False if one of them is refused; then none is taken.
+        """
         entries = [self.entries[uuid] for uuid in sorted(uuids)]
         taken: list[int] = []
         for entry in entries:
             fd = self._claims.try_acquire(entry.device.uuid, self._queue, now.at)
             if fd is None:
                 holder = self._claims.holder(entry.device.uuid)
-                entry.refused = observe.claimed_by(holder.user if holder else None)
+                why = observe.claimed_by(holder.user if holder else None)
+                entry.refuse(why, now.monotonic_s + CLAIMED_AGAIN_S)
                 for other in taken:
                     os.close(other)
-                return
+                return False
             taken.append(fd)
         for entry, fd in zip(entries, taken, strict=True):
             entry.claim, entry.claimed_s = fd, now.monotonic_s
             entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
         self.source.request(frozenset(uuids), now.monotonic_s)
+        return True
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""

@@ -187,7 +187,8 @@ class Dispatcher:
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
-        return effects.has_freed_jobs or self._watchdog.failed > failed_before  # nothing was started then
+        # nothing was started after a failure; a job whose claim was refused may get another device
+        return effects.has_freed_jobs or effects.has_refusals or self._watchdog.failed > failed_before
 
     # ---- show, pause, leave ----
 

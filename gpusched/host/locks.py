@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import time
 from contextlib import suppress
+
+from gpusched.common.files import open_regular, private_name
 
 _RETRY_FOR_S = 0.05  # a refused caller tries again this long: somebody who asks may hold the lock for an instant
 _RETRY_STEP_S = 0.005
@@ -52,8 +53,8 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
 def _open_or_make(path: str, mode: int) -> int:
     while True:
         with suppress(FileNotFoundError):
-            return _open_lock_file(path)
-        private = f"{path}.{os.getpid()}.{time.monotonic_ns():x}"
+            return open_regular(path)
+        private = private_name(path)
         fd = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, mode)
@@ -62,14 +63,6 @@ def _open_or_make(path: str, mode: int) -> int:
         finally:
             os.close(fd)
             os.unlink(private)
-
-
-def _open_lock_file(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
-    return fd
 
 
 def _still_named(fd: int, path: str) -> bool:
@@ -107,7 +100,7 @@ def is_held(path: str) -> bool:
     if pids:
         return True
     try:
-        fd = _open_lock_file(path)
+        fd = open_regular(path)
     except OSError:
         return False
     try:

@@ -6,19 +6,22 @@ dispatcher, and the shepherds of its attempts. Labels say who claimed and since 
 
 from __future__ import annotations
 
-import glob
 import json
+import math
 import os
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.common.files import write_atomically
+from gpusched.common.files import open_regular, private_name, write_atomically
 from gpusched.host import locks
 
+LABEL_LIMIT_BYTES = 4096
+LABELS_LIMIT = 10_000  # entries of the claims directory that are looked at for labels
 CANDIDATES = ("/run/lock", "/dev/shm", "/tmp")
 _NETWORK_TYPES = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "glusterfs")
@@ -28,7 +31,7 @@ _FUSE_LOCAL = frozenset(("fuse.overlayfs", "fuse.fuse-overlayfs", "fuseblk"))
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The label of a claim. For people; every text comes from another user and is not cleaned here."""
+    """The holder of a claim, for people. The texts come from another user and are not cleaned here."""
 
     user: str
     pid: int | None
@@ -95,7 +98,7 @@ def _prepare(path: str) -> str:
 
 def _make(path: str) -> None:
     """Make the directory under a private name, so that nobody ever sees it with another mode."""
-    private = f"{path}.{os.getpid()}"
+    private = private_name(path)
     os.mkdir(private, 0o700)
     try:
         os.chmod(private, 0o1777)
@@ -140,34 +143,44 @@ class Claims:
         pids = locks.holders(path)
         if not pids and not locks.is_held(path):
             return None
-        pid = pids[0] if pids else None
-        owner = None if pid is None else _owner_of(pid)
-        labels = [label for name in glob.glob(f"{glob.escape(path)}.by-*") if (label := _read_label(name))]
-        likely = [label for label in labels if label.pid in (pids or ())]
-        likely = likely or [label for label in labels if owner in (None, label.user)]
-        return max(likely, key=lambda label: label.since or 0.0, default=Holder(owner or "?", pid, "", None))
+        pid, owner = next(((pid, uid) for pid in pids or () if (uid := _uid_of(pid)) is not None), (None, None))
+        if owner is not None:
+            own = _read_label(f"{path}.by-{owner}") or Holder(processes.user_name(owner), None, "", None)
+            return replace(own, pid=pid)
+        labels = [label for label in map(_read_label, _label_paths(path)) if label is not None]
+        return max(labels, key=lambda label: label.since or 0.0, default=Holder("?", None, "", None))
+
+
+def _label_paths(path: str) -> list[str]:
+    """Return the paths of the labels beside a lock file, as far as the directory is not filled up with others."""
+    prefix = os.path.basename(path) + ".by-"
+    try:
+        with os.scandir(os.path.dirname(path)) as entries:
+            return [entry.path for entry in islice(entries, LABELS_LIMIT) if entry.name.startswith(prefix)]
+    except OSError:
+        return []
 
 
 def _read_label(path: str) -> Holder | None:
+    """Return the label in a file of the user whom its name says; None if there is no such file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(open_regular(path), "rb") as file:
+            uid, data = os.fstat(file.fileno()).st_uid, file.read(LABEL_LIMIT_BYTES)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or path.rpartition("-")[2] != str(status.st_uid):
-            return None
-        try:
-            data = json.loads(file.read(4096))
-            return Holder(
-                processes.user_name(status.st_uid), int(data["pid"]), str(data["queue"]), float(data["since"])
-            )
-        except (ValueError, KeyError, TypeError):
-            return Holder(processes.user_name(status.st_uid), None, "", None)
-
-
-def _owner_of(pid: int) -> str | None:
+    if not path.endswith(f".by-{uid}"):
+        return None
+    user = processes.user_name(uid)
     try:
-        return processes.user_name(os.stat(f"/proc/{pid}").st_uid)
+        fields = json.loads(data)
+        since = float(fields["since"])
+        return Holder(user, None, str(fields["queue"]), since if math.isfinite(since) else None)
+    except Exception:  # another user wrote it: nothing that is in it may end this process
+        return Holder(user, None, "", None)
+
+
+def _uid_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
