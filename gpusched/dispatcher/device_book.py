@@ -5,20 +5,21 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 
+from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
 CLAIMED_AGAIN_S = 0.5  # a claim that somebody else has is tried again after this time
+UNUSABLE_AGAIN_S = 30.0  # and a lock file that cannot be used after this one
 _NEVER_S = float("-inf")
 
 
@@ -28,7 +29,7 @@ class DeviceEntry:
 
     device: Device
     availability: Availability
-    claim: int | None = None  # descriptor
+    claim: HeldClaim | None = None
     claimed_s: float = 0.0
     asked_s: float = _NEVER_S  # when the newest sample that counts was asked for
     ignore_before_s: float = _NEVER_S  # samples asked for before this moment describe the past
@@ -72,7 +73,7 @@ class DeviceEntry:
     def release(self) -> None:
         """Give the claim back, if it is held."""
         if self.claim is not None:
-            os.close(self.claim)
+            self.claim.close()
             self.claim = None
 
     def view(self, residents: tuple[Resident, ...]) -> DeviceView:
@@ -211,22 +212,34 @@ class DeviceBook:
         Return False if one of them is refused; then none is taken.
         """
         entries = [self.entries[uuid] for uuid in sorted(uuids)]
-        taken: list[int] = []
-        for entry in entries:
-            fd = self._claims.try_acquire(entry.device.uuid, self._queue, now.at)
-            if fd is None:
-                holder = self._claims.holder(entry.device.uuid)
-                why = observe.claimed_by(holder.user if holder else None)
-                entry.refuse(why, now.monotonic_s + CLAIMED_AGAIN_S)
-                for other in taken:
-                    os.close(other)
-                return False
-            taken.append(fd)
-        for entry, fd in zip(entries, taken, strict=True):
-            entry.claim, entry.claimed_s = fd, now.monotonic_s
-            entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+        taken: list[HeldClaim] = []
+        try:
+            for entry in entries:
+                claim = self._acquire(entry, now)
+                if claim is None:
+                    return False
+                taken.append(claim)
+            for entry in entries:
+                entry.claim, entry.claimed_s = taken.pop(0), now.monotonic_s
+                entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+        finally:
+            for claim in taken:
+                claim.close()
         self.source.request(frozenset(uuids), now.monotonic_s)
         return True
+
+    def _acquire(self, entry: DeviceEntry, now: Moment) -> HeldClaim | None:
+        """Take the claim of one device, or note why it is refused."""
+        uuid = entry.device.uuid
+        try:
+            claim = self._claims.try_acquire(uuid, self._queue, now.at)
+        except GpuschedError as error:
+            entry.refuse(str(error).partition("\n")[0], now.monotonic_s + UNUSABLE_AGAIN_S)
+            return None
+        if claim is None:
+            holder = self._claims.holder(uuid)
+            entry.refuse(observe.claimed_by(holder.user if holder else None), now.monotonic_s + CLAIMED_AGAIN_S)
+        return claim
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
@@ -240,7 +253,7 @@ class DeviceBook:
 
     def descriptors(self, uuids: Iterable[str]) -> list[int]:
         """Return the descriptors of the claims that are held on these devices."""
-        return [claim for uuid in uuids if (claim := self.entries[uuid].claim) is not None]
+        return [fd for uuid in uuids if (claim := self.entries[uuid].claim) is not None for fd in claim.fds]
 
     # ---- values for others ----
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 
 from gpusched.common.files import open_regular, private_name
 
+OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the caller's own trouble, not that of a file
+_REMOVALS_LIMIT = 100
 _RETRY_FOR_S = 0.05  # a refused caller tries again this long: somebody who asks may hold the lock for an instant
 _RETRY_STEP_S = 0.005
 
@@ -40,18 +42,19 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
     Never follows a link, never opens another user's file with O_CREAT (the kernel refuses that in sticky
     directories), and checks that the path still names the locked file, since cleaning programs unlink.
     """
-    while True:
+    for _ in range(_REMOVALS_LIMIT):
         fd = _open_or_make(path, mode)
         if not try_lock(fd, retry_for_s=_RETRY_FOR_S):
             os.close(fd)
             return None
-        if _still_named(fd, path):
+        if is_named(fd, path):
             return fd
         os.close(fd)
+    raise OSError(errno.EBUSY, "is removed again and again", path)
 
 
 def _open_or_make(path: str, mode: int) -> int:
-    while True:
+    for _ in range(_REMOVALS_LIMIT):
         with suppress(FileNotFoundError):
             return open_regular(path)
         private = private_name(path)
@@ -63,12 +66,14 @@ def _open_or_make(path: str, mode: int) -> int:
         finally:
             os.close(fd)
             os.unlink(private)
+    raise OSError(errno.EBUSY, "is removed again and again", path)
 
 
-def _still_named(fd: int, path: str) -> bool:
+def is_named(fd: int, path: str) -> bool:
+    """Return True if the path names the open file."""
     try:
         named = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return False
     locked = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
@@ -101,7 +106,9 @@ def is_held(path: str) -> bool:
         return True
     try:
         fd = open_regular(path)
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            raise
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.box import Box
+from tests.support.box import GPUSCHED, Box
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID, other_user, shared_directory
 
 
@@ -40,3 +42,77 @@ with open(f"{sys.argv[1]}.lock.by-{os.getuid()}", "w") as file:
         shown = json.loads(box.gpusched("devices", "--json").out)["devices"]
         assert shown[0]["claim"] == {"user": str(OTHER_UID), "pid": pid, "queue": "", "since": None}
         assert f"by {OTHER_UID}'s gpusched" in box.gpusched("run", "--dry-run", "list.txt").text
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
+def test_a_bad_lock_file_costs_one_device_and_says_whose_it_is(box: Box, shared: Path, kind: str) -> None:
+    path = shared / f"{box.uuid(0)}.lock"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    what = f"its lock file {path} is a {kind}: ask "
+    assert what in box.gpusched("devices", "--json").out
+    assert what in box.gpusched("run", "--dry-run", box.write("true")).text.replace("\n", " ").replace("  ", " ")
+    running = box.start("run", box.write("sleep 1", "sleep 1 #2", "[gpus=2] true"))
+    running.wait_until_said(f"nothing starts on GPU 0 ({box.uuid(0)}, ")
+    running.wait_until_said("job 2 succeeded")
+    assert [row.indices for row in box.jobs()[:2]] == [[1], [1]]
+    assert what in box.gpusched("explain", "3").out
+    running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.code == 143 and ended.text.count("nothing starts on GPU 0") == 1, ended.text
+
+
+def test_a_lock_file_that_is_mended_is_tried_again(box: Box, shared: Path) -> None:
+    path = shared / f"{box.uuid(0)}.lock"
+    path.mkdir()
+    code = (
+        "from gpusched.dispatcher import device_book\ndevice_book.UNUSABLE_AGAIN_S = 0.3\n"
+        "from gpusched.cli.main import main\nmain()"
+    )
+    running = box.spawn("run", box.write("[gpus=2] true"), program=[GPUSCHED[0], "-c", code])
+    running.wait_until_said("nothing starts on GPU 0")
+    path.rmdir()
+    ended = running.wait()
+    assert ended.code == 0 and box.jobs()[0].indices == [0, 1]
+
+
+@NEEDS_TWO_USERS
+def test_a_pipe_under_any_name_hangs_nobody(box: Box, shared: Path) -> None:
+    """Its lock file, its label, and all names that were used for files on their way."""
+    code = """
+for name in ("", ".by-0", ".tmp", *(f".tmp{pid}" for pid in range(1, 200))):
+    os.mkfifo(sys.argv[1] + name)
+    os.mkfifo(sys.argv[1] + ".by-0" + name + "x")
+"""
+    with other_user(code, shared / f"{box.uuid(0)}.lock"):
+        running = box.start("run", box.write("true", "[gpus=2] true"))
+        running.wait_until_said(f"is a pipe: ask {OTHER_UID}, or root, to remove it")
+        running.wait_until_said("job 1 succeeded")
+        running.signal(signal.SIGTERM)
+        assert running.wait(20).code == 143
+
+
+def test_a_dispatcher_without_descriptors_blames_itself(box: Box) -> None:
+    """RLIMIT_NOFILE is met while claims are taken: trouble of the box, said once; the devices are not set aside."""
+    code = (
+        "import os\n"
+        "from gpusched.dispatcher import trouble\ntrouble.TROUBLE_AGAIN_S = 0.3\n"
+        "from gpusched.host import locks\n"
+        "take = locks.take_file\n"
+        "def fail(path, mode=0o644):\n"
+        "    if 'GPU-' in path and not os.path.exists('go'):\n"
+        "        raise OSError(24, 'Too many open files', path)\n"
+        "    return take(path, mode)\n"
+        "locks.take_file = fail\n"
+        "from gpusched.cli.main import main\nmain()"
+    )
+    running = box.spawn("run", box.write("true"), program=[GPUSCHED[0], "-c", code])
+    running.wait_until_said("no job can be started: nothing new starts")
+    (box.work / "go").touch()
+    ended = running.wait()
+    assert ended.code == 0 and "nothing starts on GPU" not in ended.text
+    assert ended.text.count("Too many open files") == 1

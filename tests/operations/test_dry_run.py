@@ -33,7 +33,7 @@ from gpusched.core.plan.preview import DryRunJob, first_reasons
 from gpusched.core.plan.snapshot import Claim, Limits, Resident, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims, Holder
+from gpusched.host.gpus.claims import Claims, HeldClaim, Holder
 from gpusched.lists.submit import SubmitOptions
 from tests.support import build
 from tests.support.build import GIB
@@ -82,8 +82,8 @@ class OthersClaims(Claims):
         super().__init__("/nowhere")
         self.holders = holders
 
-    def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
-        return None if uuid in self.holders else os.open(os.devnull, os.O_RDONLY)
+    def try_acquire(self, uuid: str, queue: str, now: float) -> HeldClaim | None:
+        return None if uuid in self.holders else HeldClaim("/nowhere", os.open(os.devnull, os.O_RDONLY))
 
     def holder(self, uuid: str) -> Holder | None:
         user = self.holders.get(uuid)

@@ -22,7 +22,9 @@ from gpusched.host import locks
 
 LABEL_LIMIT_BYTES = 4096
 LABELS_LIMIT = 10_000  # entries of the claims directory that are looked at for labels
-CANDIDATES = ("/run/lock", "/dev/shm", "/tmp")
+_DEFAULTS = tuple(f"{parent}/gpusched-claims" for parent in ("/run/lock", "/dev/shm", "/tmp"))
+_SHARED_MODE = stat.S_ISVTX | stat.S_IWOTH
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFREG: "not readable"}
 _NETWORK_TYPES = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "glusterfs")
 )
@@ -58,42 +60,13 @@ def is_local(path: str) -> bool:
     return kind not in _NETWORK_TYPES and not (kind.startswith("fuse") and kind not in _FUSE_LOCAL)
 
 
-def find_directory(configured: str | None) -> str:
-    """Return the claims directory of this box: the configured one, or one in the first suitable shared directory.
-
-    Raises GpuschedError if no directory can be used.
-    """
-    if configured:
-        return _prepare(os.path.abspath(configured))
-    for parent in CANDIDATES:
-        try:
-            mode = os.stat(parent).st_mode
-        except OSError:
-            continue
-        if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & 0o002 and is_local(parent):
-            return _prepare(f"{parent}/gpusched-claims")
-    raise GpuschedError(
-        f"no directory for claims that all users share: none of {', '.join(CANDIDATES)} is local and open to all",
-        hint="set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777",
-        exit_code=EXIT_CANNOT_WORK,
-    )
-
-
-def _prepare(path: str) -> str:
-    """Make the directory if it is missing, and return it. Raises GpuschedError if no claims can be made in it."""
-    with suppress(OSError):
-        if not os.path.lexists(path):
-            _make(path)
-        status = os.lstat(path)
-        is_trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
-        if stat.S_ISDIR(status.st_mode) and os.access(path, os.W_OK | os.X_OK) and is_trusted:
-            return path
-    raise GpuschedError(
-        "is not a directory in which this user can make claims",
-        where=path,
-        hint="make a real directory of mode 1777 there, ask its owner, or set GPUSCHED_CLAIMS_DIR for all users",
-        exit_code=EXIT_CANNOT_WORK,
-    )
+def _is_open_to_all(path: str) -> bool:
+    """Return True for a local directory in which every user can make files, and remove only their own."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode) and mode & _SHARED_MODE == _SHARED_MODE and is_local(path)
 
 
 def _make(path: str) -> None:
@@ -107,30 +80,81 @@ def _make(path: str) -> None:
         os.rmdir(private)
 
 
+class HeldClaim:
+    """A claim that is held. It lives as long as any process has one of its descriptors, which are close-on-exec."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path  # of the lock file
+        self.fds = [fd]
+
+    def close(self) -> None:
+        """Let go of it here."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
 class Claims:
-    """The claims directory. Holds no state: a claim is the descriptor that try_acquire returns."""
+    """The claims directories. Holds no state."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, configured: str | None = None) -> None:
+        """Use the configured directory alone, or else the first of the default ones that can be used."""
+        self._is_configured = configured is not None
+        self.directories = (os.path.abspath(configured),) if configured else _DEFAULTS
 
-    def _lock_path(self, uuid: str) -> str:
-        return f"{self.path}/{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.lock"
+    def directory(self, *, make: bool = True) -> str:
+        """Return the directory in which claims are made now. Raises GpuschedError if there is none."""
+        for path in self.directories:
+            is_shared = self._is_configured or _is_open_to_all(os.path.dirname(path))
+            if make and is_shared and not os.path.lexists(path):
+                with suppress(OSError):
+                    _make(path)
+            if _can_hold_claims(path, is_shared=is_shared):
+                return path
+        if self._is_configured:
+            what, where = "is not a directory in which this user can make claims", self.directories[0]
+            hint = "make a real directory of mode 1777 there, ask its owner, or set GPUSCHED_CLAIMS_DIR for all users"
+        else:
+            what, where = f"there is no directory for claims that all users share: none of {', '.join(_DEFAULTS)}", ""
+            hint = "set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777"
+        raise GpuschedError(what, where=where, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
-    def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
-        """Return the descriptor that is the claim (close-on-exec), or None if somebody else has it."""
-        path = self._lock_path(uuid)
+    def paths(self, uuid: str) -> list[str]:
+        """Return where the lock file of a device may be, in the order in which directories are used."""
+        return [f"{directory}/{_lock_name(uuid)}" for directory in self.directories]
+
+    def try_acquire(self, uuid: str, queue: str, now: float) -> HeldClaim | None:
+        """Return the claim, or None if somebody else has it.
+
+        Raises GpuschedError if the lock file, or the directory, cannot be used; OSError if this process lacks
+        descriptors or memory.
+        """
+        path, fd = self._lock(uuid)
+        if fd is None:
+            return None
+        self._label(path, queue, now)
+        return HeldClaim(path, fd)
+
+    def _lock(self, uuid: str) -> tuple[str, int | None]:
+        """Lock the file of a device where claims are made now; return its path, and None if somebody else has it."""
+        path = f"{self.directory()}/{_lock_name(uuid)}"
         try:
-            fd = locks.take_file(path)
+            return path, locks.take_file(path)
         except OSError as error:
-            raise GpuschedError(
-                f"cannot lock: {error.strerror}",
-                where=path,
-                hint="claims are kept in claims_dir (see `gpusched config`), where every user must be able to write",
-                exit_code=EXIT_CANNOT_WORK,
-            ) from None
-        if fd is not None:
-            self._label(path, queue, now)
-        return fd
+            if error.errno in locks.OWN_LIMITS:
+                raise
+            raise GpuschedError(_obstacle(path, error), exit_code=EXIT_CANNOT_WORK) from None
+
+    def obstacle(self, uuid: str) -> str:
+        """Return why the lock file of a device cannot be used, as far as can be seen without locking; else empty."""
+        try:
+            path = f"{self.directory(make=False)}/{_lock_name(uuid)}"
+            os.close(open_regular(path))
+        except (GpuschedError, FileNotFoundError):
+            return ""
+        except OSError as error:
+            return _obstacle(path, error)
+        return ""
 
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
@@ -139,16 +163,43 @@ class Claims:
 
     def holder(self, uuid: str) -> Holder | None:
         """Return who holds the device, as far as that can be found out; None if nobody does."""
-        path = self._lock_path(uuid)
-        pids = locks.holders(path)
-        if not pids and not locks.is_held(path):
+        path = next((path for path in self.paths(uuid) if locks.is_held(path)), None)
+        if path is None:
             return None
+        pids = locks.holders(path)
         pid, owner = next(((pid, uid) for pid in pids or () if (uid := _uid_of(pid)) is not None), (None, None))
         if owner is not None:
             own = _read_label(f"{path}.by-{owner}") or Holder(processes.user_name(owner), None, "", None)
             return replace(own, pid=pid)
         labels = [label for label in map(_read_label, _label_paths(path)) if label is not None]
         return max(labels, key=lambda label: label.since or 0.0, default=Holder("?", None, "", None))
+
+
+def _lock_name(uuid: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", uuid) + ".lock"
+
+
+def _can_hold_claims(path: str, *, is_shared: bool) -> bool:
+    """Return True if this user can make claims in the directory. `is_shared`: other users would make it there too."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    is_common = status.st_mode & _SHARED_MODE == _SHARED_MODE
+    is_trusted = is_common or status.st_uid in (0, os.getuid())
+    is_shared = is_shared or (is_common and status.st_uid == 0)
+    return stat.S_ISDIR(status.st_mode) and os.access(path, os.W_OK | os.X_OK) and is_trusted and is_shared
+
+
+def _obstacle(path: str, error: OSError) -> str:
+    """Return why no lock is to be had there, and the remedy."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return f"its lock file {path} cannot be made: {error.strerror}"
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+    who = f"{processes.user_name(status.st_uid)}, or root," if status.st_uid else "root"
+    return f"its lock file {path} is {kind}: ask {who} to remove it"
 
 
 def _label_paths(path: str) -> list[str]:
