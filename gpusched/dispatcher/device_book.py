@@ -241,6 +241,18 @@ class DeviceBook:
             entry.refuse(observe.claimed_by(holder.user if holder else None), now.monotonic_s + CLAIMED_AGAIN_S)
         return claim
 
+    def verify_claims(self, now: Moment) -> dict[str, list[int]]:
+        """Keep each claim where other users look for it. Return the new descriptors of those that were renewed."""
+        renewed: dict[str, list[int]] = {}
+        for uuid, entry in self.entries.items():
+            if entry.claim is None:
+                continue
+            count = len(entry.claim.fds)
+            entry.refuse(entry.claim.verify(), now.monotonic_s + CLAIMED_AGAIN_S)
+            if entry.claim.fds[count:]:
+                renewed[uuid] = entry.claim.fds[count:]
+        return renewed
+
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
         for uuid in uuids:

@@ -134,6 +134,11 @@ class Dispatcher:
         self._watchdog.check_leftovers()
 
     def _read_devices(self, now: Moment, *, polled: bool) -> None:
+        if polled:
+            with self._trouble.noted(now):
+                for uuid, claims in self._devices.verify_claims(now).items():
+                    self._attempts.add_claims(uuid, claims)
+                    self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
         self._devices.ask(now, poll=polled)
         for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
             if reading.complete:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.box import GPUSCHED, Box
+from gpusched.host.gpus.claims import Claims
+from tests.support.box import GPUSCHED, Box, wait_for
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID, other_user, shared_directory
 
 
@@ -116,3 +117,51 @@ def test_a_dispatcher_without_descriptors_blames_itself(box: Box) -> None:
     ended = running.wait()
     assert ended.code == 0 and "nothing starts on GPU" not in ended.text
     assert ended.text.count("Too many open files") == 1
+
+
+def test_a_claim_whose_lock_file_is_removed_keeps_others_away(tmp_path: Path) -> None:
+    """Also when the dispatcher is killed afterwards: the shepherd has the new lock too, and only while its job runs."""
+    with Box(tmp_path, gpus="1") as box:
+        first = box.start("run", box.write("touch begun; sleep 3; touch ended"))
+        wait_for(lambda: (box.work / "begun").exists())
+        (box.claims / f"{box.uuid(0)}.lock").unlink()
+        first.wait_until_said(f"the lock file of the claim of {box.uuid(0)} was gone: locked anew")
+        second = box.start("run", box.write("test -e ended", name="other.txt"))
+        first.signal(signal.SIGKILL)
+        first.wait()
+        assert second.wait().code == 0, second.said()
+        assert not (box.work / "ended").stat().st_mtime > box.jobs("other")[0].last.started_at
+        assert box.claimed() == set()
+
+
+def test_an_idle_shepherd_holds_no_claim_that_came_later(tmp_path: Path) -> None:
+    with Box(tmp_path, gpus="1") as box:
+        lines = ("touch begun; sleep 1", "[gpus=0] while [ ! -e go ]; do sleep 0.1; done")
+        running = box.start("run", box.write(*lines))
+        wait_for(lambda: (box.work / "begun").exists())
+        (box.claims / f"{box.uuid(0)}.lock").unlink()
+        running.wait_until_said("locked anew")
+        assert box.claimed() == {box.uuid(0)}
+        running.wait_until_said("job 1 succeeded")
+        wait_for(lambda: not box.claimed())
+        (box.work / "go").touch()
+        assert running.wait().code == 0
+
+
+def test_nothing_starts_beside_somebody_who_took_the_place_of_a_claim(tmp_path: Path) -> None:
+    """Budgets would let the second job join the first; the device is reported and left alone."""
+    with Box(tmp_path, gpus="1", environment={"GPUSCHED_POLL_INTERVAL": "0.3"}) as box:
+        box.write("[mem=1G] touch begun; sleep 2", "[mem=1G after=wait] touch joined", "[name=wait gpus=0] cat go")
+        os.mkfifo(box.work / "go")
+        running = box.start("run", "list.txt")
+        wait_for(lambda: (box.work / "begun").exists())
+        path = box.claims / f"{box.uuid(0)}.lock"
+        path.unlink()
+        thief = Claims(str(box.claims)).try_acquire(box.uuid(0), "thief", 1.0)
+        assert thief is not None
+        running.wait_until_said(f"{path} was removed, and somebody else has locked the new one")
+        (box.work / "go").write_text("")
+        wait_for(lambda: box.states()[0] == "succeeded")
+        assert box.states()[1] == "queued" and "claimed by" in box.gpusched("devices").out
+        thief.close()
+        assert running.wait().code == 0

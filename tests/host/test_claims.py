@@ -8,6 +8,7 @@ import os
 import pwd
 import resource
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from gpusched.common.errors import GpuschedError
 from gpusched.host import locks
 from gpusched.host.gpus import claims as claim_files
-from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.claims import Claims, HeldClaim
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID, other_user, shared_directory
 
 UUID = "GPU-0aa1c0de"
@@ -167,3 +168,151 @@ def test_a_lock_file_that_is_removed_again_and_again_keeps_nobody(
     monkeypatch.setattr(locks, "is_named", lambda fd, path: False)
     with pytest.raises(GpuschedError):
         Claims(str(tmp_path)).try_acquire(UUID, "queue", 1.0)
+
+
+# ---- lock files that vanish --------------------------------------------------------------------------
+
+
+def acquire(claims: Claims, uuid: str = UUID) -> HeldClaim:
+    claim = claims.try_acquire(uuid, "queue", 1.0)
+    assert claim is not None
+    return claim
+
+
+def test_a_lock_file_that_was_removed_is_made_and_locked_again(tmp_path: Path) -> None:
+    claims, path = Claims(str(tmp_path)), tmp_path / f"{UUID}.lock"
+    claim = acquire(claims)
+    assert claim.verify() == "" and len(claim.fds) == 1
+    path.unlink()
+    assert claim.verify() == "" and len(claim.fds) == 2
+    assert claims.try_acquire(UUID, "other", 1.0) is None
+    path.unlink()
+    path.touch()
+    assert claim.verify() == "" and len(claim.fds) == 3
+    claim.close()
+    acquire(claims).close()
+
+
+def test_a_holder_that_lost_its_place_starts_nothing_until_it_is_free_again(tmp_path: Path) -> None:
+    claims, path = Claims(str(tmp_path)), tmp_path / f"{UUID}.lock"
+    claim = acquire(claims)
+    path.unlink()
+    thief = acquire(claims)
+    assert claim.verify() == f"its lock file {path} was removed, and somebody else has locked the new one"
+    thief.close()
+    assert claim.verify() == "" and claims.try_acquire(UUID, "other", 1.0) is None
+    path.unlink()
+    path.mkdir()
+    assert "is a directory" in claim.verify()
+
+
+def test_a_holder_does_not_make_lock_files_for_ever(tmp_path: Path) -> None:
+    claim = acquire(Claims(str(tmp_path)))
+    for _ in range(20):
+        (tmp_path / f"{UUID}.lock").unlink(missing_ok=True)
+        said = claim.verify()
+    assert said.endswith("is removed again and again") and len(claim.fds) == claim_files.RENEWALS_LIMIT + 1
+
+
+# ---- several directories -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three directories in the place of /run/lock, /dev/shm and /tmp."""
+    made = [tmp_path / name for name in ("lock", "shm", "tmp")]
+    for path in made:
+        path.mkdir()
+        path.chmod(0o1777)
+    monkeypatch.setattr(claim_files, "_DEFAULTS", tuple(f"{path}/gpusched-claims" for path in made))
+    return made
+
+
+def test_the_first_directory_that_is_open_to_all_is_used(parents: list[Path]) -> None:
+    claims = Claims()
+    assert claims.directory() == f"{parents[0]}/gpusched-claims"
+    assert os.stat(claims.directory()).st_mode & 0o7777 == 0o1777
+    parents[0].chmod(0o755)
+    if os.getuid() == 0:  # root's own directory is as good where nobody else may make one: tmpfiles.d does so
+        assert claims.directory() == f"{parents[0]}/gpusched-claims"
+        os.chown(claims.directory(), OTHER_UID, OTHER_UID)
+    assert claims.directory() == f"{parents[1]}/gpusched-claims"
+    for path in parents:
+        path.chmod(0o755)
+    Path(f"{parents[1]}/gpusched-claims").rmdir()
+    with pytest.raises(GpuschedError, match="no directory for claims that all users share"):
+        claims.directory()
+
+
+@NEEDS_TWO_USERS
+def test_a_directory_that_its_owner_closes_is_passed_over(parents: list[Path]) -> None:
+    """Those who hold a claim there take one where the others look now; until then their old lock is still seen."""
+    claims = Claims()
+    held = acquire(claims)
+    os.chown(claims.directory(), OTHER_UID, OTHER_UID)
+    parents[0].chmod(0o755)
+    assert claims.try_acquire(UUID, "other", 1.0) is None and held.verify() == ""
+    other = acquire(claims, "GPU-other")
+    assert other.path.startswith(f"{parents[1]}/")
+    os.unlink(held.path)
+    os.chmod(os.path.dirname(held.path), 0o700)
+    assert held.verify() == "" and held.path == f"{parents[1]}/gpusched-claims/{UUID}.lock"
+    assert claims.try_acquire(UUID, "other", 1.0) is None
+    held.close()
+    assert acquire(claims).path.startswith(f"{parents[1]}/")
+
+
+@pytest.mark.parametrize("holder", [0, 1, 2])
+def test_a_lock_in_any_default_directory_counts(parents: list[Path], holder: int) -> None:
+    for path in parents:
+        (path / "gpusched-claims").mkdir()
+    held = Claims(str(parents[holder] / "gpusched-claims"))
+    claim = acquire(held)
+    assert Claims().try_acquire(UUID, "other", 1.0) is None
+    label = Claims().holder(UUID)
+    assert label is not None and (label.user, label.queue) == (ME, "queue")
+    claim.close()
+    acquire(Claims()).close()
+
+
+def test_a_configured_directory_stands_alone(parents: list[Path], tmp_path: Path) -> None:
+    held = acquire(Claims())
+    alone = acquire(Claims(str(tmp_path / "alone")))
+    assert (held.verify(), alone.verify()) == ("", "")
+
+
+def test_of_two_holders_the_one_in_the_later_directory_starts_nothing_more(parents: list[Path]) -> None:
+    for path in parents:
+        (path / "gpusched-claims").mkdir()
+    early = acquire(Claims(str(parents[0] / "gpusched-claims")))
+    late = HeldClaim(Claims(), UUID, *_lock(parents[1], UUID))
+    assert late.verify() == f"somebody else has claimed it by {early.path}"
+    assert HeldClaim(Claims(), UUID, early.path, early.fds[0]).verify() == ""
+
+
+def _lock(parent: Path, uuid: str) -> tuple[str, int]:
+    path = f"{parent}/gpusched-claims/{uuid}.lock"
+    fd = locks.take_file(path)
+    assert fd is not None
+    return path, fd
+
+
+def test_of_two_takers_in_the_same_instant_the_earlier_directory_wins(
+    parents: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one holds its lock for the moment in which it looks around."""
+    for path in parents:
+        (path / "gpusched-claims").mkdir()
+    _, fd = _lock(parents[1], UUID)
+    threading.Timer(0.02, os.close, [fd]).start()
+    monkeypatch.setattr(claim_files, "ELSEWHERE_PATIENCE_S", 5.0)
+    claim = acquire(Claims())
+    assert claim.path.startswith(f"{parents[0]}/")
+    claim.close()
+    _, fd = _lock(parents[0], UUID)
+    parents[0].chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(parents[0] / "gpusched-claims", OTHER_UID, OTHER_UID)
+    began = time.monotonic()
+    assert Claims().try_acquire(UUID, "later", 1.0) is None and time.monotonic() - began < 1.0
+    os.close(fd)

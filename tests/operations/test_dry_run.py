@@ -83,7 +83,7 @@ class OthersClaims(Claims):
         self.holders = holders
 
     def try_acquire(self, uuid: str, queue: str, now: float) -> HeldClaim | None:
-        return None if uuid in self.holders else HeldClaim("/nowhere", os.open(os.devnull, os.O_RDONLY))
+        return None if uuid in self.holders else HeldClaim(self, uuid, "/nowhere", os.open(os.devnull, os.O_RDONLY))
 
     def holder(self, uuid: str) -> Holder | None:
         user = self.holders.get(uuid)

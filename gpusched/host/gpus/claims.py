@@ -11,9 +11,11 @@ import math
 import os
 import re
 import stat
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -21,8 +23,10 @@ from gpusched.common.files import open_regular, private_name, write_atomically
 from gpusched.host import locks
 
 LABEL_LIMIT_BYTES = 4096
+RENEWALS_LIMIT = 8  # new lock files of one claim, each of which costs its processes a descriptor
 LABELS_LIMIT = 10_000  # entries of the claims directory that are looked at for labels
 _DEFAULTS = tuple(f"{parent}/gpusched-claims" for parent in ("/run/lock", "/dev/shm", "/tmp"))
+ELSEWHERE_PATIENCE_S = 0.05
 _SHARED_MODE = stat.S_ISVTX | stat.S_IWOTH
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFREG: "not readable"}
 _NETWORK_TYPES = frozenset(
@@ -83,9 +87,30 @@ def _make(path: str) -> None:
 class HeldClaim:
     """A claim that is held. It lives as long as any process has one of its descriptors, which are close-on-exec."""
 
-    def __init__(self, path: str, fd: int) -> None:
-        self.path = path  # of the lock file
+    def __init__(self, claims: Claims, uuid: str, path: str, fd: int) -> None:
+        self.path = path  # of the lock file that the newest descriptor locks
         self.fds = [fd]
+        self._claims, self._uuid = claims, uuid
+
+    def verify(self) -> str:
+        """Lock a new file where takers look, if ours is not there any more; the lock on the old one is kept too.
+
+        Return why nothing more may start on the device; empty if the claim is good. Raises OSError if this process
+        lacks descriptors or memory.
+        """
+        if len(self.fds) > RENEWALS_LIMIT:
+            return f"its lock file {self.path} is removed again and again"
+        if not locks.is_named(self.fds[-1], self.path):
+            try:
+                path, fd = self._claims.lock(self._uuid)
+            except GpuschedError as error:
+                return str(error).partition("\n")[0]
+            if fd is None:
+                return f"its lock file {path} was removed, and somebody else has locked the new one"
+            self.path = path
+            self.fds.append(fd)
+        earlier = self._claims.held_path(self._uuid, before=self.path, own=self.fds)
+        return f"somebody else has claimed it by {earlier}" if earlier else ""
 
     def close(self) -> None:
         """Let go of it here."""
@@ -129,13 +154,13 @@ class Claims:
         Raises GpuschedError if the lock file, or the directory, cannot be used; OSError if this process lacks
         descriptors or memory.
         """
-        path, fd = self._lock(uuid)
-        if fd is None:
+        path, fd = self.lock(uuid)
+        if fd is None or self._is_claimed_elsewhere(uuid, path, fd):
             return None
         self._label(path, queue, now)
-        return HeldClaim(path, fd)
+        return HeldClaim(self, uuid, path, fd)
 
-    def _lock(self, uuid: str) -> tuple[str, int | None]:
+    def lock(self, uuid: str) -> tuple[str, int | None]:
         """Lock the file of a device where claims are made now; return its path, and None if somebody else has it."""
         path = f"{self.directory()}/{_lock_name(uuid)}"
         try:
@@ -144,6 +169,29 @@ class Claims:
             if error.errno in locks.OWN_LIMITS:
                 raise
             raise GpuschedError(_obstacle(path, error), exit_code=EXIT_CANNOT_WORK) from None
+
+    def held_path(self, uuid: str, *, before: str = "", own: Sequence[int] = ()) -> str:
+        """Return the first lock file of a device that somebody holds; empty if nobody does.
+
+        Only those before the path `before` count, if it is given, and none that one of the descriptors `own` locks.
+        """
+        for path in takewhile(lambda path: path != before, self.paths(uuid)):
+            if locks.is_held(path) and not any(locks.is_named(fd, path) for fd in own):
+                return path
+        return ""
+
+    def _is_claimed_elsewhere(self, uuid: str, path: str, fd: int) -> bool:
+        """Return True, and let go of the lock, if somebody holds a lock of the device in another directory.
+
+        Of two who take it in the same instant the one in the earlier directory gets it: the other lets go at once.
+        """
+        until_s = time.monotonic() + ELSEWHERE_PATIENCE_S
+        while self.held_path(uuid, own=(fd,)):
+            if self.held_path(uuid, before=path) or time.monotonic() >= until_s:
+                os.close(fd)
+                return True
+            time.sleep(0.005)
+        return False
 
     def obstacle(self, uuid: str) -> str:
         """Return why the lock file of a device cannot be used, as far as can be seen without locking; else empty."""
@@ -163,8 +211,8 @@ class Claims:
 
     def holder(self, uuid: str) -> Holder | None:
         """Return who holds the device, as far as that can be found out; None if nobody does."""
-        path = next((path for path in self.paths(uuid) if locks.is_held(path)), None)
-        if path is None:
+        path = self.held_path(uuid)
+        if not path:
             return None
         pids = locks.holders(path)
         pid, owner = next(((pid, uid) for pid in pids or () if (uid := _uid_of(pid)) is not None), (None, None))
