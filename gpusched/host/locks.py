@@ -79,11 +79,11 @@ def is_named(fd: int, path: str) -> bool:
     return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
 
 
-def holders(path: str) -> list[int] | None:
-    """Return the pids that /proc/locks names for a lock on the file, without touching the lock; [] if it is free.
+def takers(path: str) -> list[int] | None:
+    """Return the pids that /proc/locks names for a lock on the file, without touching the lock.
 
     None if /proc cannot be read. A pid is that of the process which took the lock; it may be dead while another one
-    shares the lock.
+    shares the lock. Takers in other pid namespaces, and in all but the first one dead ones too, are left out.
     """
     try:
         status = os.stat(path, follow_symlinks=False)
@@ -99,10 +99,40 @@ def holders(path: str) -> list[int] | None:
     return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name]
 
 
+def holder(path: str) -> int | None:
+    """Return the pid of a process that holds the lock on the file; None if none can be seen.
+
+    It is found by its descriptors. Where those cannot be read, a taker that lives is believed.
+    """
+    try:
+        file = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    named = takers(path) or []
+    living = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    sharers = (pid for pid in (*named, *living) if _shares_lock(pid, file))
+    return next(sharers, None) or next((pid for pid in named if _shares_lock(pid, file) is None), None)
+
+
+def _shares_lock(pid: int, file: os.stat_result) -> bool | None:
+    """Return True if a descriptor of the process shares the lock on the file; None if they cannot be read."""
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
+                    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as info:
+                        if any(line.startswith("lock:") and " FLOCK " in line for line in info):
+                            return True
+    except PermissionError:
+        return None
+    except OSError:  # it has ended
+        return False
+    return False
+
+
 def is_held(path: str) -> bool:
-    """Return True if anybody holds the lock on the file. Where /proc says nothing, a shared lock is tried."""
-    pids = holders(path)
-    if pids:
+    """Return True if anybody holds the lock on the file. Where /proc/locks names nobody, a shared lock is tried."""
+    if takers(path):
         return True
     try:
         fd = open_regular(path)

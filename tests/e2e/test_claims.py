@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,3 +166,21 @@ def test_nothing_starts_beside_somebody_who_took_the_place_of_a_claim(tmp_path: 
         assert box.states()[1] == "queued" and "claimed by" in box.gpusched("devices").out
         thief.close()
         assert running.wait().code == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, for a pid namespace")
+def test_stop_from_another_pid_namespace_reaches_the_dispatcher(box: Box) -> None:
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*elsewhere, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespace can be made here")
+    running = box.start("run", box.write("sleep 60"))
+    wait_for(lambda: box.running() == 1)
+    running.signal(signal.SIGSTOP)
+    ended = box.spawn("stop", program=[*elsewhere, *GPUSCHED]).wait()
+    assert ended.code == 3 and "cannot be seen from here" in ended.err, ended.text
+    running.signal(signal.SIGCONT)
+    ended = box.spawn("stop", "--now", program=[*elsewhere, *GPUSCHED]).wait()
+    assert ended.code == 0 and "stops 1 running job" in ended.out, ended.text
+    assert running.wait().code in (130, 143)
+    ended = box.spawn("stop", program=[*elsewhere, *GPUSCHED]).wait()
+    assert ended.code == 0 and "there is nothing to stop" in ended.out

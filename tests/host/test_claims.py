@@ -7,7 +7,9 @@ import json
 import os
 import pwd
 import resource
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -316,3 +318,53 @@ def test_of_two_takers_in_the_same_instant_the_earlier_directory_wins(
     began = time.monotonic()
     assert Claims().try_acquire(UUID, "later", 1.0) is None and time.monotonic() - began < 1.0
     os.close(fd)
+
+
+# ---- who holds it ------------------------------------------------------------------------------------
+
+
+def test_the_holder_is_who_has_the_lock_and_not_who_took_it(tmp_path: Path) -> None:
+    """The taker is gone, another process shares its descriptor; a third one only has the file open."""
+    claims, path = Claims(str(tmp_path)), tmp_path / f"{UUID}.lock"
+    taker = os.fork()
+    if taker == 0:
+        claim = claims.try_acquire(UUID, "queue", 1.0)
+        fd = claim.fds[0] if claim else -1
+        os.set_inheritable(fd, True)
+        subprocess.Popen(["sleep", "60"], close_fds=False)
+        os._exit(0)
+    os.waitpid(taker, 0)
+    with open(path):
+        assert locks.is_held(str(path))
+        holder = claims.holder(UUID)
+        assert holder is not None and holder.queue == "queue" and holder.pid not in (None, taker, os.getpid())
+        assert Path(f"/proc/{holder.pid}/comm").read_text() == "sleep\n"
+        os.kill(holder.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while claims.holder(UUID) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert claims.holder(UUID) is None
+
+
+@NEEDS_TWO_USERS
+def test_a_holder_whose_descriptors_cannot_be_read_is_named_by_the_lock_table(shared: Path) -> None:
+    code = "held = lock(sys.argv[1])\nopen(sys.argv[1] + f'.by-{os.getuid()}', 'w').write('[')"
+    with other_user(code, shared / f"{UUID}.lock") as pid:
+        text = "import os\nfrom gpusched.host.gpus.claims import Claims\nclaims = Claims(os.environ['DIR'])\n"
+        text += f"claims.holder({UUID!r})  # loads what it needs\nos.setgid(64002)\nos.setuid(64002)\n"
+        text += f"print(claims.holder({UUID!r}))"
+        words = [sys.executable, "-c", text]
+        said = subprocess.run(words, capture_output=True, text=True, cwd="/", env={"DIR": str(shared)})
+        assert f"user={str(OTHER_UID)!r}, pid={pid}" in said.stdout, said.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, for a pid namespace")
+def test_a_holder_in_another_pid_namespace_is_known_by_its_label(tmp_path: Path) -> None:
+    claim = acquire(Claims(str(tmp_path)))
+    text = f"from gpusched.host.gpus.claims import Claims; print(Claims({str(tmp_path)!r}).holder({UUID!r}))"
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", text]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd="/")
+    if ended.returncode:
+        pytest.skip(f"no pid namespace here: {ended.stderr}")
+    assert f"Holder(user={ME!r}, pid=None, queue='queue'" in ended.stdout
+    claim.close()

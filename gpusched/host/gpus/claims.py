@@ -214,8 +214,8 @@ class Claims:
         path = self.held_path(uuid)
         if not path:
             return None
-        pids = locks.holders(path)
-        pid, owner = next(((pid, uid) for pid in pids or () if (uid := _uid_of(pid)) is not None), (None, None))
+        pid = locks.holder(path)
+        owner = None if pid is None else _uid_of(pid)
         if owner is not None:
             own = _read_label(f"{path}.by-{owner}") or Holder(processes.user_name(owner), None, "", None)
             return replace(own, pid=pid)
