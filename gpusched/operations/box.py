@@ -43,6 +43,11 @@ def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
     return [_report(claims, *row) for row in rows]
 
 
+def claims_weakness(settings: Settings) -> str:
+    """Return what a mere user can do to the claims of others, and the remedy; empty if nobody can."""
+    return Claims(settings.claims_dir).weakness()
+
+
 def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
     sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
     known = observe.first_look(device, sample, observe.criteria(settings, max_checks=1))

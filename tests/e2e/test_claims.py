@@ -184,3 +184,14 @@ def test_stop_from_another_pid_namespace_reaches_the_dispatcher(box: Box) -> Non
     assert running.wait().code in (130, 143)
     ended = box.spawn("stop", program=[*elsewhere, *GPUSCHED]).wait()
     assert ended.code == 0 and "there is nothing to stop" in ended.out
+
+
+@NEEDS_TWO_USERS
+def test_whose_the_claims_directory_is_is_told_by_devices_and_check(box: Box, shared: Path) -> None:
+    os.chown(shared, OTHER_UID, OTHER_UID)
+    box.write("true")
+    for words in (("devices",), ("devices", "--json"), ("check", "list.txt")):
+        ended = box.gpusched(*words)
+        assert ended.code == 0 and f"as root: chown root:root {shared}" in ended.err, ended.text
+    os.chown(shared, 0, 0)
+    assert box.gpusched("check", "list.txt").err == ""

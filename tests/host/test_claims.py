@@ -22,6 +22,7 @@ from gpusched.host import locks
 from gpusched.host.gpus import claims as claim_files
 from gpusched.host.gpus.claims import Claims, HeldClaim
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID, other_user, shared_directory
+from tests.support.paths import ROOT
 
 UUID = "GPU-0aa1c0de"
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -368,3 +369,25 @@ def test_a_holder_in_another_pid_namespace_is_known_by_its_label(tmp_path: Path)
         pytest.skip(f"no pid namespace here: {ended.stderr}")
     assert f"Holder(user={ME!r}, pid=None, queue='queue'" in ended.stdout
     claim.close()
+
+
+# ---- whose directory it is -----------------------------------------------------------------------------
+
+
+@NEEDS_TWO_USERS
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_weak"), [(OTHER_UID, 0o1777, True), (0, 0o1777, False), (OTHER_UID, 0o755, False)]
+)
+def test_a_shared_directory_of_a_mere_user_is_a_weakness(tmp_path: Path, owner: int, mode: int, is_weak: bool) -> None:
+    path = tmp_path / "claims"
+    assert Claims(str(path)).weakness() == "" and not path.exists()
+    path.mkdir()
+    path.chmod(mode)
+    os.chown(path, owner, owner)
+    what = f"{path} belongs to {owner}, who can remove the claims of others; as root: chown root:root {path}"
+    assert Claims(str(path)).weakness() == (what if is_weak else "")
+
+
+def test_the_snippet_for_root_makes_the_first_directory() -> None:
+    lines = (ROOT / "examples" / "gpusched-tmpfiles.conf").read_text().splitlines()
+    assert lines[-1] == f"d {claim_files._DEFAULTS[0]} 1777 root root -"

@@ -144,6 +144,18 @@ class Claims:
             hint = "set claims_dir (GPUSCHED_CLAIMS_DIR) to a local directory of mode 1777"
         raise GpuschedError(what, where=where, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
+    def weakness(self) -> str:
+        """Return what a mere user can do to the claims of others, and the remedy; empty if nobody can."""
+        try:
+            path = self.directory(make=False)
+            status = os.stat(path)
+        except (GpuschedError, OSError):
+            return ""
+        if status.st_uid == 0 or not status.st_mode & stat.S_IWOTH:
+            return ""
+        owner = processes.user_name(status.st_uid)
+        return f"{path} belongs to {owner}, who can remove the claims of others; as root: chown root:root {path}"
+
     def paths(self, uuid: str) -> list[str]:
         """Return where the lock file of a device may be, in the order in which directories are used."""
         return [f"{directory}/{_lock_name(uuid)}" for directory in self.directories]
