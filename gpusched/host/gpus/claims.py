@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
@@ -98,9 +98,9 @@ class HeldClaim:
         Return why nothing more may start on the device; empty if the claim is good. Raises OSError if this process
         lacks descriptors or memory.
         """
-        if len(self.fds) > RENEWALS_LIMIT:
-            return f"its lock file {self.path} is removed again and again"
         if not locks.is_named(self.fds[-1], self.path):
+            if len(self.fds) > RENEWALS_LIMIT:
+                return f"its lock file {self.path} is removed again and again"
             try:
                 path, fd = self._claims.lock(self._uuid)
             except GpuschedError as error:
@@ -124,7 +124,7 @@ class Claims:
 
     def __init__(self, configured: str | None = None) -> None:
         """Use the configured directory alone, or else the first of the default ones that can be used."""
-        self._is_configured = configured is not None
+        self._is_configured = bool(configured)
         self.directories = (os.path.abspath(configured),) if configured else _DEFAULTS
 
     def directory(self, *, make: bool = True) -> str:
@@ -167,8 +167,13 @@ class Claims:
         descriptors or memory.
         """
         path, fd = self.lock(uuid)
-        if fd is None or self._is_claimed_elsewhere(uuid, path, fd):
+        if fd is None:
             return None
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
+            if self._is_claimed_elsewhere(uuid, path, fd):
+                return None
+            undo.pop_all()
         self._label(path, queue, now)
         return HeldClaim(self, uuid, path, fd)
 
@@ -193,14 +198,13 @@ class Claims:
         return ""
 
     def _is_claimed_elsewhere(self, uuid: str, path: str, fd: int) -> bool:
-        """Return True, and let go of the lock, if somebody holds a lock of the device in another directory.
+        """Return True if somebody holds a lock of the device in another directory.
 
         Of two who take it in the same instant the one in the earlier directory gets it: the other lets go at once.
         """
         until_s = time.monotonic() + ELSEWHERE_PATIENCE_S
         while self.held_path(uuid, own=(fd,)):
             if self.held_path(uuid, before=path) or time.monotonic() >= until_s:
-                os.close(fd)
                 return True
             time.sleep(0.005)
         return False
@@ -245,9 +249,8 @@ def _can_hold_claims(path: str, *, is_shared: bool) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    is_common = status.st_mode & _SHARED_MODE == _SHARED_MODE
-    is_trusted = is_common or status.st_uid in (0, os.getuid())
-    is_shared = is_shared or (is_common and status.st_uid == 0)
+    is_trusted = status.st_uid in (0, os.getuid()) or bool(status.st_mode & stat.S_ISVTX)
+    is_shared = is_shared or (status.st_uid == 0 and status.st_mode & _SHARED_MODE == _SHARED_MODE)
     return stat.S_ISDIR(status.st_mode) and os.access(path, os.W_OK | os.X_OK) and is_trusted and is_shared
 
 
