@@ -573,10 +573,8 @@ def test_a_strange_file_in_the_place_of_a_claim(box: Box) -> None:
     box.claims.chmod(0o1777)
     os.mkfifo(box.claims / f"{box.uuid(0)}.lock")
     (box.claims / f"{box.uuid(1)}.lock").mkdir()
-    for number in (2, 3):
-        (box.claims / f"{box.uuid(number)}.lock").symlink_to("nowhere")
     running = box.start("run", box.write("true"))
-    for number, kind in enumerate(("pipe", "directory", "link", "link")):
+    for number, kind in enumerate(("pipe", "directory")):
         running.wait_until_said(f"{box.uuid(number)}.lock is a {kind}: ask ")
     assert "is a pipe: ask" in box.gpusched("explain", "1").out
     running.signal(signal.SIGTERM)
