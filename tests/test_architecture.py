@@ -38,7 +38,7 @@ TABLE = (
     Row("host.store*", ("host.store*", "core.model", "core.jobs.*", "common.errors")),
     Row("host.shepherd", ("host.attempts.shepherd",)),
     Row("host.nvml", ("host.gpus.nvml",)),
-    Row("host.locks", ()),
+    Row("host.locks", ("common.files",)),
     Row("host.gpus.nvml", ("host.gpus.nvml_groups", "common.processes"), ("pynvml",)),
     Row("host.gpus.nvml_groups", ()),
     Row("host.gpus.claims", ("host.locks", "common.*")),

@@ -13,7 +13,7 @@ import click
 from gpusched.cli.help import GroupedCommand
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.settings import SETTINGS, Setting
+from gpusched.config.settings import SETTINGS, Setting, Settings
 from gpusched.config.values import GPU_ENTRY
 
 if TYPE_CHECKING:
@@ -96,6 +96,14 @@ def say(text: str) -> None:
     from gpusched.common.text import clean
 
     click.echo(clean(f"gpusched: {text}"), err=True)
+
+
+def warn_of_claims(settings: Settings) -> None:
+    """Say to stderr if a mere user could remove the claims of others."""
+    from gpusched.operations.box import claims_weakness
+
+    if text := claims_weakness(settings):
+        say(text)
 
 
 def print_json(document: object, *, indent: int | None = 2) -> None:

@@ -1,12 +1,37 @@
-"""Write files whole or not at all, make changes of directories survive a power cut, and read JSON objects."""
+"""Write files whole or not at all, keep changes of directories over a power cut, and read what others wrote."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from typing import Any
 
 LARGEST_JSON_BYTES = 64 << 20
+
+
+def open_regular(path: str) -> int:
+    """Open a file to read it, in a directory where others may have put anything in its place.
+
+    No link is followed, no pipe is waited for. Raises OSError for all but a regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
+
+
+def read_regular(path: str, limit_bytes: int) -> bytes:
+    """Return at most the first `limit_bytes` of a file, opened by open_regular()."""
+    with open(open_regular(path), "rb") as file:
+        return file.read(limit_bytes)
+
+
+def private_name(path: str) -> str:
+    """Return a name beside `path` that nobody can guess, for a file that is not ready yet."""
+    return f"{path}.tmp{os.urandom(8).hex()}"
 
 
 def sync_directory(path: str) -> None:
@@ -22,20 +47,23 @@ def write_atomically(
     path: str, data: bytes, *, sync: bool = False, mode: int = 0o600, temporary: str | None = None
 ) -> None:
     """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
-    temporary = temporary or f"{path}.tmp{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags |= os.O_TRUNC if temporary else os.O_EXCL
+    temporary = temporary or private_name(path)
+    fd = os.open(temporary, flags, mode)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if sync:
-            os.fsync(fd)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
     except BaseException:
-        os.close(fd)
         os.unlink(temporary)
         raise
-    os.close(fd)
-    os.rename(temporary, path)
 
 
 def read_json_object(path: str) -> dict[str, Any]:

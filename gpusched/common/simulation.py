@@ -25,11 +25,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from gpusched.common.files import write_atomically
+from gpusched.common.files import read_regular, write_atomically
 from gpusched.common.processes import process_start
 
 ENV_DIRECTORY = "GPUSCHED_SIMULATION"  # the directory; jobs get it
 MAX_GPUS = 64
+KEYS_LIMIT_BYTES = 64 << 10
 MODELS = {  # name on the command line -> name of the board, memory in MiB
     "A100": ("NVIDIA A100-SXM4-80GB", 81920),
     "A100-40GB": ("NVIDIA A100-SXM4-40GB", 40960),
@@ -156,10 +157,10 @@ def gpu_numbers(directory: str) -> list[int]:
 def read_keys(path: str) -> dict[str, str]:
     """Read the keys of a file; empty if there is no file."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return dict(line.split("=", 1) for line in file.read().splitlines() if "=" in line)
+        text = read_regular(path, KEYS_LIMIT_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
         return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def write_keys(path: str, keys: Mapping[str, object]) -> None:

@@ -38,6 +38,7 @@ class Effects:
     gone: frozenset[int] = frozenset()  # jobs that no longer wait
     has_new_jobs: bool = False  # a job waits again
     has_freed_jobs: bool = False  # a job may have become free to start by those that it depends on
+    has_refusals: bool = False  # a claim was refused: its job may get another device
 
 
 NO_EFFECTS = Effects()
@@ -89,7 +90,8 @@ class Actor:
         effects = self._book(closes, starts, rows, now) if closes or starts else NO_EFFECTS
         for claim in claims:
             self.step("claim")
-            self._devices.claim(claim.devices, self._clock.moment())  # later than any look of this tick
+            if not self._devices.claim(claim.devices, self._clock.moment()):  # later than any look of this tick
+                effects = replace(effects, has_refusals=True)
             self.step("claimed")
         return effects
 

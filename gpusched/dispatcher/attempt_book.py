@@ -156,6 +156,12 @@ class AttemptBook:
         finally:
             os.close(life)
 
+    def add_claims(self, uuid: str, claims: list[int]) -> None:
+        """Hand these claims of a device to the shepherds of the attempts on it, which keep them beside their own."""
+        for attempt in self:
+            if uuid in attempt.devices:
+                self._launcher.add_claims(attempt.directory, claims)
+
     # ---- looking ----
 
     def look(self, now: Moment, *, everywhere: bool, grace_s: float, stopping_at: float | None) -> list[OpenAttempt]:

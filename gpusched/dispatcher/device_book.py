@@ -5,19 +5,21 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 
+from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import Availability, Criteria, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
+CLAIMED_AGAIN_S = 0.5  # a claim that somebody else has is tried again after this time
+UNUSABLE_AGAIN_S = 30.0  # and a lock file that cannot be used after this one
 _NEVER_S = float("-inf")
 
 
@@ -27,13 +29,14 @@ class DeviceEntry:
 
     device: Device
     availability: Availability
-    claim: int | None = None  # descriptor
+    claim: HeldClaim | None = None
     claimed_s: float = 0.0
     asked_s: float = _NEVER_S  # when the newest sample that counts was asked for
     ignore_before_s: float = _NEVER_S  # samples asked for before this moment describe the past
     look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
     look_due_s: float | None = None  # when a settling device wants its next look
-    refused: str = ""
+    refused: str = ""  # why it cannot be claimed
+    refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
 
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
@@ -41,7 +44,9 @@ class DeviceEntry:
         self.is_missing = False
         self.asked_s = reading.asked_at
         if reading.complete:
-            self.refused, self.look_wanted_s = "", None
+            self.look_wanted_s = None
+            if reading.asked_at >= self.refused_until_s:
+                self.refused = ""
         self.availability = availability.fold(
             self.availability,
             self.device,
@@ -61,10 +66,14 @@ class DeviceEntry:
         )
         self.ignore_before_s = self.look_due_s = now.monotonic_s
 
+    def refuse(self, why: str, until_s: float) -> None:
+        """Note why nothing can start here, and for how long at least."""
+        self.refused, self.refused_until_s = why, until_s
+
     def release(self) -> None:
         """Give the claim back, if it is held."""
         if self.claim is not None:
-            os.close(self.claim)
+            self.claim.close()
             self.claim = None
 
     def view(self, residents: tuple[Resident, ...]) -> DeviceView:
@@ -197,23 +206,52 @@ class DeviceBook:
 
     # ---- claims ----
 
-    def claim(self, uuids: Collection[str], now: Moment) -> None:
-        """Take the claims of all these devices in the order of their UUIDs, or of none; then ask for one more look."""
+    def claim(self, uuids: Collection[str], now: Moment) -> bool:
+        """Take the claims of all these devices in the order of their UUIDs, and ask for one more look.
+
+        Return False if one of them is refused; then none is taken.
+        """
         entries = [self.entries[uuid] for uuid in sorted(uuids)]
-        taken: list[int] = []
-        for entry in entries:
-            fd = self._claims.try_acquire(entry.device.uuid, self._queue, now.at)
-            if fd is None:
-                holder = self._claims.holder(entry.device.uuid)
-                entry.refused = observe.claimed_by(holder.user if holder else None)
-                for other in taken:
-                    os.close(other)
-                return
-            taken.append(fd)
-        for entry, fd in zip(entries, taken, strict=True):
-            entry.claim, entry.claimed_s = fd, now.monotonic_s
-            entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+        taken: list[HeldClaim] = []
+        try:
+            for entry in entries:
+                claim = self._acquire(entry, now)
+                if claim is None:
+                    return False
+                taken.append(claim)
+            for entry in entries:
+                entry.claim, entry.claimed_s = taken.pop(0), now.monotonic_s
+                entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
+        finally:
+            for claim in taken:
+                claim.close()
         self.source.request(frozenset(uuids), now.monotonic_s)
+        return True
+
+    def _acquire(self, entry: DeviceEntry, now: Moment) -> HeldClaim | None:
+        """Take the claim of one device, or note why it is refused."""
+        uuid = entry.device.uuid
+        try:
+            claim = self._claims.try_acquire(uuid, self._queue, now.at)
+        except GpuschedError as error:
+            entry.refuse(str(error).partition("\n")[0], now.monotonic_s + UNUSABLE_AGAIN_S)
+            return None
+        if claim is None:
+            holder = self._claims.holder(uuid)
+            entry.refuse(observe.claimed_by(holder.user if holder else None), now.monotonic_s + CLAIMED_AGAIN_S)
+        return claim
+
+    def verify_claims(self, now: Moment) -> dict[str, list[int]]:
+        """Keep each claim where other users look for it. Return the new descriptors of those that were renewed."""
+        renewed: dict[str, list[int]] = {}
+        for uuid, entry in self.entries.items():
+            if entry.claim is None:
+                continue
+            count = len(entry.claim.fds)
+            entry.refuse(entry.claim.verify(), now.monotonic_s + CLAIMED_AGAIN_S)
+            if entry.claim.fds[count:]:
+                renewed[uuid] = entry.claim.fds[count:]
+        return renewed
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
@@ -227,7 +265,7 @@ class DeviceBook:
 
     def descriptors(self, uuids: Iterable[str]) -> list[int]:
         """Return the descriptors of the claims that are held on these devices."""
-        return [claim for uuid in uuids if (claim := self.entries[uuid].claim) is not None]
+        return [fd for uuid in uuids if (claim := self.entries[uuid].claim) is not None for fd in claim.fds]
 
     # ---- values for others ----
 

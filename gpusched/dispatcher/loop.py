@@ -135,6 +135,11 @@ class Dispatcher:
         self._watchdog.check_leftovers()
 
     def _read_devices(self, now: Moment, *, polled: bool) -> None:
+        if polled:
+            with self._trouble.noted(now):
+                for uuid, claims in self._devices.verify_claims(now).items():
+                    self._attempts.add_claims(uuid, claims)
+                    self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
         self._devices.ask(now, poll=polled)
         for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
             if reading.complete:
@@ -188,7 +193,8 @@ class Dispatcher:
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
-        return effects.has_freed_jobs or self._watchdog.failed > failed_before  # nothing was started then
+        # nothing was started after a failure; a job whose claim was refused may get another device
+        return effects.has_freed_jobs or effects.has_refusals or self._watchdog.failed > failed_before
 
     # ---- show, pause, leave ----
 

@@ -12,7 +12,7 @@ from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import Board, Frame
 from gpusched.core.plan.snapshot import Plan
-from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board as board_file
@@ -68,6 +68,7 @@ class Reporter:
         self._dispatch = 0  # the number of this dispatcher in the store, from begin() on
         self._outage = ""  # the outage of the source that was reported
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
+        self._faults: dict[str, str] = {}  # of the claims of devices, as reported
         self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
         self._wait_reason = ""
 
@@ -100,14 +101,22 @@ class Reporter:
         if error:
             return
         for uuid, entry in self._devices.entries.items():
+            self._report_refusal(entry)
             before, state = self._states.get(uuid), entry.availability.state
             if state is before:
                 continue
             self._states[uuid] = state
             if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
                 change = "is set aside" if state in _ODD else "is back"
-                name = f"GPU {entry.device.index} ({uuid}, {entry.device.bus_id})"
-                self.report("device", f"{name} {change}: {entry.availability.why}")
+                self.report("device", f"{_name(entry)} {change}: {entry.availability.why}")
+
+    def _report_refusal(self, entry: DeviceEntry) -> None:
+        """Report once that nothing can start on a device by a fault of its claim."""
+        uuid, fault = entry.device.uuid, "" if entry.refused.startswith("claimed ") else entry.refused
+        if fault and fault != self._faults.get(uuid):
+            self.report("device", f"nothing starts on {_name(entry)}: {fault}")
+        if fault or entry.claim is not None:
+            self._faults[uuid] = fault
 
     def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
         """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
@@ -182,3 +191,7 @@ class Reporter:
         except DiskFull as error:
             log.warning("%s; when this dispatcher was last here is not noted", error.what)
         board_file.remove(self._queue.board)
+
+
+def _name(entry: DeviceEntry) -> str:
+    return f"GPU {entry.device.index} ({entry.device.uuid}, {entry.device.bus_id})"

@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import time
 from contextlib import suppress
 
+from gpusched.common.files import open_regular, private_name
+
+OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the caller's own trouble, not that of a file
+_REMOVALS_LIMIT = 100
 _RETRY_FOR_S = 0.05  # a refused caller tries again this long: somebody who asks may hold the lock for an instant
 _RETRY_STEP_S = 0.005
 
@@ -39,21 +42,22 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
     Never follows a link, never opens another user's file with O_CREAT (the kernel refuses that in sticky
     directories), and checks that the path still names the locked file, since cleaning programs unlink.
     """
-    while True:
+    for _ in range(_REMOVALS_LIMIT):
         fd = _open_or_make(path, mode)
         if not try_lock(fd, retry_for_s=_RETRY_FOR_S):
             os.close(fd)
             return None
-        if _still_named(fd, path):
+        if is_named(fd, path):
             return fd
         os.close(fd)
+    raise OSError(errno.EBUSY, "is removed again and again", path)
 
 
 def _open_or_make(path: str, mode: int) -> int:
-    while True:
+    for _ in range(_REMOVALS_LIMIT):
         with suppress(FileNotFoundError):
-            return _open_lock_file(path)
-        private = f"{path}.{os.getpid()}.{time.monotonic_ns():x}"
+            return open_regular(path)
+        private = private_name(path)
         fd = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, mode)
@@ -62,30 +66,24 @@ def _open_or_make(path: str, mode: int) -> int:
         finally:
             os.close(fd)
             os.unlink(private)
+    raise OSError(errno.EBUSY, "is removed again and again", path)
 
 
-def _open_lock_file(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
-    return fd
-
-
-def _still_named(fd: int, path: str) -> bool:
+def is_named(fd: int, path: str) -> bool:
+    """Return True if the path names the open file."""
     try:
         named = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return False
     locked = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
 
 
-def holders(path: str) -> list[int] | None:
-    """Return the pids that /proc/locks names for a lock on the file, without touching the lock; [] if it is free.
+def takers(path: str) -> list[int] | None:
+    """Return the pids that /proc/locks names for a lock on the file, without touching the lock.
 
     None if /proc cannot be read. A pid is that of the process which took the lock; it may be dead while another one
-    shares the lock.
+    shares the lock. Takers in other pid namespaces, and in all but the first one dead ones too, are left out.
     """
     try:
         status = os.stat(path, follow_symlinks=False)
@@ -101,14 +99,46 @@ def holders(path: str) -> list[int] | None:
     return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name]
 
 
+def holder(path: str) -> int | None:
+    """Return the pid of a process that holds the lock on the file; None if none can be seen.
+
+    It is found by its descriptors. Where those cannot be read, a taker that lives is believed.
+    """
+    try:
+        file = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    named = takers(path) or []
+    living = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    sharers = (pid for pid in (*named, *living) if _shares_lock(pid, file))
+    return next(sharers, None) or next((pid for pid in named if _shares_lock(pid, file) is None), None)
+
+
+def _shares_lock(pid: int, file: os.stat_result) -> bool | None:
+    """Return True if a descriptor of the process shares the lock on the file; None if they cannot be read."""
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
+                    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as info:
+                        if any(line.startswith("lock:") and " FLOCK " in line for line in info):
+                            return True
+    except PermissionError:
+        return None
+    except OSError:  # it has ended
+        return False
+    return False
+
+
 def is_held(path: str) -> bool:
-    """Return True if anybody holds the lock on the file. Where /proc says nothing, a shared lock is tried."""
-    pids = holders(path)
-    if pids:
+    """Return True if anybody holds the lock on the file. Where /proc/locks names nobody, a shared lock is tried."""
+    if takers(path):
         return True
     try:
-        fd = _open_lock_file(path)
-    except OSError:
+        fd = open_regular(path)
+    except OSError as error:
+        if error.errno in OWN_LIMITS:
+            raise
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

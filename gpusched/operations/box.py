@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -39,8 +39,13 @@ def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
         rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
         if not settings.simulate:
             rows += [row for uuid, row in counted.items() if uuid not in here]
-    claims = queues.claims(settings)
-    return [DeviceReport(item, board, name, _label(claims, item.device.uuid)) for item, board, name in rows]
+    claims = Claims(settings.claims_dir)
+    return [_report(claims, *row) for row in rows]
+
+
+def claims_weakness(settings: Settings) -> str:
+    """Return what a mere user can do to the claims of others, and the remedy; empty if nobody can."""
+    return Claims(settings.claims_dir).weakness()
 
 
 def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
@@ -49,11 +54,15 @@ def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDe
     return BoardDevice(device, observe.device_view(device, known))
 
 
-def _label(claims: Claims | None, uuid: str) -> ClaimLabel | None:
-    holder = claims.holder(uuid) if claims is not None else None
+def _report(claims: Claims, item: BoardDevice, board: Board | None, name: str) -> DeviceReport:
+    holder = claims.holder(item.device.uuid)
     if holder is None:
-        return None
-    return ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
+        if board is None:
+            item = replace(item, view=replace(item.view, refused=claims.obstacle(item.device.uuid)))
+        return DeviceReport(item, board, name, None)
+    return DeviceReport(
+        item, board, name, ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
+    )
 
 
 def _published_boards() -> list[tuple[Board, str]]:

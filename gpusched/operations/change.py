@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
 from gpusched.host.attempts import reaper
@@ -202,11 +202,19 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except DiskFull as error:
-            signal = "kill" if at_once else "kill -INT"
-            error.hint = f"make room on it; or use `{signal} {pid}`, which does the same and needs no room"
+            if pid:
+                signal = "kill" if at_once else "kill -INT"
+                error.hint = f"make room on it; or use `{signal} {pid}`, which does the same and needs no room"
             raise
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)
+        if answer == "silent" and not pid:
+            raise GpuschedError(
+                "its lock is held by a process that cannot be seen from here (another container?), and nobody answers",
+                where=queue_dir.path,
+                hint="it stops when it reads the request; run `gpusched stop` where its dispatcher runs",
+                exit_code=EXIT_CANNOT_WORK,
+            )
         if answer == "left":
             # Nobody is left to hear it, and the next dispatcher must not.
             request_table.acknowledge(store, request, queues.now())

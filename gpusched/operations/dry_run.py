@@ -21,6 +21,7 @@ from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Resident
+from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.jobfile import JobFile
@@ -151,13 +152,14 @@ def _first_board(
 ) -> Board:
     """Return the allowed GPUs as if one check were enough; those of the queue's dispatcher as it has published them."""
     tenancies = {}
-    claims = queues.claims(options.settings)
+    claims = Claims(options.settings.claims_dir)
     for uuid in uuids:
         residents = tuple(
             Resident(job.id, job.mem_bytes) for job, row in running if uuid in {device.uuid for device in row.devices}
         )
-        holder = claims.holder(uuid) if claims is not None and not residents else None
-        tenancies[uuid] = observe.Tenancy(residents, refused=observe.claimed_by(holder.user) if holder else "")
+        holder = None if residents else claims.holder(uuid)
+        refused = observe.claimed_by(holder.user) if holder else claims.obstacle(uuid)
+        tenancies[uuid] = observe.Tenancy(residents, refused=refused)
     criteria = observe.criteria(options.settings, max_checks=1)
     board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits)
     own = {

@@ -10,11 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
-from gpusched.config.settings import Settings
 from gpusched.core.plan.board import Board
 from gpusched.host.gpus import board as boards
-from gpusched.host.gpus import claims as claim_files
-from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table
@@ -133,14 +130,6 @@ def shown_path(path: str) -> str:
 
 def open_store(queue_dir: QueueDir, *, read_only: bool = True) -> Store:
     return Store(queue_dir.database, read_only=read_only)
-
-
-def claims(settings: Settings) -> Claims | None:
-    """Return the claims of this box; None if nobody has made any yet. Makes no directory."""
-    directory = settings.claims_dir
-    paths = [directory] if directory else [f"{parent}/gpusched-claims" for parent in claim_files.CANDIDATES]
-    existing = next((path for path in paths if os.path.isdir(path)), None)
-    return Claims(existing) if existing is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
 from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
-from gpusched.host.gpus.claims import Claims, find_directory
+from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
@@ -84,7 +84,8 @@ class Queue:
             return EXIT_DISPATCHED_ELSEWHERE
         if not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
-        claims = Claims(find_directory(options.settings.claims_dir))
+        claims = Claims(options.settings.claims_dir)
+        claims.directory()  # a reason to refuse the run
         while lock is not None:
             dispatcher = Dispatcher(
                 self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks

@@ -95,9 +95,10 @@ def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
     detail = "" if why in _SAID else why.removeprefix(_SETTLING_WHY)
     if item.job_ids:
         jobs = "jobs " if len(item.job_ids) > 1 else "job "
-        return jobs + ", ".join(map(str, item.job_ids)), detail
+        return jobs + ", ".join(map(str, item.job_ids)), item.view.refused or detail
     if item.view.refused:
-        return "claimed", item.view.refused.removeprefix("claimed ")
+        word = "claimed" if item.view.refused.startswith("claimed ") else "set aside"
+        return word, item.view.refused.removeprefix("claimed ")
     if state is DeviceState.CHECKING:
         return f"checking {availability.count}/{max_checks}", ""
     words = {DeviceState.RUNNING: "ours", DeviceState.UNKNOWN: "not read"}

@@ -90,7 +90,7 @@ class Yard:
             db.close()
 
     def claims_held(self) -> int:
-        return sum(bool(locks.holders(str(path))) for path in (self.path / "claims").glob("*.lock"))
+        return sum(locks.is_held(str(path)) for path in (self.path / "claims").glob("*.lock"))
 
     def check_everything_ran_once(self, *, at_least: bool = False) -> None:
         ends = Counter(job for job, _, kind, _ in self.ledger() if kind == "end")

@@ -570,10 +570,13 @@ def test_a_strange_file_in_the_place_of_a_claim(box: Box) -> None:
     box.claims.chmod(0o1777)
     os.mkfifo(box.claims / f"{box.uuid(0)}.lock")
     (box.claims / f"{box.uuid(1)}.lock").mkdir()
-    started = box.start("run", box.write("true"))
-    ended = started.wait(20)
-    assert ended.code != 0
-    assert "Traceback" not in ended.text and ".lock" in ended.err
+    running = box.start("run", box.write("true"))
+    for number, kind in enumerate(("pipe", "directory")):
+        running.wait_until_said(f"{box.uuid(number)}.lock is a {kind}: ask ")
+    assert "is a pipe: ask" in box.gpusched("explain", "1").out
+    running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.code == 143 and "Traceback" not in ended.text, ended.text
 
 
 def test_a_claims_directory_that_is_not_fit(box: Box) -> None:

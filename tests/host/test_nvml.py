@@ -452,3 +452,21 @@ def test_polling_eight_gpus_costs_little(rig: Rig, tmp_path: Path) -> None:
         spent = (ticks() - before) / os.sysconf("SC_CLK_TCK") + time.process_time() - own
         assert spent / 50 < 0.02  # 1 % of a core at a poll each 2 s; 0.003 is usual, and half of it the rig's own
         source.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[" * 100_000, b"[1, 2]", b'{"versions": 1}', b'{"devices": [{"uuid": 1e999}]}', b"\xff", b"7"]
+)
+def test_an_answer_that_is_none_is_an_outage(answer: bytes) -> None:
+    """Whatever the child sends: the source tells an outage, and never raises."""
+    source = NvmlSource(10.0, {})
+    try:
+        source.request(None, 0.0)
+        child = source._child
+        assert child is not None
+        child.process.kill()
+        child.buffer = answer + b"\n"
+        (outage,) = source.poll(0.1)
+        assert outage.error and source.trouble() is not None
+    finally:
+        source.close()

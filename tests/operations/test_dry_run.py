@@ -32,7 +32,7 @@ from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Resident, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims, Holder
+from gpusched.host.gpus.claims import Claims, HeldClaim, Holder
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read, submit
@@ -86,8 +86,8 @@ class OthersClaims(Claims):
         super().__init__("/nowhere")
         self.holders = holders
 
-    def try_acquire(self, uuid: str, queue: str, now: float) -> int | None:
-        return None if uuid in self.holders else os.open(os.devnull, os.O_RDONLY)
+    def try_acquire(self, uuid: str, queue: str, now: float) -> HeldClaim | None:
+        return None if uuid in self.holders else HeldClaim(self, uuid, "/nowhere", os.open(os.devnull, os.O_RDONLY))
 
     def holder(self, uuid: str) -> Holder | None:
         user = self.holders.get(uuid)

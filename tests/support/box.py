@@ -288,7 +288,7 @@ class Box:
 
     def claimed(self) -> set[str]:
         """UUIDs of the devices on which somebody holds a claim."""
-        return {path.stem for path in self.claims.glob("*.lock") if locks.holders(str(path))}
+        return {path.stem for path in self.claims.glob("*.lock") if locks.is_held(str(path))}
 
     def audit(self) -> AuditReport:
         return audit(str(self.simulation))

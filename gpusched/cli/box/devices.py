@@ -9,7 +9,7 @@ from functools import partial
 
 import click
 
-from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options
+from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options, warn_of_claims
 from gpusched.config.layers import LoadedSettings
 from gpusched.operations import queues
 from gpusched.operations.box import box_document, read_box
@@ -38,6 +38,7 @@ def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
     Your own dispatchers count how often a GPU was free in a row. A GPU that none of them counts is read once, and
     "free now" means free at this single check.
     """
+    warn_of_claims(loaded.settings)
     try:
         with open_devices(loaded.settings, 1) as opened:
             read = partial(read_box, opened, loaded.settings)

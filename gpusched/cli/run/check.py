@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options
+from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options, warn_of_claims
 from gpusched.cli.run.source import source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
 from gpusched.config.layers import LoadedSettings
@@ -48,4 +48,5 @@ def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool,
         rows = [(spec.line, checks.attributes_text(spec), spec.command) for spec in checked.specs]
         findings = checks.findings_text(checked.findings, checked.name, verbose=verbose)
         print_page(page(rows, findings, checked.counts, checked.refusal))
+    warn_of_claims(loaded.settings)
     return EXIT_USAGE if checked.refusal else EXIT_OK

@@ -56,7 +56,8 @@ class Occupancy:
     def _room(self, device: DeviceView) -> Room | None:
         """Return the room on a device that jobs of ours share; None if it is not open to others."""
         now = device.availability
-        if device.alone or not device.residents or not device.held or any(not r.budget_bytes for r in device.residents):
+        smallest = min((resident.budget_bytes for resident in device.residents), default=0)
+        if device.alone or device.refused or not device.held or not smallest:
             return None
         others_absent = now.count >= self._at.max_checks and now.settling_since is None
         if now.state is not DeviceState.RUNNING or not others_absent or now.foreign_bytes is None:

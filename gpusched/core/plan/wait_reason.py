@@ -49,6 +49,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return f"{max(0, room.left_bytes) // MIB} MiB left beside {room.jobs} job(s)"
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
+    if device.refused:
+        return device.refused
     if job.mem_bytes and device.residents:
         if device.alone:
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
@@ -59,4 +61,4 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return f"takes no other job now: {why}"
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
         return f"free, but only {max(0, device.free_bytes - MARGIN_BYTES) // MIB} MiB to give"
-    return device.refused or device.availability.why
+    return device.availability.why

@@ -99,6 +99,15 @@ class Launcher:
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
                     raise
 
+    def add_claims(self, directory: str, claims: list[int]) -> None:
+        """Hand the attempt's shepherd more claims, if a shepherd of this launcher has the attempt."""
+        shepherd = self._busy.get(directory)
+        if shepherd is not None:
+            message = marshal.dumps({"op": "claims", "dir": directory})
+            fds = array.array("i", claims)
+            with suppress(OSError):  # it ends just now
+                shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+
     def _start(self) -> _ShepherdProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -65,6 +65,7 @@ class Shepherd:
         self.environment = dict(os.environb)
         self.terminated = False
         self.stop_wanted = ""  # directory of the attempt that the dispatcher wants ended
+        self.claims: list[int] = []  # of the attempt
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.wake = wake_read
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
@@ -90,6 +91,8 @@ class Shepherd:
             if received[0]["op"] == "start":
                 self.terminated = False
                 return received
+            for fd in received[1]:  # for an attempt that has just ended
+                os.close(fd)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         if self.channel is None:
@@ -128,15 +131,17 @@ class Shepherd:
             if fd == self.wake:
                 os.read(self.wake, 512)
             else:
-                received = self._receive()
-                if received is not None and received[0]["op"] == "stop":
-                    self.stop_wanted = received[0]["dir"]
+                order, fds = self._receive() or ({"op": ""}, [])
+                if order["op"] == "stop":
+                    self.stop_wanted = order["dir"]
+                elif order["op"] == "claims":
+                    self.claims += fds
 
     # ---- one attempt ----
 
     def tend(self, order: dict[str, Any], fds: list[int]) -> bool:
         """Run one attempt to its end and leave its record. Return False if this shepherd must not be used again."""
-        life, claims = fds[0], fds[1:]
+        life, self.claims = fds[0], fds[1:]
         directory: str = order["dir"]
         mark: dict[str, object] = {
             "pid": os.getpid(),
@@ -155,7 +160,7 @@ class Shepherd:
         except OSError as error:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
-            self._let_go(life, claims)
+            self._let_go(life)
             self._report(f"{directory}\0{_describe(error)}", True)
             return True
         finally:
@@ -166,7 +171,7 @@ class Shepherd:
         attempt_dir.write_record(life, record)
         if self.channel is None and attempt.failed and not attempt.stopping:
             self._watch_for_shutdown(life, record)
-        self._let_go(life, [] if stuck else claims)
+        self._let_go(life, with_claims=not stuck)
         self._report(directory, not stuck)
         if stuck:
             _wait_for_all()
@@ -180,10 +185,10 @@ class Shepherd:
         if self.terminated:
             attempt_dir.write_record(life, {**record, "stopped": "terminated"})
 
-    def _let_go(self, life: int, claims: list[int]) -> None:
+    def _let_go(self, life: int, *, with_claims: bool = True) -> None:
         os.close(life)
-        for fd in claims:
-            os.close(fd)
+        while with_claims and self.claims:
+            os.close(self.claims.pop())
 
 
 class _RunningCommand:

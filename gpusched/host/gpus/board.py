@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 
-from gpusched.common.files import write_atomically
+from gpusched.common.files import read_regular, write_atomically
 from gpusched.core.plan.board import Board
 
 SCHEMA_VERSION = 1
@@ -24,12 +24,11 @@ def read(path: str) -> Board | None:
     import msgspec  # not at the start of every command
 
     try:
-        with open(path, "rb") as file:
-            data = file.read(LIMIT_BYTES)
+        data = read_regular(path, LIMIT_BYTES)
         if json.loads(data)["schema_version"] != SCHEMA_VERSION:
             return None
         return msgspec.json.decode(data, type=Board)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

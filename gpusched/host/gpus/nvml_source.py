@@ -22,6 +22,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 
 RETRY_S = (15.0, 30.0, 60.0)  # pauses before fresh starts of an NVML that does not work; the last one repeats
+ANSWER_LIMIT_BYTES = 16 << 20
 STUCK_LIMIT = 3  # of children that KILL has not ended yet: a driver that hangs them would hang more
 FIRST_ANSWER_FACTOR = 3  # a first answer may have to wake each board, where persistence mode is off
 
@@ -98,12 +99,17 @@ class _Child:
     def answer(self) -> dict[str, Any] | None:
         """Return the answer once it has come whole, else None. Raises OSError or ValueError if the child is gone."""
         while b"\n" not in self.buffer:
+            if len(self.buffer) > ANSWER_LIMIT_BYTES:
+                raise ValueError("an endless answer")
             try:
                 self.buffer += self.line.recv(1 << 18) or b"\n"  # an empty answer: the end
             except BlockingIOError:
                 return None
         text, _, self.buffer = self.buffer.partition(b"\n")
-        answer = dict(json.loads(text))
+        try:
+            answer = dict(json.loads(text))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
         self.answered = True
         return answer
 
@@ -200,10 +206,13 @@ class NvmlSource:
             name, text = answer["trouble"]
             self._fail(_trouble(*TROUBLES.get(name, (f"NVML does not work: {text or name}",))), now)
         elif self._asked is not None:
-            question, self._asked = self._asked, None
-            self._trouble, self._failures = None, 0
-            self._versions = answer["versions"]
-            reading = self._reading(question, answer, now)
+            question = self._asked
+            try:
+                reading = self._reading(question, answer, now)
+                self._versions = answer["versions"]
+            except Exception as error:  # names of others are in it: nothing of them may end this process
+                return self._fail(_trouble(f"an answer of NVML cannot be read: {error!r}"[:500]), now)
+            self._asked, self._trouble, self._failures = None, None, 0
             self._ready.append(reading)
             hopeless = question.everything and all(sample.error for sample in reading.samples)
             if hopeless and now - self._child.born >= RETRY_S[0]:

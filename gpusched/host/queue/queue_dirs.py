@@ -79,12 +79,12 @@ class QueueDir:
         return ""
 
     def dispatcher(self) -> int | None:
-        """Return the pid of the dispatcher of this queue; 0 if its pid cannot be read; None if there is none."""
+        """Return the pid of the dispatcher of this queue; 0 if it cannot be seen from here; None if there is none."""
         path = f"{self.state}/dispatcher.lock"
-        pids = locks.holders(path)
+        pids = locks.takers(path)
         if pids:
             return pids[0]
-        return 0 if pids is None and locks.is_held(path) else None
+        return 0 if locks.is_held(path) else None
 
     def take(self) -> int | None:
         """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.

@@ -20,7 +20,7 @@ from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.gpus import device_source
-from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.queue import queue_dirs
 from tests.support.golden import golden
 from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, gpu, stand_still
@@ -58,10 +58,10 @@ def call(capsys: Capture, *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def claim(home: Path, uuid: str) -> int:
-    fd = Claims(str(home / "claims")).try_acquire(uuid, "/home/cy/runs/\x1b[2Jsweep", NOW - 600)
-    assert fd is not None
-    return fd
+def claim(home: Path, uuid: str) -> HeldClaim:
+    held = Claims(str(home / "claims")).try_acquire(uuid, "/home/cy/runs/\x1b[2Jsweep", NOW - 600)
+    assert held is not None
+    return held
 
 
 def no_pids(text: str) -> str:
@@ -71,19 +71,19 @@ def no_pids(text: str) -> str:
 
 
 def test_what_the_dispatcher_counts_needs_no_driver(sample: Sample9, capsys: Capture) -> None:
-    fd = claim(sample.home, gpu(3).uuid)
+    held = claim(sample.home, gpu(3).uuid)
     try:
         golden("devices-counted", no_pids(call(capsys)), home=sample.home)
     finally:
-        os.close(fd)
+        held.close()
 
 
 def test_counted_as_json(sample: Sample9, capsys: Capture) -> None:
-    fd = claim(sample.home, gpu(3).uuid)
+    held = claim(sample.home, gpu(3).uuid)
     try:
         found = json.loads(call(capsys, "--json"))["devices"]
     finally:
-        os.close(fd)
+        held.close()
     assert [(d["state"], d["checks"], d["max_checks"], d["queue"], d["jobs"]) for d in found] == [
         ("running", 10, 10, "commands", [3]),
         ("busy", 0, 10, "commands", []),
@@ -117,11 +117,11 @@ def test_a_claim_makes_a_free_gpu_claimed(home: Path, capsys: Capture, monkeypat
     where = home / "simulation"
     monkeypatch.setenv("GPUSCHED_SIMULATION", str(where))
     simulation.create(str(where), ["A100"])
-    fd = claim(home, simulation.read_keys(str(where / "gpu0" / "state"))["uuid"])
+    held = claim(home, simulation.read_keys(str(where / "gpu0" / "state"))["uuid"])
     try:
         out = no_pids(call(capsys))
     finally:
-        os.close(fd)
+        held.close()
     assert "claimed by me, pid 777, since 08:43:20, for /home/cy/runs/\\x1b[2Jsweep" in out
     assert "\x1b" not in out and "free now " not in out.splitlines()[1]
     assert "free now" in call(capsys).splitlines()[1]

@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from gpusched.cli import main as front
+from gpusched.common.errors import EXIT_CANNOT_WORK
+from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, request_table
 from gpusched.operations import change
@@ -94,3 +97,20 @@ def test_a_real_lock_is_seen_and_rung(sample: Sample9, capsys: Capture) -> None:
     finally:
         os.close(pipe)
         os.close(lock)
+
+
+def test_a_dispatcher_that_cannot_be_seen_is_asked_and_waited_for(
+    sample: Sample9, rung: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """In another pid namespace /proc/locks names nobody: the lock itself is tried."""
+    monkeypatch.setattr(change, "ACK_WAIT_S", 0.0)
+    monkeypatch.setattr(locks, "takers", lambda path: [])
+    lock = sample.place.take()
+    assert lock is not None
+    try:
+        assert front.run(["stop"]) == EXIT_CANNOT_WORK
+        assert "held by a process that cannot be seen from here (another container?)" in capsys.readouterr().err
+        assert [kind for _, kind, _ in request_table.open_requests(sample.store)] == ["stop"]
+    finally:
+        os.close(lock)
+    assert "there is nothing to stop" in call(capsys, "stop")
