@@ -46,7 +46,7 @@ TABLE = (
     Row("host.gpus.*", ("host.gpus.*", "core.model", "common.*"), ("msgspec",)),
     Row("host.attempts.attempt_dir", ()),
     Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "common.processes")),
-    Row("host.attempts.launcher", ("", "host.attempts.shepherd", "common.errors")),
+    Row("host.attempts.launcher", ("", "host.attempts.attempt_dir", "host.attempts.shepherd", "common.errors")),
     Row("host.attempts.reaper", ("host.attempts.attempt_dir", "host.locks", "core.model", "common.processes")),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
     Row("host.queue.metrics", ("host.store*", "core.documents")),

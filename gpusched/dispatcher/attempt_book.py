@@ -43,7 +43,7 @@ class AttemptBook:
         self._queue, self._selector = queue, selector
         self._open: dict[str, OpenAttempt] = {}  # by directory
         self._strays_since: dict[str, float] = {}  # by directory, monotonic: attempts whose shepherd was killed
-        self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
+        self.launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
     def __iter__(self) -> Iterator[OpenAttempt]:
         return iter(self._open.values())
@@ -142,7 +142,7 @@ class AttemptBook:
                 leftovers=settings.leftovers,
                 marker=attempt.marker,
             )
-            self._launcher.launch(order, life, claims)
+            self.launcher.launch(order, life, claims)
         except OSError as error:
             self.due[directory] = error.strerror or str(error)
             raise
@@ -159,7 +159,7 @@ class AttemptBook:
             attempt = self._open.get(directory)
             if attempt is None or attempt.has_ended:
                 continue
-            if self._launcher.has(directory) and not attempt_dir.exists(directory):
+            if self.launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
             attempt.life = reaper.look(directory, attempt.marker)
             if attempt.is_lingering:
@@ -204,7 +204,7 @@ class AttemptBook:
 
     def stop(self, attempt: OpenAttempt) -> None:
         """Have the attempt ended: TERM, grace, KILL. The wish is stored before this is called."""
-        attempt.stop_sent = self._launcher.stop(attempt.directory) or reaper.terminate(attempt.life.fields)
+        attempt.stop_sent = self.launcher.stop(attempt.directory) or reaper.terminate(attempt.life.fields)
         if not attempt.stop_sent:
             self.due.setdefault(attempt.directory, "")
 
@@ -212,7 +212,7 @@ class AttemptBook:
         """Return the pid of the shepherd of each attempt, as far as it is known."""
         pids = {}
         for attempt in self:
-            pid = attempt.life.fields.get("pid") or self._launcher.pid(attempt.directory)
+            pid = attempt.life.fields.get("pid") or self.launcher.pid(attempt.directory)
             if pid:
                 pids[int(pid)] = attempt
         return pids
@@ -238,7 +238,7 @@ class AttemptBook:
         """Leave; running attempts go on with their shepherds."""
         for attempt in self:
             self._close_shepherd_fd(attempt)
-        self._launcher.close()
+        self.launcher.close()
 
 
 def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:

@@ -108,6 +108,8 @@ class Dispatcher:
 
     def _observe(self, now: Moment) -> None:
         self._trouble.expire(now)
+        self._attempts.launcher.tend(now.monotonic_s)
+        self._trouble.watch_shepherds(self._attempts.launcher)
         self._requests.take_signals(self._sleeper.take_signals(), now)
         if self._requests.take_requests(now):
             self._head.forget()
@@ -154,7 +156,7 @@ class Dispatcher:
             max_checks=devices.criteria.max_checks,
             threshold_bytes=devices.criteria.threshold_bytes,
             devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
-            closed="; ".join(why for why in (self._leaving.reason, self._trouble.reason) if why),
+            closed="; ".join(filter(None, (self._leaving.reason, self._trouble.reason, self._trouble.no_shepherd))),
             gpus_closed=devices.error,
             waited_since=self._head.waited_since(now),
         )
@@ -205,6 +207,7 @@ class Dispatcher:
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
+            self._attempts.launcher.deadline_s(),
             None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),

@@ -96,14 +96,17 @@ def read_progress(path: str) -> bytes | None:
     return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
 
 
-def read_part(path: str, limit_bytes: int, *, at_end: bool = False) -> bytes | None:
-    """Return the first bytes of a file that a job may write, or the last ones; None if it cannot be read."""
+def read_part(path: str, limit_bytes: int, *, at_end: bool = False, since: int = 0) -> bytes | None:
+    """Return the first bytes of a file that a job may write, or the last ones, but none before `since`.
+
+    None if it cannot be read.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return os.pread(fd, limit_bytes, max(0, os.fstat(fd).st_size - limit_bytes) if at_end else 0)
+        return os.pread(fd, limit_bytes, max(since, os.fstat(fd).st_size - limit_bytes) if at_end else since)
     except OSError:
         return None
     finally:

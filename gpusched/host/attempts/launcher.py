@@ -2,6 +2,8 @@
 
 A shepherd is used again: there are as many as attempts run at once, each started when an attempt needs it. Each is a
 child in a session of its own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
+An attempt is handed only to a shepherd that has said that it is ready. One that cannot start, or is not ready in time,
+is the box's trouble: `error` says so until another one is ready.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ from dataclasses import dataclass, fields
 
 import gpusched
 from gpusched.common.errors import GpuschedError
-from gpusched.host.attempts.shepherd import MESSAGE_LIMIT
+from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts.shepherd import MESSAGE_LIMIT, PROTOCOL
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.attempts.shepherd import main; "
-    "main(int(sys.argv[2])); import os; os._exit(0)"
+    f"main(int(sys.argv[2]), {PROTOCOL}); import os; os._exit(0)"
 )
 SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
 NOTICE_LIMIT_BYTES = 8192  # a directory and a few words
+READY_WITHIN_S = 30.0
+LAST_WORDS_BYTES = 4096
+AGAIN_FIRST_S, AGAIN_MAX_S = 1.0, 30.0  # pauses between two tries to start a shepherd while none can be started
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,8 @@ class ShepherdNotice:
 class _ShepherdProcess:
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    errors_from: int  # the size of the error log when it was started
+    late_s: float  # when it is given up if it is not ready, in monotonic seconds
     directory: str = ""  # of its attempt; empty when idle
 
 
@@ -70,24 +78,105 @@ class Launcher:
     """The shepherds of one dispatcher.
 
     Their channels are registered with `selector`, each with a function as data that receives and calls `on_notice`.
+    `error` says why no shepherd can be started; it is empty while they can.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector, on_notice: Callable[[ShepherdNotice], None], error_log: str
     ) -> None:
+        self.error = ""
         self._selector = selector
         self._on_notice = on_notice
         self._error_log = error_log
+        self._starting: list[_ShepherdProcess] = []
         self._idle: list[_ShepherdProcess] = []
         self._busy: dict[str, _ShepherdProcess] = {}
+        self._pause_s = 0.0  # before the next try to start one
+        self._again_s: float | None = None
+
+    # ---- starting shepherds ----
+
+    def ready(self, count: int, now_s: float) -> int:
+        """Return how many of `count` attempts can be handed over now; start the shepherds that the others need."""
+        for _ in range(0 if self.error else count - len(self._idle) - len(self._starting)):
+            self._start(now_s)
+        return min(count, len(self._idle))
+
+    @property
+    def is_broken(self) -> bool:
+        """True if no attempt can be handed over, now and for a while."""
+        return bool(self.error) and not self._idle
+
+    def tend(self, now_s: float) -> None:
+        """Give up shepherds that are not ready in time; while none can be started, try again when it is time."""
+        for shepherd in [each for each in self._starting if now_s >= each.late_s]:
+            shepherd.process.kill()
+            self._give_up(shepherd, f"not ready within {READY_WITHIN_S:g} s")
+        if not self.error or self._starting:
+            return
+        if self._again_s is None:  # one has just failed
+            self._pause_s = min(AGAIN_MAX_S, max(AGAIN_FIRST_S, 2 * self._pause_s))
+            self._again_s = now_s + self._pause_s
+        elif now_s >= self._again_s:
+            self._again_s = None
+            self._start(now_s)
+
+    def deadline_s(self) -> float | None:
+        """Return when tend() has something to do."""
+        if self._starting or not self.error:
+            return min((each.late_s for each in self._starting), default=None)
+        return self._again_s or 0.0
+
+    def _start(self, now_s: float) -> None:
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                shepherd = self._start_process(ours, theirs.fileno(), now_s)
+        except OSError as error:
+            self.error = f"no shepherd can be started: {error}"
+            return
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
+        self._starting.append(shepherd)
+
+    def _start_process(self, ours: socket.socket, theirs: int, now_s: float) -> _ShepherdProcess:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(self._error_log, flags, 0o600), "ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE_PARENT, str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[theirs],
+                start_new_session=True,
+                cwd="/",
+            )
+            return _ShepherdProcess(process, ours, os.fstat(errors.fileno()).st_size, now_s + READY_WITHIN_S)
+
+    def _give_up(self, shepherd: _ShepherdProcess, why: str = "") -> None:
+        """Note that this shepherd could not be started."""
+        self._drop(shepherd)
+        self.error = f"no shepherd can be started: {why or self._last_words(shepherd)}"
+
+    def _last_words(self, shepherd: _ShepherdProcess) -> str:
+        """Return the last line that a shepherd has written before its end, else how it ended."""
+        words = attempt_dir.read_part(self._error_log, LAST_WORDS_BYTES, at_end=True, since=shepherd.errors_from)
+        lines = (words or b"").decode("utf-8", "replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+
+    # ---- handing over ----
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
-        """Hand the attempt over. The caller still has to close its own descriptors."""
+        """Hand the attempt to a ready shepherd. The caller still has to close its own descriptors.
+
+        Raises OSError when there is none any more.
+        """
         words = {_WIRE_NAMES.get(each.name, each.name): getattr(order, each.name) for each in fields(order)}
         message = marshal.dumps({"op": "start", **words})
         fds = array.array("i", [life, *claims])
-        while True:
-            shepherd = self._idle.pop() if self._idle else self._start()
+        while self._idle:
+            shepherd = self._idle.pop()
             try:
                 shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
                 shepherd.directory = order.directory
@@ -97,36 +186,22 @@ class Launcher:
                 self._drop(shepherd)
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
                     raise
-
-    def _start(self) -> _ShepherdProcess:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        ours.setblocking(False)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        with theirs, os.fdopen(os.open(self._error_log, flags, 0o600), "ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE_PARENT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
-        shepherd = _ShepherdProcess(process, ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
-        return shepherd
+        raise OSError(errno.EAGAIN, "the shepherds that were ready are gone")
 
     def _receive(self, shepherd: _ShepherdProcess) -> None:
-        directory, error = shepherd.directory, ""
         try:
             data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if data:
-            text, reusable = marshal.loads(data)
+        message = marshal.loads(data) if data else None
+        if shepherd in self._starting:
+            self._greet(shepherd, message)
+            return
+        directory, error = shepherd.directory, ""
+        if message:
+            text, reusable = message
             directory, _, error = text.partition("\0")
             self._busy.pop(directory, None)
             shepherd.directory = ""
@@ -139,10 +214,22 @@ class Launcher:
         if directory:
             self._on_notice(ShepherdNotice(directory, error))
 
+    def _greet(self, shepherd: _ShepherdProcess, message: dict[str, object] | None) -> None:
+        """Take the first message of a shepherd: it is ready; None: it has ended."""
+        if message == {"op": "ready", "version": PROTOCOL}:
+            self._starting.remove(shepherd)
+            self._idle.append(shepherd)
+            self.error, self._pause_s = "", 0.0
+        else:
+            self._give_up(
+                shepherd, f"gpusched was replaced while this runs: start it again ({message})" if message else ""
+            )
+
     def _drop(self, shepherd: _ShepherdProcess) -> None:
         self._disconnect(shepherd)
-        if shepherd in self._idle:
-            self._idle.remove(shepherd)
+        for group in (self._starting, self._idle):
+            if shepherd in group:
+                group.remove(shepherd)
         self._busy.pop(shepherd.directory, None)
         with suppress(subprocess.TimeoutExpired):
             shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
@@ -172,14 +259,14 @@ class Launcher:
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
-        for shepherd in (*self._idle, *self._busy.values()):
+        for shepherd in (*self._idle, *self._starting, *self._busy.values()):
             self._disconnect(shepherd)
         for shepherd in self._idle:
             shepherd.process.wait()
-        for shepherd in self._busy.values():
-            shepherd.process.returncode = 0  # it outlives us by design: nothing to wait for
-        self._idle.clear()
-        self._busy.clear()
+        for shepherd in (*self._starting, *self._busy.values()):
+            shepherd.process.returncode = 0  # it outlives us by design, or has not begun: nothing to wait for
+        for group in (self._idle, self._starting, self._busy):
+            group.clear()
 
 
 def find_shell(name: str) -> tuple[bytes, ...]:

@@ -28,6 +28,7 @@ TYPE_CHECKING = False  # what only type checkers need is not imported: many shep
 if TYPE_CHECKING:
     from typing import Any
 
+PROTOCOL = 2  # of the messages between dispatcher and shepherd
 MESSAGE_LIMIT = 1 << 18
 FDS_LIMIT = 250
 FD_BYTES = 4
@@ -42,12 +43,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 _RESET_SIGNALS = [n for n in range(1, 65) if n not in (signal.SIGKILL, signal.SIGSTOP, 32, 33)]
 
 
-def main(channel_fd: int) -> None:
-    """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended."""
+def main(channel_fd: int, protocol: int = 1) -> None:
+    """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended.
+
+    A dispatcher that speaks protocol 1 expects no greeting, and says nothing of its protocol.
+    """
     on, unused = ctypes.c_ulong(1), ctypes.c_ulong(0)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, on, unused, unused, unused)
     os.set_inheritable(channel_fd, False)  # no command gets it
     shepherd = Shepherd(socket.socket(fileno=channel_fd))
+    if protocol > 1:
+        shepherd.send({"op": "ready", "version": PROTOCOL})
     while (received := shepherd.next_order()) is not None:
         order, fds = received
         if not shepherd.tend(order, fds):
@@ -114,10 +120,11 @@ class Shepherd:
             self.channel.close()
             self.channel = None
 
-    def _report(self, directory: str, reusable: bool) -> None:
+    def send(self, message: dict[str, Any] | tuple[str, bool]) -> None:
+        """Tell the dispatcher, if there is one."""
         if self.channel is not None:
             try:
-                self.channel.send(marshal.dumps((directory, reusable)))
+                self.channel.send(marshal.dumps(message))
             except OSError:
                 self._forget_dispatcher()
 
@@ -155,7 +162,7 @@ class Shepherd:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
             self._let_go(life, claims)
-            self._report(f"{directory}\0{_describe(error)}", True)
+            self.send((f"{directory}\0{_describe(error)}", True))
             return True
         finally:
             for fd in logs:
@@ -166,7 +173,7 @@ class Shepherd:
         if self.channel is None and attempt.failed and not attempt.stopping:
             self._watch_for_shutdown(life, record)
         self._let_go(life, [] if stuck else claims)
-        self._report(directory, not stuck)
+        self.send((directory, not stuck))
         if stuck:
             _wait_for_all()
         return not stuck
