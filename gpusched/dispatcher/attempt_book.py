@@ -53,6 +53,8 @@ class AttemptBook:
 
     def _hear(self, notice: ShepherdNotice) -> None:
         self.due[notice.directory] = notice.error
+        if notice.directory in self._open:
+            self._open[notice.directory].crash = notice.crash
 
     # ---- beginning ----
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,5 +86,46 @@ def test_a_run_ends_well_though_the_package_is_gone(box: Box, package: Path, opt
     ended = running.wait()
     assert ended.code == 1, ended.text
     assert "Traceback" not in ended.text
-    assert ('"exit_code": 1' if options else "1 failed") in ended.out
+    assert ('"max_rss_bytes"' if options else "next     the same command") in ended.out
     assert box.states() == ["succeeded", "succeeded", "failed"]
+
+
+# ---- orders that are too large, or break their shepherd -----------------------------------------------
+
+
+def test_large_variables_reach_the_job_or_fail_it_alone(box: Box) -> None:
+    kib = "x" * 1024
+    jobs = {
+        "3 of 100": {f"V{n}": kib * 100 for n in range(3)},
+        "12 of 100": {f"V{n}": kib * 100 for n in range(12)},
+        "one of 130": {"V0": kib * 130},
+        "40 of 100": {f"V{n}": kib * 100 for n in range(40)},
+        "none": {},
+    }
+    listed = [{"run": f"env | wc -c # {name}", "env": variables} for name, variables in jobs.items()]
+    (box.work / "jobs.yaml").write_text(json.dumps({"jobs": listed}))
+    ended = box.gpusched("run", "jobs.yaml")
+    assert ended.code == 1, ended.text
+    rows = box.jobs("jobs")
+    assert [row.state for row in rows] == ["succeeded", "succeeded", "failed", "failed", "succeeded"]
+    assert [int(row.said()) // 102400 for row in rows[:2]] == [3, 12]
+    for row in rows[2:4]:
+        assert (len(row.attempts), row.cause) == (1, "bad_command")
+        assert "Argument list too long: a word or variable may have 128 KiB, all together" in row.note
+    assert "no job can be started" not in ended.text
+
+
+def test_the_crash_of_a_shepherd_on_an_order_is_the_reason_of_that_job(box: Box, package: Path) -> None:
+    shepherd = package / "host" / "attempts" / "shepherd.py"
+    text = shepherd.read_text()
+    assert "logs: list[int] = []\n" in text
+    crash = "logs: list[int] = []\n        assert b'# hard' not in order['argv'][-1], 'this order is hard'\n"
+    shepherd.write_text(text.replace("logs: list[int] = []\n", crash))
+    running = box.start("run", box.write("true # hard", "echo two >> ran", "echo three >> ran"))
+    wait_for(lambda: box.read("ran").split() == ["two", "three"])
+    wait_for(lambda: box.jobs()[0].job.losses == 1)
+    first = box.jobs()[0].attempts[0].outcome
+    assert first is not None and first.kind.value == "not_started"
+    assert first.note == "its shepherd ended before it: AssertionError: this order is hard"
+    running.signal(signal.SIGKILL)
+    running.wait()

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 
 import gpusched
@@ -32,6 +32,7 @@ _BOOTSTRAP = (
     f"main(int(sys.argv[2]), {PROTOCOL}); import os; os._exit(0)"
 )
 SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
+MESSAGE_MAX_BYTES = MESSAGE_LIMIT // 2  # larger orders do not fit everywhere into one message
 NOTICE_LIMIT_BYTES = 8192  # a directory and a few words
 READY_WITHIN_S = 30.0
 LAST_WORDS_BYTES = 4096
@@ -59,10 +60,14 @@ _WIRE_NAMES = {"directory": "dir", "time_limit_s": "time_limit", "grace_s": "gra
 
 @dataclass(frozen=True, slots=True)
 class ShepherdNotice:
-    """A shepherd's notice that an attempt has ended. `error` says why the command could not be started at all."""
+    """A shepherd's notice that an attempt has ended.
+
+    `error` says why the command could not be started at all, `crash` how the shepherd has ended without a record.
+    """
 
     directory: str
     error: str = ""
+    crash: str = ""
 
 
 @dataclass(slots=True)
@@ -174,19 +179,30 @@ class Launcher:
         """
         words = {_WIRE_NAMES.get(each.name, each.name): getattr(order, each.name) for each in fields(order)}
         message = marshal.dumps({"op": "start", **words})
-        fds = array.array("i", [life, *claims])
-        while self._idle:
-            shepherd = self._idle.pop()
-            try:
-                shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-                shepherd.directory = order.directory
-                self._busy[order.directory] = shepherd
-                return
-            except OSError as error:
-                self._drop(shepherd)
-                if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
-                    raise
+        fds = [life, *claims]
+        with ExitStack() as stack:
+            if len(message) > MESSAGE_MAX_BYTES:  # it goes through a file in memory
+                file = stack.enter_context(open(os.memfd_create("order", os.MFD_CLOEXEC), "wb", buffering=0))
+                file.write(message)
+                message, fds = marshal.dumps({"op": "start from file"}), [file.fileno(), *fds]
+            while self._idle:
+                shepherd = self._idle.pop()
+                if self._send(shepherd, message, fds):
+                    shepherd.directory = order.directory
+                    self._busy[order.directory] = shepherd
+                    return
         raise OSError(errno.EAGAIN, "the shepherds that were ready are gone")
+
+    def _send(self, shepherd: _ShepherdProcess, message: bytes, fds: list[int]) -> bool:
+        """Send a message with descriptors; return False if the shepherd was killed."""
+        try:
+            shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+            return True
+        except OSError as error:
+            self._drop(shepherd)
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
+            return False
 
     def _receive(self, shepherd: _ShepherdProcess) -> None:
         try:
@@ -199,7 +215,7 @@ class Launcher:
         if shepherd in self._starting:
             self._greet(shepherd, message)
             return
-        directory, error = shepherd.directory, ""
+        directory, error, crash = shepherd.directory, "", ""
         if message:
             text, reusable = message
             directory, _, error = text.partition("\0")
@@ -211,8 +227,9 @@ class Launcher:
                 self._disconnect(shepherd)
         else:
             self._drop(shepherd)
+            crash = f"its shepherd ended before it: {self._last_words(shepherd)}"
         if directory:
-            self._on_notice(ShepherdNotice(directory, error))
+            self._on_notice(ShepherdNotice(directory, error, crash))
 
     def _greet(self, shepherd: _ShepherdProcess, message: dict[str, object] | None) -> None:
         """Take the first message of a shepherd: it is ready; None: it has ended."""

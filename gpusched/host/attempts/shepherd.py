@@ -36,6 +36,7 @@ SHUTDOWN_WINDOW_S = 1.0  # a failure that a TERM follows within this time belong
 UNKILLABLE_AFTER_S = 30.0
 LEFTOVER_GRACE_S = 0.2  # processes that outlive the command by less are not worth a word
 KILL_AGAIN_S = 0.2
+STRING_LIMIT_KIB = 128  # MAX_ARG_STRLEN of the kernel
 _NO_PROCESS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -93,9 +94,14 @@ class Shepherd:
             received = self._receive()
             if received is None:
                 return None
-            if received[0]["op"] == "start":
+            order, fds = received
+            if order["op"] == "start from file":
+                with open(fds.pop(0), "rb") as file:
+                    file.seek(0)
+                    order = marshal.load(file)
+            if order["op"] == "start":
                 self.terminated = False
-                return received
+                return order, fds
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         if self.channel is None:
@@ -222,6 +228,12 @@ class _RunningCommand:
             if error.errno in _NO_PROCESS:
                 raise
             self.error = _describe(error)
+            if error.errno == errno.E2BIG:
+                together_kib = os.sysconf("SC_ARG_MAX") // 1024
+                limits = f"a word or variable may have {STRING_LIMIT_KIB} KiB, all together {together_kib} KiB"
+                self.error = f"{error.strerror}: {limits}"
+        except ValueError as error:
+            self.error = str(error)
 
     def run(self) -> dict[str, object]:
         """Stay until the attempt has ended; return the exit record."""
