@@ -8,9 +8,7 @@ is the box's trouble: `error` says so until another one is ready.
 
 from __future__ import annotations
 
-import array
 import errno
-import marshal
 import os
 import selectors
 import shutil
@@ -18,22 +16,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 import gpusched
 from gpusched.common.errors import GpuschedError
-from gpusched.host.attempts import attempt_dir
-from gpusched.host.attempts.shepherd import MESSAGE_LIMIT, PROTOCOL
+from gpusched.host.attempts import attempt_dir, wire
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.attempts.shepherd import main; "
-    f"main(int(sys.argv[2]), {PROTOCOL}); import os; os._exit(0)"
+    f"main(int(sys.argv[2]), {wire.PROTOCOL}); import os; os._exit(0)"
 )
-SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
-MESSAGE_MAX_BYTES = MESSAGE_LIMIT // 2  # larger orders do not fit everywhere into one message
-NOTICE_LIMIT_BYTES = 8192  # a directory and a few words
+SEND_BUFFER_BYTES = 2 * wire.MESSAGE_LIMIT
 READY_WITHIN_S = 30.0
 LAST_WORDS_BYTES = 4096
 AGAIN_FIRST_S, AGAIN_MAX_S = 1.0, 30.0  # pauses between two tries to start a shepherd while none can be started
@@ -178,40 +173,25 @@ class Launcher:
         Raises OSError when there is none any more.
         """
         words = {_WIRE_NAMES.get(each.name, each.name): getattr(order, each.name) for each in fields(order)}
-        message = marshal.dumps({"op": "start", **words})
-        fds = [life, *claims]
-        with ExitStack() as stack:
-            if len(message) > MESSAGE_MAX_BYTES:  # it goes through a file in memory
-                file = stack.enter_context(open(os.memfd_create("order", os.MFD_CLOEXEC), "wb", buffering=0))
-                file.write(message)
-                message, fds = marshal.dumps({"op": "start from file"}), [file.fileno(), *fds]
-            while self._idle:
-                shepherd = self._idle.pop()
-                if self._send(shepherd, message, fds):
-                    shepherd.directory = order.directory
-                    self._busy[order.directory] = shepherd
-                    return
+        while self._idle:
+            shepherd = self._idle.pop()
+            try:
+                wire.send(shepherd.channel, {"op": "start", **words}, [life, *claims])
+                shepherd.directory = order.directory
+                self._busy[order.directory] = shepherd
+                return
+            except OSError as error:
+                self._drop(shepherd)
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
+                    raise
         raise OSError(errno.EAGAIN, "the shepherds that were ready are gone")
-
-    def _send(self, shepherd: _ShepherdProcess, message: bytes, fds: list[int]) -> bool:
-        """Send a message with descriptors; return False if the shepherd was killed."""
-        try:
-            shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-            return True
-        except OSError as error:
-            self._drop(shepherd)
-            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                raise
-            return False
 
     def _receive(self, shepherd: _ShepherdProcess) -> None:
         try:
-            data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
+            received = wire.receive(shepherd.channel)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        message = marshal.loads(data) if data else None
+        message = received[0] if received else None
         if shepherd in self._starting:
             self._greet(shepherd, message)
             return
@@ -233,7 +213,7 @@ class Launcher:
 
     def _greet(self, shepherd: _ShepherdProcess, message: dict[str, object] | None) -> None:
         """Take the first message of a shepherd: it is ready; None: it has ended."""
-        if message == {"op": "ready", "version": PROTOCOL}:
+        if message and message.get("version") == wire.PROTOCOL:
             self._starting.remove(shepherd)
             self._idle.append(shepherd)
             self.error, self._pause_s = "", 0.0
@@ -270,7 +250,7 @@ class Launcher:
         if shepherd is None:
             return False
         with suppress(OSError):
-            shepherd.channel.send(marshal.dumps({"op": "stop", "dir": directory}))
+            wire.send(shepherd.channel, {"op": "stop", "dir": directory})
             return True
         return False
 
