@@ -52,9 +52,15 @@ class AttemptBook:
         return len(self._open)
 
     def _hear(self, notice: ShepherdNotice) -> None:
+        attempt = self._open.get(notice.directory)
+        if notice.claims:
+            if attempt is not None:
+                attempt.claims += notice.claims
+                self.due.setdefault(notice.directory, "")
+            return
         self.due[notice.directory] = notice.error
-        if notice.directory in self._open:
-            self._open[notice.directory].crash = notice.crash
+        if attempt is not None:
+            attempt.crash = notice.crash
 
     # ---- beginning ----
 
@@ -74,6 +80,7 @@ class AttemptBook:
                 )
             self._open[attempt.directory] = attempt
             self.due[attempt.directory] = ""
+            self.launcher.adopt(attempt.directory, attempt.life.fields)
             adopted.append(attempt)
         return adopted
 
@@ -86,6 +93,11 @@ class AttemptBook:
             self._selector.unregister(attempt.shepherd_fd)
             os.close(attempt.shepherd_fd)
             attempt.shepherd_fd = None
+
+    def _close_descriptors(self, attempt: OpenAttempt) -> None:
+        self._close_shepherd_fd(attempt)
+        while attempt.claims:
+            os.close(attempt.claims.pop())
 
     def new(self, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
         """Return the attempt that this row describes, opened now; nobody knows how long it has been idle."""
@@ -228,7 +240,7 @@ class AttemptBook:
 
     def forget(self, attempt: OpenAttempt) -> None:
         """Drop an attempt that is closed in the store."""
-        self._close_shepherd_fd(attempt)
+        self._close_descriptors(attempt)
         self._open.pop(attempt.directory, None)
         self._strays_since.pop(attempt.directory, None)
 
@@ -239,7 +251,7 @@ class AttemptBook:
     def close(self) -> None:
         """Leave; running attempts go on with their shepherds."""
         for attempt in self:
-            self._close_shepherd_fd(attempt)
+            self._close_descriptors(attempt)
         self.launcher.close()
 
 

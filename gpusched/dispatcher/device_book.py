@@ -215,6 +215,29 @@ class DeviceBook:
             entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
         self.source.request(frozenset(uuids), now.monotonic_s)
 
+    def share_claims(self, uuids: Iterable[str], claims: Collection[int], now: Moment) -> None:
+        """Hold these devices too, of which an attempt has brought the claims, so that others may join it there."""
+        for entry in [
+            self.entries[uuid] for uuid in uuids if uuid in self.entries and self.entries[uuid].claim is None
+        ]:
+            for fd in claims:
+                if self._claims.is_of(entry.device.uuid, fd):
+                    entry.claim, entry.claimed_s = os.dup(fd), now.monotonic_s
+                    break
+
+    def secure(self, uuids: Collection[str], claims: Collection[int], now: Moment) -> list[int]:
+        """Take the claims of these devices that are free although processes of an attempt are left there.
+
+        `claims` are those that are held for it already.
+        """
+        taken = []
+        for uuid in uuids:
+            entry = self.entries.get(uuid)
+            if (entry is None or entry.claim is None) and not any(self._claims.is_of(uuid, fd) for fd in claims):
+                fd = self._claims.try_acquire(uuid, self._queue, now.at)
+                taken += [] if fd is None else [fd]
+        return taken
+
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
         for uuid in uuids:

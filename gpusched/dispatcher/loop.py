@@ -130,6 +130,11 @@ class Dispatcher:
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> None:
         ended = self._attempts.look(now, everywhere=everywhere, stopping_at=self._leaving.stopping_at)
         self._trouble.review(self._attempts, ended, now)
+        for attempt in self._attempts:
+            if not attempt.has_ended:
+                self._devices.share_claims(attempt.devices, attempt.claims, now)
+            if attempt.is_lingering:
+                attempt.claims += self._devices.secure(attempt.devices, attempt.claims, now)
         occupied = self._attempts.occupied()
         for attempt in ended:
             self._devices.settle(attempt.devices, now, occupied)

@@ -51,6 +51,7 @@ class OpenAttempt:
     stop_sent: bool = False
     crash: str = ""  # how its shepherd has ended without a record, if that was seen
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
+    claims: list[int] = field(default_factory=list)  # held for it beside those of its shepherd
     shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
     outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.box import Box, wait_for
+from tests.support.box import Box, Running, wait_for
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -129,3 +132,75 @@ def test_the_crash_of_a_shepherd_on_an_order_is_the_reason_of_that_job(box: Box,
     assert first.note == "its shepherd ended before it: AssertionError: this order is hard"
     running.signal(signal.SIGKILL)
     running.wait()
+
+
+# ---- claims that live as long as the job --------------------------------------------------------------
+
+STUBBORN = "trap '' TERM; while :; do sleep 0.1; done"
+# its own parent closes every descriptor for it, and ends
+CLOSED = (
+    "import subprocess; subprocess.Popen(['bash', '-c', \"trap '' TERM; echo $$ > left; "
+    'while :; do sleep 0.1; done"], start_new_session=True)'
+)
+
+
+def shepherds(box: Box, name: str = "list") -> list[int]:
+    """The shepherds of the running attempts, as their marks name them."""
+    texts = [path.read_text("utf-8", "replace") for path in (box.queue(name) / "attempts").glob("*/life")]
+    return [int(line[4:]) for text in texts for line in text.splitlines() if line.startswith("pid=")]
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def stays_taken(box: Box, rival: Running, alive: Callable[[], bool]) -> None:
+    """While processes of the job live, another list on the same GPU does not start."""
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        held = bool(box.claimed())
+        assert held or not alive(), "the claim is gone, and a process of the job is not"
+        assert box.states("rival") != ["running"] or not alive()
+        time.sleep(0.01)
+    assert rival.process.poll() is None
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Box]:
+    with Box(tmp_path, gpus="1", environment={"GPUSCHED_GRACE": "20"}) as box:
+        yield box
+
+
+@pytest.mark.parametrize("job", ["bash", "closed"])
+@pytest.mark.parametrize("case", ["taken over", "both killed", "shepherd killed"])
+def test_a_killed_shepherd_leaves_the_gpu_to_what_is_left_of_its_job(one: Box, job: str, case: str) -> None:
+    (one.work / "closed.py").write_text(CLOSED)
+    command = f"echo $$ > left; {STUBBORN}" if job == "bash" else f"{sys.executable} closed.py"
+    one.write("true", name="rival.txt")
+    running = one.start("run", one.write(command))
+    left = int(wait_for(lambda: one.read("left").strip()))
+    if job == "closed":
+        wait_for(lambda: "leftovers" in one.read("gpusched-runs/list/attempts/1.1/life"))
+    (shepherd,) = shepherds(one)
+    if case != "shepherd killed":
+        kill(running.pid)
+        running.wait()
+    if case == "both killed":
+        kill(shepherd)
+        if job == "bash":  # the processes hold the claim; a parent that closed it and ended is not promised
+            assert one.claimed()
+    if case != "shepherd killed":
+        running = one.start("run", "list.txt")
+        running.wait_until_said("taken over")
+    if case != "both killed":
+        time.sleep(0.3)
+    rival = one.start("run", "rival.txt")
+    wait_for(lambda: one.states("rival") == ["queued"])
+    if case != "both killed":
+        kill(shepherd)
+    stays_taken(one, rival, lambda: Path(f"/proc/{left}").exists())
+    kill(left)
+    wait_for(lambda: one.jobs()[0].job.losses == 1)
+    kill(running.pid)
+    assert rival.wait().code == 0

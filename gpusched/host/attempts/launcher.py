@@ -9,15 +9,17 @@ is the box's trouble: `error` says so until another one is ready.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import selectors
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 import gpusched
 from gpusched.common.errors import GpuschedError
@@ -55,7 +57,7 @@ _WIRE_NAMES = {"directory": "dir", "time_limit_s": "time_limit", "grace_s": "gra
 
 @dataclass(frozen=True, slots=True)
 class ShepherdNotice:
-    """A shepherd's notice that an attempt has ended.
+    """A shepherd's notice: its attempt has ended, unless there are claims.
 
     `error` says why the command could not be started at all, `crash` how the shepherd has ended without a record.
     """
@@ -63,14 +65,15 @@ class ShepherdNotice:
     directory: str
     error: str = ""
     crash: str = ""
+    claims: tuple[int, ...] = ()  # duplicates of those that it holds
 
 
 @dataclass(slots=True)
 class _ShepherdProcess:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None  # None: that of an earlier dispatcher
     channel: socket.socket
-    errors_from: int  # the size of the error log when it was started
-    late_s: float  # when it is given up if it is not ready, in monotonic seconds
+    errors_from: int = 0  # the size of the error log when it was started
+    late_s: float = math.inf  # when it is given up if it is not ready, in monotonic seconds
     directory: str = ""  # of its attempt; empty when idle
 
 
@@ -110,7 +113,8 @@ class Launcher:
     def tend(self, now_s: float) -> None:
         """Give up shepherds that are not ready in time; while none can be started, try again when it is time."""
         for shepherd in [each for each in self._starting if now_s >= each.late_s]:
-            shepherd.process.kill()
+            if shepherd.process is not None:
+                shepherd.process.kill()
             self._give_up(shepherd, f"not ready within {READY_WITHIN_S:g} s")
         if not self.error or self._starting:
             return
@@ -137,8 +141,11 @@ class Launcher:
             return
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
+        self._listen_to(shepherd)
         self._starting.append(shepherd)
+
+    def _listen_to(self, shepherd: _ShepherdProcess) -> None:
+        self._selector.register(shepherd.channel, selectors.EVENT_READ, lambda: self._receive(shepherd))
 
     def _start_process(self, ours: socket.socket, theirs: int, now_s: float) -> _ShepherdProcess:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -157,15 +164,35 @@ class Launcher:
     def _give_up(self, shepherd: _ShepherdProcess, why: str = "") -> None:
         """Note that this shepherd could not be started."""
         self._drop(shepherd)
-        self.error = f"no shepherd can be started: {why or self._last_words(shepherd)}"
+        why = why or self._last_words(shepherd) or "it ended without a word"
+        self.error = f"no shepherd can be started: {why}"
 
     def _last_words(self, shepherd: _ShepherdProcess) -> str:
-        """Return the last line that a shepherd has written before its end, else how it ended."""
+        """Return the last line that a shepherd has written before its end; nothing if it was killed."""
         words = attempt_dir.read_part(self._error_log, LAST_WORDS_BYTES, at_end=True, since=shepherd.errors_from)
         lines = (words or b"").decode("utf-8", "replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+        return next((line for line in reversed(lines) if line.strip()), "")
 
-    # ---- handing over ----
+    # ---- handing over and taking over ----
+
+    def adopt(self, directory: str, mark: Mapping[str, str]) -> None:
+        """Ask the shepherd of an attempt that an earlier dispatcher has launched for its claims, if it listens."""
+        channel = wire.connect(mark["socket"]) if "socket" in mark else None
+        if channel is not None:
+            shepherd = _ShepherdProcess(None, channel, directory=directory)
+            self._listen_to(shepherd)
+            self._busy[directory] = shepherd
+            self._say("claims", directory)
+
+    def _say(self, op: str, directory: str) -> bool:
+        """Send a word to the shepherd of an attempt; return False if none of this launcher has it."""
+        shepherd = self._busy.get(directory)
+        if shepherd is None:
+            return False
+        with suppress(OSError):
+            wire.send(shepherd.channel, {"op": op, "dir": directory})
+            return True
+        return False
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
         """Hand the attempt to a ready shepherd. The caller still has to close its own descriptors.
@@ -191,23 +218,37 @@ class Launcher:
             received = wire.receive(shepherd.channel)
         except BlockingIOError:
             return
-        message = received[0] if received else None
+        message, fds = received or (None, [])
         if shepherd in self._starting:
             self._greet(shepherd, message)
-            return
+        elif isinstance(message, dict):
+            self._note_answer(shepherd, message, fds)
+        else:
+            self._note_end(shepherd, message)
+
+    def _note_answer(self, shepherd: _ShepherdProcess, message: dict[str, Any], fds: list[int]) -> None:
+        directory = shepherd.directory
+        if message["op"] == "claims":
+            self._on_notice(ShepherdNotice(directory, claims=tuple(fds)))
+        elif (message["version"], message["dir"]) != (wire.PROTOCOL, directory):
+            self._drop(shepherd)  # it speaks otherwise, or of another attempt: it is known by its files only
+
+    def _note_end(self, shepherd: _ShepherdProcess, message: tuple[str, bool] | None) -> None:
+        """Note the end of an attempt; None: its shepherd has ended."""
         directory, error, crash = shepherd.directory, "", ""
         if message:
             text, reusable = message
             directory, _, error = text.partition("\0")
             self._busy.pop(directory, None)
             shepherd.directory = ""
-            if reusable:
+            if reusable and shepherd.process is not None:
                 self._idle.append(shepherd)
             else:
                 self._disconnect(shepherd)
         else:
             self._drop(shepherd)
-            crash = f"its shepherd ended before it: {self._last_words(shepherd)}"
+            if shepherd.process is not None and (words := self._last_words(shepherd)):
+                crash = f"its shepherd ended before it: {words}"
         if directory:
             self._on_notice(ShepherdNotice(directory, error, crash))
 
@@ -228,8 +269,9 @@ class Launcher:
             if shepherd in group:
                 group.remove(shepherd)
         self._busy.pop(shepherd.directory, None)
-        with suppress(subprocess.TimeoutExpired):
-            shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
+        if shepherd.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
 
     def _disconnect(self, shepherd: _ShepherdProcess) -> None:
         self._selector.unregister(shepherd.channel)
@@ -242,26 +284,20 @@ class Launcher:
     def pid(self, directory: str) -> int | None:
         """Return the pid of the shepherd of this launcher that has the attempt, or None."""
         shepherd = self._busy.get(directory)
-        return None if shepherd is None else shepherd.process.pid
+        return None if shepherd is None or shepherd.process is None else shepherd.process.pid
 
     def stop(self, directory: str) -> bool:
         """Ask the attempt's shepherd to end it. Return False if no shepherd of this launcher has it."""
-        shepherd = self._busy.get(directory)
-        if shepherd is None:
-            return False
-        with suppress(OSError):
-            wire.send(shepherd.channel, {"op": "stop", "dir": directory})
-            return True
-        return False
+        return self._say("stop", directory)
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
         for shepherd in (*self._idle, *self._starting, *self._busy.values()):
             self._disconnect(shepherd)
-        for shepherd in self._idle:
-            shepherd.process.wait()
-        for shepherd in (*self._starting, *self._busy.values()):
-            shepherd.process.returncode = 0  # it outlives us by design, or has not begun: nothing to wait for
+        for process in [each.process for each in self._idle if each.process is not None]:
+            process.wait()
+        for process in [each.process for each in (*self._starting, *self._busy.values()) if each.process is not None]:
+            process.returncode = 0  # it outlives us by design, or has not begun: nothing to wait for
         for group in (self._idle, self._starting, self._busy):
             group.clear()
 

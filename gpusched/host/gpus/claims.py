@@ -129,6 +129,11 @@ class Claims:
             self._label(path, queue, now)
         return fd
 
+    def is_of(self, uuid: str, fd: int) -> bool:
+        """Return True if the descriptor is a claim of this device, whatever directory it was made in."""
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removesuffix(" (deleted)")
+        return name == os.path.basename(self._lock_path(uuid))
+
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
         with suppress(OSError):  # a label is for people; the claim stands without it
