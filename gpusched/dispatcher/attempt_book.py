@@ -53,14 +53,13 @@ class AttemptBook:
 
     def _hear(self, notice: ShepherdNotice) -> None:
         attempt = self._open.get(notice.directory)
-        if notice.claims:
-            if attempt is not None:
-                attempt.claims += notice.claims
-                self.due.setdefault(notice.directory, "")
-            return
-        self.due[notice.directory] = notice.error
         if attempt is not None:
-            attempt.crash = notice.crash
+            attempt.claims += notice.claims
+            attempt.record, attempt.crash = notice.record or attempt.record, notice.crash
+        if notice.claims:
+            self.due.setdefault(notice.directory, "")
+        else:
+            self.due[notice.directory] = notice.error
 
     # ---- beginning ----
 
@@ -175,7 +174,10 @@ class AttemptBook:
                 continue
             if self.launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
-            attempt.life = reaper.look(directory, attempt.marker)
+            if attempt.record:
+                attempt.life = LifeReading(AttemptFact.EXITED, attempt.record)
+            else:
+                attempt.life = reaper.look(directory, attempt.marker)
             if attempt.is_lingering:
                 self._end_strays(attempt, now)
             if attempt.life.fact not in ENDED_FACTS:
@@ -240,6 +242,9 @@ class AttemptBook:
 
     def forget(self, attempt: OpenAttempt) -> None:
         """Drop an attempt that is closed in the store."""
+        if attempt.record:
+            self.launcher.acknowledge(attempt.directory)
+        attempt_dir.remove_copy(attempt.directory)
         self._close_descriptors(attempt)
         self._open.pop(attempt.directory, None)
         self._strays_since.pop(attempt.directory, None)

@@ -49,6 +49,7 @@ class OpenAttempt:
     outcome: Outcome | None = None
     is_cancelled: bool = False  # somebody asks for its end
     stop_sent: bool = False
+    record: Mapping[str, str] = field(default_factory=dict)  # as its shepherd tells it while it cannot write it
     crash: str = ""  # how its shepherd has ended without a record, if that was seen
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
     claims: list[int] = field(default_factory=list)  # held for it beside those of its shepherd

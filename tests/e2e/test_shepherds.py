@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -204,3 +206,167 @@ def test_a_killed_shepherd_leaves_the_gpu_to_what_is_left_of_its_job(one: Box, j
     wait_for(lambda: one.jobs()[0].job.losses == 1)
     kill(running.pid)
     assert rival.wait().code == 0
+
+
+# ---- records that cannot be written -------------------------------------------------------------------
+
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Each write fails to a file whose name ends in a word of the file that FULL_DISK names. */
+static int is_full(int fd) {
+    char link[64], path[4096], words[256], *word;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    FILE *file = fopen(getenv("FULL_DISK"), "r");
+    if (!file) return 0;
+    int has_words = fgets(words, sizeof words, file) != NULL;
+    fclose(file);
+    if (length < 0 || !has_words) return 0;
+    path[length] = 0;
+    for (word = strtok(words, " \\n"); word; word = strtok(NULL, " \\n")) {
+        size_t size = strlen(word);
+        if ((size_t)length >= size && !strcmp(path + length - size, word)) { errno = ENOSPC; return 1; }
+    }
+    return 0;
+}
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
+    static ssize_t (*real)(int, const void *, size_t, off_t);
+    if (is_full(fd)) return -1;
+    if (!real) real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite64");
+    return real(fd, data, size, at);
+}
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
+"""
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that makes writes fail as a full copy-on-write disk does."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = tmp_path_factory.mktemp("shim") / "full.c"
+    source.write_text(SHIM)
+    library = source.with_suffix(".so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+def full(box: Box, shim: Path) -> Path:
+    """The file that names the endings of the files that take nothing."""
+    runtime = box.root / "runtime"
+    runtime.mkdir(mode=0o700)
+    path = box.root / "full"
+    box.environment |= {"LD_PRELOAD": str(shim), "FULL_DISK": str(path), "XDG_RUNTIME_DIR": str(runtime)}
+    return path
+
+
+def copies(box: Box) -> list[Path]:
+    return list((box.root / "runtime" / "gpusched").glob("*"))
+
+
+def test_a_record_that_cannot_be_written_is_told_and_booked(box: Box, full: Path) -> None:
+    running = box.start("run", box.write(*[UNTIL.format("go") + f"; exit {n}" for n in (0, 7)], "echo three"))
+    wait_for(lambda: box.running() == 2)
+    full.write_text("/life")
+    (box.work / "go").touch()
+    wait_for(lambda: box.states()[:2] == ["succeeded", "failed"])
+    full.unlink()
+    assert running.wait().code == 1
+    assert [row.outcome for row in box.jobs()] == ["exited 0", "exited 7", "exited 0"]
+    assert [len(row.attempts) for row in box.jobs()] == [1, 1, 1]
+    wait_for(lambda: not box.processes())
+    assert copies(box) == []
+
+
+def test_a_record_that_cannot_be_written_waits_for_the_next_dispatcher(box: Box, full: Path) -> None:
+    running = box.start("run", box.write(UNTIL.format("go") + "; exit 7"), "--max-gpus", "1")
+    wait_for(lambda: box.running() == 1)
+    kill(running.pid)
+    running.wait()
+    full.write_text("/life")
+    (box.work / "go").touch()
+    wait_for(lambda: not box.claimed(), "giving the GPU back")
+    assert copies(box)
+    ended = box.gpusched("run", "list.txt")
+    assert ended.code == 1, ended.text
+    assert [attempt.outcome.exit_code for attempt in box.jobs()[0].attempts if attempt.outcome] == [7]
+    wait_for(lambda: not box.processes())
+    assert copies(box) == []
+
+
+def test_the_copy_of_a_record_outlives_its_shepherd(box: Box, full: Path) -> None:
+    running = box.start("run", box.write(UNTIL.format("go")), "--max-gpus", "1")
+    wait_for(lambda: box.running() == 1)
+    kill(running.pid)
+    running.wait()
+    full.write_text("/life")
+    (box.work / "go").touch()
+    wait_for(lambda: copies(box))
+    kill(*shepherds(box))
+    full.unlink()
+    assert box.gpusched("run", "list.txt").code == 0
+    (row,) = box.jobs()
+    assert (len(row.attempts), row.outcome) == (1, "exited 0")
+    assert copies(box) == []
+
+
+def test_nothing_is_lost_while_the_store_is_on_the_full_disk_too(box: Box, full: Path) -> None:
+    running = box.start("run", box.write(*[UNTIL.format("go") + f" # {n}" for n in range(2)], "echo three"))
+    wait_for(lambda: box.running() == 2)
+    full.write_text("/life queue.db queue.db-wal")
+    (box.work / "go").touch()
+    running.wait_until_said("the disk is full")
+    kill(running.pid)
+    running.wait()
+    wait_for(lambda: not box.claimed(), "giving the GPUs back")
+    full.unlink()
+    assert box.gpusched("run", "list.txt").code == 0
+    assert [(len(row.attempts), row.outcome) for row in box.jobs()] == [(1, "exited 0")] * 3
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Path]:
+    """A small file system that writes copies, never in place; on a loop device."""
+    maker, mount = shutil.which("mkfs.btrfs"), tmp_path / "disk"
+    if os.getuid() or maker is None:
+        pytest.skip("needs root and mkfs.btrfs")
+    image = tmp_path / "image"
+    with open(image, "wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run([maker, "-q", "--mixed", str(image)], check=True)
+    mount.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, mount], capture_output=True).returncode:
+        pytest.skip("cannot mount a loop device here")
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+def test_a_full_copy_on_write_disk_loses_no_exit_code(btrfs: Path, tmp_path: Path) -> None:
+    with Box(tmp_path, gpus="2") as box:
+        queue = str(btrfs / "queue")
+        box.write(*[UNTIL.format("go") + f"; exit {n}" for n in range(4)])
+        options = ["--log-dir", queue, "--max-jobs-per-gpu", "2", "--cpu-jobs", "4", "--gpus-per-job", "0"]
+        running = box.start("run", "list.txt", *options)
+        wait_for(lambda: len(list(Path(queue, "logs").glob("*.log"))) == 4)
+        wait_for(lambda: all("pid=" in p.read_text() for p in Path(queue).glob("attempts/*/life")))
+        with contextlib.suppress(OSError), open(btrfs / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(65536))
+        os.sync()
+        (box.work / "go").touch()
+        time.sleep(3)
+        (btrfs / "filler").unlink()
+        ended = running.wait()
+        assert ended.code == 1, ended.text
+        metrics = json.loads(Path(queue, "gpu_metrics.json").read_text())
+        assert [(job["exit_code"], job["attempts"]) for job in metrics["jobs"]] == [(n, 1) for n in range(4)]
+        wait_for(lambda: not box.processes())

@@ -6,6 +6,7 @@ An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
   First it is empty. Then it holds the start mark, at the full size of a record and synced before the command starts,
   so that a full disk can no longer lose the exit code. Last it holds the exit record, written over the mark in one
   write and synced. Nobody reads a record from it while the lock is held.
+- A copy of the record goes to `$XDG_RUNTIME_DIR/gpusched/` while `life` takes none (a full copy-on-write disk).
 - `progress.json`: written by the job itself (GPUSCHED_PROGRESS).
 
 Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
@@ -76,6 +77,46 @@ def parse_fields(data: bytes) -> dict[str, str]:
 def is_record(fields: Mapping[str, str]) -> bool:
     """Return True if these are the fields of a whole exit record, False for those of a start mark."""
     return fields.get("record") == "whole"
+
+
+def _copy_path(path: str) -> str:
+    """Return where the copy of a record goes; empty if this user has no runtime directory of their own."""
+    parent = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    try:
+        status = os.stat(parent)
+    except OSError:
+        return ""
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return f"{parent}/gpusched/{path.replace('/', '!')[-200:]}" if is_ours else ""
+
+
+def write_copy(path: str, fields: Mapping[str, object]) -> None:
+    """Write a copy of the record into the user's runtime directory, if that can be; it lies in memory."""
+    copy = _copy_path(path)
+    if copy:
+        try:
+            os.makedirs(os.path.dirname(copy), 0o700, exist_ok=True)
+            fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                write_record(fd, fields)
+            finally:
+                os.close(fd)
+        except OSError:
+            return
+
+
+def read_copy(path: str, mark: Mapping[str, str]) -> dict[str, str]:
+    """Return the copy of the record that belongs to this mark; nothing if there is none."""
+    fields = parse_fields(read_part(_copy_path(path), RECORD_BYTES) or b"")
+    belongs = all(fields.get(key) == mark.get(key) for key in ("pid", "start_ticks", "boot_id", "started_at"))
+    return fields if is_record(fields) and belongs else {}
+
+
+def remove_copy(path: str) -> None:
+    try:
+        os.unlink(_copy_path(path))
+    except OSError:
+        return
 
 
 def open_life(path: str) -> int | None:

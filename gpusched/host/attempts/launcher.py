@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gpusched
@@ -66,6 +66,7 @@ class ShepherdNotice:
     error: str = ""
     crash: str = ""
     claims: tuple[int, ...] = ()  # duplicates of those that it holds
+    record: Mapping[str, str] = field(default_factory=dict)  # while it cannot be written
 
 
 @dataclass(slots=True)
@@ -232,6 +233,9 @@ class Launcher:
             self._on_notice(ShepherdNotice(directory, claims=tuple(fds)))
         elif (message["version"], message["dir"]) != (wire.PROTOCOL, directory):
             self._drop(shepherd)  # it speaks otherwise, or of another attempt: it is known by its files only
+        elif message["record"]:
+            record = {key: str(value) for key, value in message["record"].items() if value is not None}
+            self._on_notice(ShepherdNotice(directory, record=record))
 
     def _note_end(self, shepherd: _ShepherdProcess, message: tuple[str, bool] | None) -> None:
         """Note the end of an attempt; None: its shepherd has ended."""
@@ -289,6 +293,10 @@ class Launcher:
     def stop(self, directory: str) -> bool:
         """Ask the attempt's shepherd to end it. Return False if no shepherd of this launcher has it."""
         return self._say("stop", directory)
+
+    def acknowledge(self, directory: str) -> None:
+        """Tell the attempt's shepherd that its end is booked, so that it need not write it any more."""
+        self._say("ack", directory)
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""

@@ -41,6 +41,8 @@ def look(directory: str, marker: tuple[bytes, ...]) -> LifeReading:
         return LifeReading(AttemptFact.EXITED, fields)
     if not fields:
         return LifeReading(AttemptFact.NOT_STARTED)
+    if copy := attempt_dir.read_copy(directory, fields):
+        return LifeReading(AttemptFact.EXITED, copy)
     fact = AttemptFact.LINGERING if processes.marked_processes(marker) else AttemptFact.LOST
     return LifeReading(fact, fields)
 

@@ -165,7 +165,10 @@ class RunningCommand:
             except OSError:
                 continue
         if names:
-            attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
+            try:
+                attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
+            except OSError:
+                return  # it is for people: the job goes on without it
 
     def _signal_all(self, number: int) -> None:
         # parents first: a shell whose child has just been ended would go on with its next command

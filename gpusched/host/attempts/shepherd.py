@@ -26,6 +26,7 @@ TYPE_CHECKING = False  # what only type checkers need is not imported: many shep
 if TYPE_CHECKING:
     from typing import Any
 
+RECORD_AGAIN_S = 2.0
 SHUTDOWN_WINDOW_S = 1.0  # a failure that a TERM follows within this time belongs to the box's shutdown
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -56,7 +57,9 @@ class Shepherd:
         self.order: tuple[dict[str, Any], list[int]] | None = None  # not begun yet
         self.directory = ""  # of the attempt
         self.claims: list[int] = []
+        self.record: dict[str, object] | None = None  # of its end, while it cannot be written
         self.terminated = self.stop_wanted = False
+        self.is_booked = False  # the end of the attempt: nothing needs to be written any more
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.wake = wake_read
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
@@ -98,7 +101,10 @@ class Shepherd:
 
     def _send_status(self, peer: socket.socket) -> None:
         if peer is not self.launcher or self.protocol > 1:
-            self._send(peer, {"op": "status", "version": wire.PROTOCOL, "dir": self.directory})
+            self._send(peer, self._status())
+
+    def _status(self) -> dict[str, Any]:
+        return {"op": "status", "version": wire.PROTOCOL, "dir": self.directory, "record": self.record}
 
     def _report(self, end: str, *, reusable: bool) -> None:
         """Tell that the attempt has ended."""
@@ -130,13 +136,15 @@ class Shepherd:
         op, about = message["op"], message.get("dir", self.directory)
         if op == "start" and peer is self.launcher:
             self.order, self.directory = received, about
-            self.terminated = self.stop_wanted = False
+            self.terminated = self.stop_wanted = self.is_booked = False
         elif op == "status":
             self._send_status(peer)
         elif about != self.directory:  # it came too late
             _close_all(fds)
         elif op == "stop":
             self.stop_wanted = True
+        elif op == "ack":
+            self.is_booked = True
         elif op == "claims" and fds:
             self.claims += fds
         elif op == "claims":
@@ -167,24 +175,35 @@ class Shepherd:
         except OSError as error:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
-            self._let_go(life)
+            os.close(life)
+            self._give_back_claims()
             self._report(f"{self.directory}\0{describe(error)}", reusable=True)
             return True
         finally:
             _close_all(logs)
         record = command.run()
-        attempt_dir.write_record(life, record)
+        stuck = record.get("note") == "unkillable"
+        if not stuck:
+            self._give_back_claims()
+        self._leave_record(life, record)
         if not self.peers and command.failed and not command.stopping:
             self._watch_for_shutdown(life, record)
-        stuck = record.get("note") == "unkillable"
-        if stuck:
-            os.close(life)
-        else:
-            self._let_go(life)
+        os.close(life)
         self._report(self.directory, reusable=not stuck)
+        self.directory, self.record = "", None
         if stuck:
             _wait_for_all()
         return not stuck
+
+    def _leave_record(self, life: int, record: dict[str, object]) -> None:
+        """Write the record, however long that takes; until then tell it, and keep a copy elsewhere."""
+        while not (self.is_booked or _is_written(life, record)):
+            if self.record is None:
+                self.record = record
+                attempt_dir.write_copy(self.directory, record)
+                for peer in list(self.peers.values()):
+                    self._send_status(peer)
+            self.pause(RECORD_AGAIN_S)
 
     def _watch_for_shutdown(self, life: int, record: dict[str, object]) -> None:
         """Without a dispatcher, wait a moment for a TERM after a failure: then the box was going down, not the job."""
@@ -192,11 +211,20 @@ class Shepherd:
         while not self.terminated and (left := deadline - time.monotonic()) > 0:
             self.pause(left)
         if self.terminated:
-            attempt_dir.write_record(life, {**record, "stopped": "terminated"})
+            _is_written(life, {**record, "stopped": "terminated"})
 
-    def _let_go(self, life: int) -> None:
-        _close_all([life, *self.claims])
+    def _give_back_claims(self) -> None:
+        _close_all(self.claims)
         self.claims = []
+
+
+def _is_written(life: int, record: dict[str, object]) -> bool:
+    """Write the record; return True if that is done, or nobody could find it."""
+    try:
+        attempt_dir.write_record(life, record)
+        return True
+    except OSError:  # no room on a copy-on-write disk, a broken or a read-only one
+        return os.fstat(life).st_nlink == 0
 
 
 def _close_all(fds: list[int]) -> None:
