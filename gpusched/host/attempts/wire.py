@@ -108,7 +108,7 @@ def _checked(channel: socket.socket) -> socket.socket | None:
     channel.setblocking(False)
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * FD_BYTES)
     _, uid, _ = memoryview(credentials).cast("I")
-    if uid == os.getuid():
+    if uid == os.geteuid():
         return channel
     channel.close()
     return None
