@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -79,6 +80,43 @@ def test_a_shepherd_that_is_never_ready_is_given_up(box: Box, package: Path) -> 
     program.write_text(text)
     assert running.wait().code == 0
     assert [len(row.attempts) for row in box.jobs()] == [1]
+
+
+def speak(package: Path, version: int) -> None:
+    """Make the package speak this version of the protocol, from the next start of a process on."""
+    wire = package / "host" / "attempts" / "wire.py"
+    wire.write_text(re.sub(r"^PROTOCOL = \d+", f"PROTOCOL = {version}", wire.read_text(), flags=re.MULTILINE))
+
+
+def test_shepherds_of_another_version_get_no_order(box: Box, package: Path) -> None:
+    for number in (0, 1):
+        box.set_gpu(number, foreign=9000)
+    running = box.start("run", box.write("echo one"))
+    wait_for(lambda: (box.queue() / "devices.json").exists())
+    speak(package, 9)
+    for number in (0, 1):
+        box.set_gpu(number, foreign=0)
+    running.wait_until_said("it speaks version 9, and this dispatcher 2: gpusched was replaced")
+    assert box.states() == ["queued"]
+    running.signal(signal.SIGINT)
+    assert running.wait().code == 130
+    assert box.gpusched("run", "list.txt").code == 0
+
+
+def test_the_attempt_of_a_shepherd_of_another_version_is_adopted_by_its_files(box: Box, package: Path) -> None:
+    speak(package, 9)
+    running = box.start("run", box.write(UNTIL.format("go"), UNTIL.format("never")))
+    wait_for(lambda: box.running() == 2)
+    kill(running.pid)
+    running.wait()
+    speak(package, 2)
+    running = box.start("run", "list.txt")
+    running.wait_until_said("job 2 was left by an earlier dispatcher: taken over")
+    (box.work / "go").touch()
+    wait_for(lambda: box.states()[0] == "succeeded")
+    assert box.gpusched("cancel", "2").code == 0
+    assert running.wait().code == 1
+    assert [len(row.attempts) for row in box.jobs()] == [1, 1]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

@@ -263,8 +263,9 @@ class Launcher:
             self._idle.append(shepherd)
             self.error, self._pause_s = "", 0.0
         else:
+            versions = message and f"it speaks version {message.get('version')}, and this dispatcher {wire.PROTOCOL}"
             self._give_up(
-                shepherd, f"gpusched was replaced while this runs: start it again ({message})" if message else ""
+                shepherd, f"{versions}: gpusched was replaced; stop this run, start it again" if versions else ""
             )
 
     def _drop(self, shepherd: _ShepherdProcess) -> None:
