@@ -108,7 +108,7 @@ class Dispatcher:
 
     def _observe(self, now: Moment) -> None:
         self._trouble.expire(now)
-        self._attempts.launcher.tend(now.monotonic_s)
+        self._attempts.launcher.starter.tend(now.monotonic_s)
         self._trouble.watch_shepherds(self._attempts.launcher)
         self._requests.take_signals(self._sleeper.take_signals(), now)
         if self._requests.take_requests(now):
@@ -212,7 +212,7 @@ class Dispatcher:
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
-            self._attempts.launcher.deadline_s(),
+            self._attempts.launcher.starter.deadline_s(),
             None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),

@@ -9,7 +9,8 @@ from gpusched.common.errors import disk_full, is_disk_full
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.attempts.launcher import AGAIN_FIRST_S, AGAIN_MAX_S, Launcher
+from gpusched.host.attempts.launcher import Launcher
+from gpusched.host.attempts.starter import AGAIN_FIRST_S, AGAIN_MAX_S
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import DiskFull
 
@@ -49,13 +50,14 @@ class Trouble:
 
     def watch_shepherds(self, launcher: Launcher) -> None:
         """Report once an outage that no shepherd can be started, and that they can again."""
-        self.no_shepherd = launcher.error if launcher.is_broken else ""
-        if bool(launcher.error) == self._shepherds_fail:
+        error = launcher.starter.error
+        self.no_shepherd = error if launcher.is_broken else ""
+        if bool(error) == self._shepherds_fail:
             return
-        self._shepherds_fail = bool(launcher.error)
-        if self._shepherds_fail:
+        self._shepherds_fail = bool(error)
+        if error:
             again = f"jobs stay queued, running ones go on; tried again every {AGAIN_FIRST_S:g} to {AGAIN_MAX_S:g} s"
-            self._reporter.report("error", f"{launcher.error}: {again}")
+            self._reporter.report("error", f"{error}: {again}")
         else:
             self._reporter.report("queue", "shepherds can be started again")
 

@@ -65,7 +65,7 @@ def test_jobs_stay_queued_while_no_shepherd_can_be_started(box: Box, package: Pa
 
 
 def test_a_shepherd_that_is_never_ready_is_given_up(box: Box, package: Path) -> None:
-    late = package / "host" / "attempts" / "launcher.py"
+    late = package / "host" / "attempts" / "starter.py"
     late.write_text(late.read_text().replace("READY_WITHIN_S = 30.0", "READY_WITHIN_S = 1.0"))
     program = package / "host" / "attempts" / "attempt_dir.py"
     for number in (0, 1):

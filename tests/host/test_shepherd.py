@@ -28,7 +28,7 @@ BOOTSTRAP = (
 )
 
 
-class Attempt:
+class TendedAttempt:
     """A shepherd with an attempt: a command that goes on until the file `go` is there, and a claim."""
 
     def __init__(self, path: Path) -> None:
@@ -86,15 +86,15 @@ def is_closed(channel: socket.socket) -> bool:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    made = Attempt(tmp_path)
+def attempt(tmp_path: Path) -> Iterator[TendedAttempt]:
+    made = TendedAttempt(tmp_path)
     yield made
     (tmp_path / "go").touch()
     made.channel.close()
     made.process.wait(30)
 
 
-def test_it_greets_with_its_version_and_its_attempt(attempt: Attempt) -> None:
+def test_it_greets_with_its_version_and_its_attempt(attempt: TendedAttempt) -> None:
     alive = {"op": "status", "version": wire.PROTOCOL, "record": None}
     assert attempt.greeting == {**alive, "dir": ""}
     with attempt.connect() as channel:
@@ -103,7 +103,7 @@ def test_it_greets_with_its_version_and_its_attempt(attempt: Attempt) -> None:
         assert answer(channel)[0] == {**alive, "dir": attempt.directory}
 
 
-def test_who_connects_gets_duplicates_of_the_claims_and_hears_of_the_end(attempt: Attempt) -> None:
+def test_who_connects_gets_duplicates_of_the_claims_and_hears_of_the_end(attempt: TendedAttempt) -> None:
     with attempt.connect() as channel:
         answer(channel)
         attempt.ask(channel, "claims")
@@ -118,7 +118,7 @@ def test_who_connects_gets_duplicates_of_the_claims_and_hears_of_the_end(attempt
         assert locks.take_file(str(attempt.path / "claim.lock")) is not None
 
 
-def test_claims_that_come_later_are_kept_beside_the_others(attempt: Attempt) -> None:
+def test_claims_that_come_later_are_kept_beside_the_others(attempt: TendedAttempt) -> None:
     claim = locks.take_file(str(attempt.path / "other.lock"))
     assert claim is not None
     attempt.ask(attempt.channel, "claims", claim)
@@ -134,7 +134,7 @@ def test_claims_that_come_later_are_kept_beside_the_others(attempt: Attempt) -> 
     assert locks.take_file(str(attempt.path / "other.lock")) is not None
 
 
-def test_a_word_about_another_attempt_changes_nothing(attempt: Attempt) -> None:
+def test_a_word_about_another_attempt_changes_nothing(attempt: TendedAttempt) -> None:
     with attempt.connect() as channel:
         answer(channel)
         wire.send(channel, {"op": "stop", "dir": "/another"})
@@ -147,7 +147,7 @@ def test_a_word_about_another_attempt_changes_nothing(attempt: Attempt) -> None:
     assert (attempt.fields()["stopped"], attempt.fields()["signal"]) == ("requested", str(int(signal.SIGTERM)))
 
 
-def test_garbage_ends_the_connection_alone(attempt: Attempt) -> None:
+def test_garbage_ends_the_connection_alone(attempt: TendedAttempt) -> None:
     with attempt.connect() as channel:
         answer(channel)
         channel.send(b"[[[[ not marshalled")
@@ -168,7 +168,7 @@ def another_user() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_another_user_is_refused(attempt: Attempt) -> None:
+def test_another_user_is_refused(attempt: TendedAttempt) -> None:
     name = attempt.fields()["socket"]
     with another_user(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{name}")

@@ -2,38 +2,23 @@
 
 A shepherd is used again: there are as many as attempts run at once, each started when an attempt needs it. Each is a
 child in a session of its own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
-An attempt is handed only to a shepherd that has said that it is ready. One that cannot start, or is not ready in time,
-is the box's trouble: `error` says so until another one is ready.
+An attempt is handed only to a shepherd that has said that it is ready.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import selectors
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import gpusched
 from gpusched.common.errors import GpuschedError
-from gpusched.host.attempts import attempt_dir, wire
-
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
-_BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.attempts.shepherd import main; "
-    f"main(int(sys.argv[2]), {wire.PROTOCOL}); import os; os._exit(0)"
-)
-SEND_BUFFER_BYTES = 2 * wire.MESSAGE_LIMIT
-READY_WITHIN_S = 30.0
-LAST_WORDS_BYTES = 4096
-AGAIN_FIRST_S, AGAIN_MAX_S = 1.0, 30.0  # pauses between two tries to start a shepherd while none can be started
+from gpusched.host.attempts import wire
+from gpusched.host.attempts.starter import ShepherdProcess, Starter
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,110 +54,34 @@ class ShepherdNotice:
     record: Mapping[str, str] = field(default_factory=dict)  # while it cannot be written
 
 
-@dataclass(slots=True)
-class _ShepherdProcess:
-    process: subprocess.Popen[bytes] | None  # None: that of an earlier dispatcher
-    channel: socket.socket
-    errors_from: int = 0  # the size of the error log when it was started
-    late_s: float = math.inf  # when it is given up if it is not ready, in monotonic seconds
-    directory: str = ""  # of its attempt; empty when idle
-
-
 class Launcher:
     """The shepherds of one dispatcher.
 
     Their channels are registered with `selector`, each with a function as data that receives and calls `on_notice`.
-    `error` says why no shepherd can be started; it is empty while they can.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector, on_notice: Callable[[ShepherdNotice], None], error_log: str
     ) -> None:
-        self.error = ""
+        self.starter = Starter(selector, self._take_in, error_log)
         self._selector = selector
         self._on_notice = on_notice
-        self._error_log = error_log
-        self._starting: list[_ShepherdProcess] = []
-        self._idle: list[_ShepherdProcess] = []
-        self._busy: dict[str, _ShepherdProcess] = {}
-        self._pause_s = 0.0  # before the next try to start one
-        self._again_s: float | None = None
+        self._idle: list[ShepherdProcess] = []
+        self._busy: dict[str, ShepherdProcess] = {}
 
-    # ---- starting shepherds ----
+    def _take_in(self, shepherd: ShepherdProcess) -> None:
+        shepherd.listen(self._selector, self._receive)
+        self._idle.append(shepherd)
 
     def ready(self, count: int, now_s: float) -> int:
         """Return how many of `count` attempts can be handed over now; start the shepherds that the others need."""
-        for _ in range(0 if self.error else count - len(self._idle) - len(self._starting)):
-            self._start(now_s)
+        self.starter.start(count - len(self._idle), now_s)
         return min(count, len(self._idle))
 
     @property
     def is_broken(self) -> bool:
         """True if no attempt can be handed over, now and for a while."""
-        return bool(self.error) and not self._idle
-
-    def tend(self, now_s: float) -> None:
-        """Give up shepherds that are not ready in time; while none can be started, try again when it is time."""
-        for shepherd in [each for each in self._starting if now_s >= each.late_s]:
-            if shepherd.process is not None:
-                shepherd.process.kill()
-            self._give_up(shepherd, f"not ready within {READY_WITHIN_S:g} s")
-        if not self.error or self._starting:
-            return
-        if self._again_s is None:  # one has just failed
-            self._pause_s = min(AGAIN_MAX_S, max(AGAIN_FIRST_S, 2 * self._pause_s))
-            self._again_s = now_s + self._pause_s
-        elif now_s >= self._again_s:
-            self._again_s = None
-            self._start(now_s)
-
-    def deadline_s(self) -> float | None:
-        """Return when tend() has something to do."""
-        if self._starting or not self.error:
-            return min((each.late_s for each in self._starting), default=None)
-        return self._again_s or 0.0
-
-    def _start(self, now_s: float) -> None:
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                shepherd = self._start_process(ours, theirs.fileno(), now_s)
-        except OSError as error:
-            self.error = f"no shepherd can be started: {error}"
-            return
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        ours.setblocking(False)
-        self._listen_to(shepherd)
-        self._starting.append(shepherd)
-
-    def _listen_to(self, shepherd: _ShepherdProcess) -> None:
-        self._selector.register(shepherd.channel, selectors.EVENT_READ, lambda: self._receive(shepherd))
-
-    def _start_process(self, ours: socket.socket, theirs: int, now_s: float) -> _ShepherdProcess:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(self._error_log, flags, 0o600), "ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE_PARENT, str(theirs)],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[theirs],
-                start_new_session=True,
-                cwd="/",
-            )
-            return _ShepherdProcess(process, ours, os.fstat(errors.fileno()).st_size, now_s + READY_WITHIN_S)
-
-    def _give_up(self, shepherd: _ShepherdProcess, why: str = "") -> None:
-        """Note that this shepherd could not be started."""
-        self._drop(shepherd)
-        why = why or self._last_words(shepherd) or "it ended without a word"
-        self.error = f"no shepherd can be started: {why}"
-
-    def _last_words(self, shepherd: _ShepherdProcess) -> str:
-        """Return the last line that a shepherd has written before its end; nothing if it was killed."""
-        words = attempt_dir.read_part(self._error_log, LAST_WORDS_BYTES, at_end=True, since=shepherd.errors_from)
-        lines = (words or b"").decode("utf-8", "replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "")
+        return bool(self.starter.error) and not self._idle
 
     # ---- handing over and taking over ----
 
@@ -180,8 +89,8 @@ class Launcher:
         """Ask the shepherd of an attempt that an earlier dispatcher has launched for its claims, if it listens."""
         channel = wire.connect(mark["socket"]) if "socket" in mark else None
         if channel is not None:
-            shepherd = _ShepherdProcess(None, channel, directory=directory)
-            self._listen_to(shepherd)
+            shepherd = ShepherdProcess(None, channel, directory=directory)
+            shepherd.listen(self._selector, self._receive)
             self._busy[directory] = shepherd
             self._say("claims", directory)
 
@@ -214,20 +123,18 @@ class Launcher:
                     raise
         raise OSError(errno.EAGAIN, "the shepherds that were ready are gone")
 
-    def _receive(self, shepherd: _ShepherdProcess) -> None:
+    def _receive(self, shepherd: ShepherdProcess) -> None:
         try:
             received = wire.receive(shepherd.channel)
         except BlockingIOError:
             return
         message, fds = received or (None, [])
-        if shepherd in self._starting:
-            self._greet(shepherd, message)
-        elif isinstance(message, dict):
+        if isinstance(message, dict):
             self._note_answer(shepherd, message, fds)
         else:
             self._note_end(shepherd, message)
 
-    def _note_answer(self, shepherd: _ShepherdProcess, message: dict[str, Any], fds: list[int]) -> None:
+    def _note_answer(self, shepherd: ShepherdProcess, message: dict[str, Any], fds: list[int]) -> None:
         directory = shepherd.directory
         if message["op"] == "claims":
             self._on_notice(ShepherdNotice(directory, claims=tuple(fds)))
@@ -237,7 +144,7 @@ class Launcher:
             record = {key: str(value) for key, value in message["record"].items() if value is not None}
             self._on_notice(ShepherdNotice(directory, record=record))
 
-    def _note_end(self, shepherd: _ShepherdProcess, message: tuple[str, bool] | None) -> None:
+    def _note_end(self, shepherd: ShepherdProcess, message: tuple[str, bool] | None) -> None:
         """Note the end of an attempt; None: its shepherd has ended."""
         directory, error, crash = shepherd.directory, "", ""
         if message:
@@ -248,39 +155,20 @@ class Launcher:
             if reusable and shepherd.process is not None:
                 self._idle.append(shepherd)
             else:
-                self._disconnect(shepherd)
+                shepherd.disconnect(self._selector)
         else:
             self._drop(shepherd)
-            if shepherd.process is not None and (words := self._last_words(shepherd)):
+            if shepherd.process is not None and (words := self.starter.last_words(shepherd)):
                 crash = f"its shepherd ended before it: {words}"
         if directory:
             self._on_notice(ShepherdNotice(directory, error, crash))
 
-    def _greet(self, shepherd: _ShepherdProcess, message: dict[str, object] | None) -> None:
-        """Take the first message of a shepherd: it is ready; None: it has ended."""
-        if message and message.get("version") == wire.PROTOCOL:
-            self._starting.remove(shepherd)
-            self._idle.append(shepherd)
-            self.error, self._pause_s = "", 0.0
-        else:
-            versions = message and f"it speaks version {message.get('version')}, and this dispatcher {wire.PROTOCOL}"
-            self._give_up(
-                shepherd, f"{versions}: gpusched was replaced; stop this run, start it again" if versions else ""
-            )
-
-    def _drop(self, shepherd: _ShepherdProcess) -> None:
-        self._disconnect(shepherd)
-        for group in (self._starting, self._idle):
-            if shepherd in group:
-                group.remove(shepherd)
+    def _drop(self, shepherd: ShepherdProcess) -> None:
+        shepherd.disconnect(self._selector)
+        if shepherd in self._idle:
+            self._idle.remove(shepherd)
         self._busy.pop(shepherd.directory, None)
-        if shepherd.process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
-
-    def _disconnect(self, shepherd: _ShepherdProcess) -> None:
-        self._selector.unregister(shepherd.channel)
-        shepherd.channel.close()
+        shepherd.collect()
 
     def has(self, directory: str) -> bool:
         """Return True if a shepherd of this launcher has the attempt."""
@@ -301,14 +189,16 @@ class Launcher:
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
-        for shepherd in (*self._idle, *self._starting, *self._busy.values()):
-            self._disconnect(shepherd)
-        for process in [each.process for each in self._idle if each.process is not None]:
-            process.wait()
-        for process in [each.process for each in (*self._starting, *self._busy.values()) if each.process is not None]:
-            process.returncode = 0  # it outlives us by design, or has not begun: nothing to wait for
-        for group in (self._idle, self._starting, self._busy):
-            group.clear()
+        self.starter.close()
+        for shepherd in (*self._idle, *self._busy.values()):
+            shepherd.disconnect(self._selector)
+        for shepherd in self._idle:
+            if shepherd.process is not None:
+                shepherd.process.wait()
+        for shepherd in self._busy.values():
+            shepherd.abandon()
+        self._idle.clear()
+        self._busy.clear()
 
 
 def find_shell(name: str) -> tuple[bytes, ...]:
