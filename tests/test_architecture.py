@@ -45,8 +45,11 @@ TABLE = (
     Row("host.gpus.board", ("core.*", "common.files"), ("msgspec",)),
     Row("host.gpus.*", ("host.gpus.*", "core.model", "common.*"), ("msgspec",)),
     Row("host.attempts.attempt_dir", ()),
-    Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "common.processes")),
-    Row("host.attempts.launcher", ("", "host.attempts.shepherd", "common.errors")),
+    Row("host.attempts.wire", ()),
+    Row("host.attempts.running_command", ("host.attempts.attempt_dir", "common.processes")),
+    Row("host.attempts.shepherd", ("host.attempts.*", "common.processes")),
+    Row("host.attempts.starter", ("", "host.attempts.attempt_dir", "host.attempts.wire")),
+    Row("host.attempts.launcher", ("host.attempts.starter", "host.attempts.wire", "common.errors")),
     Row("host.attempts.strays", ("host.attempts.attempt_dir", "common.processes")),
     Row(
         "host.attempts.reaper",

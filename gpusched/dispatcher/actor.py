@@ -81,6 +81,7 @@ class Actor:
         closes = _of(Close, plan)
         has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
         starts, claims = ([], []) if has_failures else (_of(Start, plan), _of(Claim, plan))
+        starts = starts[: self._attempts.launcher.ready(len(starts) + len(claims), now.monotonic_s)]
         for stop in _of(Stop, plan):  # what needs no room on any disk comes first
             self._attempts.stop(self._attempts.find(stop.attempt.job.id, stop.attempt.number))
         for look in _of(Look, plan):

@@ -46,7 +46,7 @@ class AttemptBook:
         self._open: dict[str, OpenAttempt] = {}  # by directory
         self._booked: list[str] = []  # directories of attempts whose files are no longer needed
         self._census = Census()
-        self._launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
+        self.launcher = Launcher(selector, self._hear, f"{queue.state}/shepherd.err")
 
     def __iter__(self) -> Iterator[OpenAttempt]:
         return iter(self._open.values())
@@ -55,7 +55,14 @@ class AttemptBook:
         return len(self._open)
 
     def _hear(self, notice: ShepherdNotice) -> None:
-        self.due[notice.directory] = notice.error
+        attempt = self._open.get(notice.directory)
+        if attempt is not None:
+            attempt.claims += notice.claims
+            attempt.record, attempt.crash = notice.record or attempt.record, notice.crash
+        if notice.claims:
+            self.due.setdefault(notice.directory, "")
+        else:
+            self.due[notice.directory] = notice.error
 
     # ---- beginning ----
 
@@ -76,6 +83,7 @@ class AttemptBook:
                 )
             self._open[attempt.directory] = attempt
             self.due[attempt.directory] = ""
+            self.launcher.adopt(attempt.directory, attempt.life.fields)
             adopted.append(attempt)
         reaper.remove_old_files(self._queue.state, self._open)
         return adopted
@@ -89,6 +97,11 @@ class AttemptBook:
             self._selector.unregister(attempt.shepherd_fd)
             os.close(attempt.shepherd_fd)
             attempt.shepherd_fd = None
+
+    def _close_descriptors(self, attempt: OpenAttempt) -> None:
+        self._close_shepherd_fd(attempt)
+        while attempt.claims:
+            os.close(attempt.claims.pop())
 
     def new(self, job: JobRow, row: AttemptRow, now: Moment) -> OpenAttempt:
         """Return the attempt that this row describes, opened now; nobody knows how long it has been idle."""
@@ -127,29 +140,11 @@ class AttemptBook:
 
         Raises OSError when that cannot be; the attempt is then seen as not started.
         """
-        job, row, directory, settings = attempt.job, attempt.row, attempt.directory, options.settings
+        directory = attempt.directory
         self._open[directory] = attempt
         try:
-            order = Order(
-                directory=directory,
-                argv=_argv(options, job.command, attempt_dir.script_path(directory)),
-                cwd=job.cwd,
-                environment={
-                    **environment,
-                    **dict(job.env),
-                    **dict([word.split(b"=", 1) for word in attempt.marker]),
-                    b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
-                    b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
-                },
-                log=f"{self._queue.path}/{row.log}",
-                error_log=row.error_log and f"{self._queue.path}/{row.error_log}",
-                time_limit_s=job.time_limit_s,
-                grace_s=settings.grace,
-                leftovers=settings.leftovers,
-                queue_id=self._queue_id,
-                marker=attempt.marker,
-            )
-            self._launcher.launch(order, life, claims)
+            order = _order(attempt, self._queue.path, self._queue_id, environment, options)
+            self.launcher.launch(order, life, claims)
         except OSError as error:
             self.due[directory] = error.strerror or str(error)
             raise
@@ -160,7 +155,7 @@ class AttemptBook:
         """Hand these claims of a device to the shepherds of the attempts on it, which keep them beside their own."""
         for attempt in self:
             if uuid in attempt.devices:
-                self._launcher.add_claims(attempt.directory, claims)
+                self.launcher.add_claims(attempt.directory, claims)
 
     # ---- looking ----
 
@@ -172,7 +167,7 @@ class AttemptBook:
             attempt = self._open.get(directory)
             if attempt is None or attempt.has_ended:
                 continue
-            if self._launcher.has(directory) and not attempt_dir.exists(directory):
+            if self.launcher.has(directory) and not attempt_dir.exists(directory):
                 continue  # its files were removed: its shepherd will say when it has ended
             attempt.life = self._read_life(attempt)
             self._see_to_the_end(attempt, now, grace_s)
@@ -227,7 +222,7 @@ class AttemptBook:
 
     def stop(self, attempt: OpenAttempt) -> None:
         """Have the attempt ended: TERM, grace, KILL. The wish is stored before this is called."""
-        attempt.stop_sent = self._launcher.stop(attempt.directory) or reaper.terminate(attempt.life.fields)
+        attempt.stop_sent = self.launcher.stop(attempt.directory) or reaper.terminate(attempt.life.fields)
         if not attempt.stop_sent:
             self.due.setdefault(attempt.directory, "")
 
@@ -235,7 +230,7 @@ class AttemptBook:
         """Return the pid of the shepherd of each attempt, as far as it is known."""
         pids = {}
         for attempt in self:
-            pid = attempt.life.fields.get("pid") or self._launcher.pid(attempt.directory)
+            pid = attempt.life.fields.get("pid") or self.launcher.pid(attempt.directory)
             if pid:
                 pids[int(pid)] = attempt
         return pids
@@ -249,8 +244,10 @@ class AttemptBook:
 
     def forget(self, attempt: OpenAttempt) -> None:
         """Drop an attempt that is closed in the store."""
+        if attempt.record:
+            self.launcher.acknowledge(attempt.directory)
         self._booked.append(attempt.directory)
-        self._close_shepherd_fd(attempt)
+        self._close_descriptors(attempt)
         self._open.pop(attempt.directory, None)
 
     def remove_booked_files(self) -> None:
@@ -265,9 +262,34 @@ class AttemptBook:
     def close(self) -> None:
         """Leave; running attempts go on with their shepherds."""
         for attempt in self:
-            self._close_shepherd_fd(attempt)
+            self._close_descriptors(attempt)
         self.remove_booked_files()
-        self._launcher.close()
+        self.launcher.close()
+
+
+def _order(
+    attempt: OpenAttempt, queue_path: str, queue_id: str, environment: dict[bytes, bytes], options: QueueOptions
+) -> Order:
+    job, row, directory, settings = attempt.job, attempt.row, attempt.directory, options.settings
+    return Order(
+        directory=directory,
+        argv=_argv(options, job.command, attempt_dir.script_path(directory)),
+        cwd=job.cwd,
+        environment={
+            **environment,
+            **dict(job.env),
+            **dict([word.split(b"=", 1) for word in attempt.marker]),
+            b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
+            b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
+        },
+        log=f"{queue_path}/{row.log}",
+        error_log=row.error_log and f"{queue_path}/{row.error_log}",
+        time_limit_s=job.time_limit_s,
+        grace_s=settings.grace,
+        leftovers=settings.leftovers,
+        queue_id=queue_id,
+        marker=attempt.marker,
+    )
 
 
 def _argv(options: QueueOptions, command: bytes, script: str) -> tuple[bytes, ...]:

@@ -6,6 +6,7 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
@@ -252,6 +253,28 @@ class DeviceBook:
             if entry.claim.fds[count:]:
                 renewed[uuid] = entry.claim.fds[count:]
         return renewed
+
+    def share_claims(self, uuids: Iterable[str], fds: Collection[int], now: Moment) -> None:
+        """Hold these devices too, of which an attempt has brought the claims, so that others may join it there."""
+        for uuid in uuids:
+            entry = self.entries.get(uuid)
+            if entry is not None and entry.claim is None:
+                entry.claim, entry.claimed_s = self._claims.share(uuid, fds), now.monotonic_s
+
+    def secure(self, uuids: Collection[str], fds: Collection[int], now: Moment) -> list[int]:
+        """Take the claims of these devices that are free although processes of an attempt are left there.
+
+        `fds` are the descriptors that are held for it already. Returns those of the new claims.
+        """
+        taken: list[int] = []
+        for uuid in uuids:
+            entry = self.entries.get(uuid)
+            if (entry is not None and entry.claim is not None) or self._claims.has(uuid, fds):
+                continue
+            with suppress(GpuschedError):  # somebody has put something else in the place of its lock file
+                claim = self._claims.try_acquire(uuid, self._queue, now.at)
+                taken += claim.fds if claim is not None else []
+        return taken
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""

@@ -108,6 +108,8 @@ class Dispatcher:
 
     def _observe(self, now: Moment) -> None:
         self._trouble.expire(now)
+        self._attempts.launcher.starter.tend(now.monotonic_s)
+        self._trouble.watch_shepherds(self._attempts.launcher)
         self._requests.take_signals(self._sleeper.take_signals(), now)
         if self._requests.take_requests(now):
             self._head.forget()
@@ -129,6 +131,11 @@ class Dispatcher:
         grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
         ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
+        for attempt in self._attempts:
+            if not attempt.has_ended:
+                self._devices.share_claims(attempt.devices, attempt.claims, now)
+            if attempt.is_lingering:
+                attempt.claims += self._devices.secure(attempt.devices, attempt.claims, now)
         occupied = self._attempts.occupied()
         for attempt in ended:
             self._devices.settle(attempt.devices, now, occupied)
@@ -160,7 +167,7 @@ class Dispatcher:
             max_checks=devices.criteria.max_checks,
             threshold_bytes=devices.criteria.threshold_bytes,
             devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
-            closed="; ".join(why for why in (self._leaving.reason, self._trouble.reason) if why),
+            closed="; ".join(filter(None, (self._leaving.reason, self._trouble.reason, self._trouble.no_shepherd))),
             gpus_closed=devices.error,
             waited_since=self._head.waited_since(now),
         )
@@ -212,6 +219,7 @@ class Dispatcher:
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
+            self._attempts.launcher.starter.deadline_s(),
             None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),

@@ -52,7 +52,10 @@ class OpenAttempt:
     is_cancelled: bool = False  # somebody asks for its end
     stop_sent: bool = False
     ending_s: float = math.inf  # since when its end is waited for, in monotonic seconds
+    record: Mapping[str, str] = field(default_factory=dict)  # as its shepherd tells it while it cannot write it
+    crash: str = ""  # how its shepherd has ended without a record, if that was seen
     stop_cause: str = ""  # why the dispatcher has it stopped, if of its own accord
+    claims: list[int] = field(default_factory=list)  # held for it beside those of its shepherd
     shepherd_fd: int | None = None  # pidfd of an adopted attempt's shepherd
     outcome_due_s: float | None = None  # it failed: until then at most a reading of its devices is waited for
 
@@ -114,9 +117,9 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
         cause = "dispatcher_gone" if attempt.is_adopted else ""
         if error:
             cause = "disk_full" if is_disk_full(error) else "cannot_start"
-        return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error)
+        return Outcome(OutcomeKind.NOT_STARTED, cause=cause, note=error or attempt.crash)
     if fact is AttemptFact.LOST:
-        return Outcome(OutcomeKind.LOST, note="its shepherd was killed, or the box went down")
+        return Outcome(OutcomeKind.LOST, note=attempt.crash or "its shepherd was killed, or the box went down")
     outcome = recorded_outcome(attempt.life.fields, attempt.is_cancelled)
     if outcome.kind is OutcomeKind.INTERRUPTED:
         return _interrupted(attempt, outcome, stopping_at)

@@ -1,4 +1,4 @@
-"""Trouble of the box: a full disk, or no process to be had. Nothing new starts for a while; running jobs go on."""
+"""Trouble of the box: a full disk, no process or shepherd to be had. Nothing new starts; running jobs go on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from gpusched.common.errors import disk_full, is_disk_full
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
+from gpusched.host.attempts.launcher import Launcher
+from gpusched.host.attempts.starter import AGAIN_FIRST_S, AGAIN_MAX_S
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import DiskFull
 
@@ -20,9 +22,11 @@ class Trouble:
 
     def __init__(self, queue: QueueDir, reporter: Reporter) -> None:
         self.reason = ""  # why nothing starts now
+        self.no_shepherd = ""  # why no job can be handed over now
         self.keeps_from_booking = False  # the newest plan could not be written down
         self._queue, self._reporter = queue, reporter
         self._reported = ""  # the reason, from the report until jobs start again
+        self._shepherds_fail = False  # as reported
         self._since_s = self._until_s = 0.0  # of the newest failure
 
     @contextmanager
@@ -43,6 +47,19 @@ class Trouble:
             self._reported = self.reason
             again = f"nothing new starts, running jobs go on; tried again every {TROUBLE_AGAIN_S:g} s"
             self._reporter.report("error", f"{self.reason}: {again} ({error})")
+
+    def watch_shepherds(self, launcher: Launcher) -> None:
+        """Report once an outage that no shepherd can be started, and that they can again."""
+        error = launcher.starter.error
+        self.no_shepherd = error if launcher.is_broken else ""
+        if bool(error) == self._shepherds_fail:
+            return
+        self._shepherds_fail = bool(error)
+        if error:
+            again = f"jobs stay queued, running ones go on; tried again every {AGAIN_FIRST_S:g} to {AGAIN_MAX_S:g} s"
+            self._reporter.report("error", f"{error}: {again}")
+        else:
+            self._reporter.report("queue", "shepherds can be started again")
 
     def review(self, attempts: Iterable[OpenAttempt], ended: Iterable[OpenAttempt], now: Moment) -> None:
         """Go by what became of attempts: one that runs and was opened since shows that the trouble is over."""

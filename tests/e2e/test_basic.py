@@ -58,7 +58,7 @@ def test_a_job_has_no_stdin_its_own_session_default_signals_and_no_strange_descr
     stdin, leads, descriptors, *signals = row.said().splitlines()
     assert stdin == "/dev/null"
     assert leads == "True"
-    assert descriptors == "['0', '1', '2']"
+    assert descriptors == "['0', '1', '2', '230']"  # the claim: it is the job's as long as any process of it lives
     blocked, ignored = (int(line.split()[1], 16) for line in signals if line.strip())
     assert blocked == 0
     assert ignored & 0x7FFFFFFF & ~(1 << 12 | 1 << 24) == 0  # Python itself ignores PIPE and XFSZ

@@ -797,7 +797,7 @@ def test_standard_streams_that_are_closed(box: Box, closed: str) -> None:
     box.write("ls /proc/self/fd", "sleep 0.2")
     ended = box.spawn("-c", f"python -m gpusched run list.txt {closed}", program=["bash"]).wait()
     assert ended.code == 0, ended.text
-    assert box.jobs()[0].said().split() == ["0", "1", "2", "3"]
+    assert box.jobs()[0].said().split() == ["0", "1", "2", "230", "3"]
 
 
 def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:

@@ -66,6 +66,7 @@ def esd(options: RunOptions, **values: Any) -> int:
     Each model is a job. The same command again resumes: a model is done when its results are complete and were made
     with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
     """
+    import gpusched.views.esd_report  # needed only at the end, when the package may be gone  # noqa: F401
     from gpusched.esd.experiment import EsdExperiment
     from gpusched.esd.jobs import refuse_missing_libraries
     from gpusched.esd.report import write_report

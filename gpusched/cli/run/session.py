@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -46,6 +47,7 @@ def session(
     """Return the surroundings of a run on this terminal. `read_details` adds results of a feature to the summary."""
     from gpusched.operations.run import RunSession
 
+    _import_the_end(options)
     return RunSession(
         watch=lambda queue: closing(_observer(queue, options)),
         notify=say,
@@ -54,6 +56,17 @@ def session(
         feed=feed,
         follow=follow,
     )
+
+
+def _import_the_end(options: RunOptions) -> None:
+    """Import what is needed only at the end: the package, or a library, may be replaced before that."""
+    import gpusched.operations.summary
+
+    if not options.as_json:
+        import gpusched.views.summary  # noqa: F401
+        from gpusched.views.tables import line, write
+
+        write(io.StringIO(), [line("")])  # the library imports more when it draws
 
 
 def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:

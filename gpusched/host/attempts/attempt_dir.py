@@ -4,6 +4,7 @@
   shepherd holds the lock to the end. First it is empty. Then it holds the start mark, at the full size of a record and
   synced before the command starts, so that a full disk can no longer lose the exit code. Last it holds the exit record,
   written over the mark in one write and synced. Nobody reads a record from it while the lock is held.
+- A copy of the record goes to `$XDG_RUNTIME_DIR/gpusched/` while the life file takes none (a full copy-on-write disk).
 - `<state>/lives/<job>.<number>.sh`: a command that is too long for an argument. `.seen`: its processes at a poll.
 - `<state>/attempts/<job>.<number>/`: the job's own directory (GPUSCHED_ATTEMPT_DIR), in which it may do what it likes.
   In it `progress.json`, written by the job itself (GPUSCHED_PROGRESS). It names the attempt in all calls.
@@ -95,10 +96,50 @@ def is_record(fields: Mapping[str, str]) -> bool:
     return fields.get("record") == "whole"
 
 
+def _copy_path(path: str) -> str:
+    """Return where the copy of a record goes; empty if this user has no runtime directory of their own."""
+    parent = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    try:
+        status = os.stat(parent)
+    except OSError:
+        return ""
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return f"{parent}/gpusched/{path.replace('/', '!')[-200:]}" if is_ours else ""
+
+
+def write_copy(path: str, fields: Mapping[str, object]) -> None:
+    """Write a copy of the record into the user's runtime directory, if that can be; it lies in memory."""
+    copy = _copy_path(path)
+    if copy:
+        try:
+            os.makedirs(os.path.dirname(copy), 0o700, exist_ok=True)
+            fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                write_record(fd, fields)
+            finally:
+                os.close(fd)
+        except OSError:
+            return
+
+
+def read_copy(path: str, mark: Mapping[str, str]) -> dict[str, str]:
+    """Return the copy of the record that belongs to this mark; nothing if there is none."""
+    fields = parse_fields(read_part(_copy_path(path), RECORD_BYTES) or b"")
+    belongs = all(fields.get(key) == mark.get(key) for key in ("pid", "start_ticks", "boot_id", "started_at"))
+    return fields if is_record(fields) and belongs else {}
+
+
+def remove_copy(path: str) -> None:
+    try:
+        os.unlink(_copy_path(path))
+    except OSError:
+        return
+
+
 def open_life(path: str) -> int | None:
     """Open the life file for reading; return None if the attempt was never prepared."""
     try:
-        return os.open(life_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(life_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
 
@@ -113,14 +154,17 @@ def read_progress(path: str) -> bytes | None:
     return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
 
 
-def read_part(path: str, limit_bytes: int, *, at_end: bool = False) -> bytes | None:
-    """Return the first bytes of a file that a job may write, or the last ones; None if it cannot be read."""
+def read_part(path: str, limit_bytes: int, *, at_end: bool = False, since: int = 0) -> bytes | None:
+    """Return the first bytes of a file that a job may write, or the last ones, but none before `since`.
+
+    None if it cannot be read.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return os.pread(fd, limit_bytes, max(0, os.fstat(fd).st_size - limit_bytes) if at_end else 0)
+        return os.pread(fd, limit_bytes, max(since, os.fstat(fd).st_size - limit_bytes) if at_end else since)
     except OSError:
         return None
     finally:

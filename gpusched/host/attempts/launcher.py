@@ -2,34 +2,23 @@
 
 A shepherd is used again: there are as many as attempts run at once, each started when an attempt needs it. Each is a
 child in a session of its own, so no terminal signal reaches it; it inherits nothing but its end of a socket pair.
+An attempt is handed only to a shepherd that has said that it is ready.
 """
 
 from __future__ import annotations
 
-import array
 import errno
-import marshal
 import os
 import selectors
 import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-import gpusched
 from gpusched.common.errors import GpuschedError
-from gpusched.host.attempts.shepherd import MESSAGE_LIMIT
-
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
-_BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from gpusched.host.attempts.shepherd import main; "
-    "main(int(sys.argv[2])); import os; os._exit(0)"
-)
-SEND_BUFFER_BYTES = 2 * MESSAGE_LIMIT
-NOTICE_LIMIT_BYTES = 8192  # a directory and a few words
+from gpusched.host.attempts import wire
+from gpusched.host.attempts.starter import ShepherdProcess, Starter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +43,16 @@ _WIRE_NAMES = {"directory": "dir", "time_limit_s": "time_limit", "grace_s": "gra
 
 @dataclass(frozen=True, slots=True)
 class ShepherdNotice:
-    """A shepherd's notice that an attempt has ended. `error` says why the command could not be started at all."""
+    """A shepherd's notice: its attempt has ended, unless there are claims.
+
+    `error` says why the command could not be started at all, `crash` how the shepherd has ended without a record.
+    """
 
     directory: str
     error: str = ""
-
-
-@dataclass(slots=True)
-class _ShepherdProcess:
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    directory: str = ""  # of its attempt; empty when idle
+    crash: str = ""
+    claims: tuple[int, ...] = ()  # duplicates of those that it holds
+    record: Mapping[str, str] = field(default_factory=dict)  # while it cannot be written
 
 
 class Launcher:
@@ -76,21 +64,57 @@ class Launcher:
     def __init__(
         self, selector: selectors.BaseSelector, on_notice: Callable[[ShepherdNotice], None], error_log: str
     ) -> None:
+        self.starter = Starter(selector, self._take_in, error_log)
         self._selector = selector
         self._on_notice = on_notice
-        self._error_log = error_log
-        self._idle: list[_ShepherdProcess] = []
-        self._busy: dict[str, _ShepherdProcess] = {}
+        self._idle: list[ShepherdProcess] = []
+        self._busy: dict[str, ShepherdProcess] = {}
+
+    def _take_in(self, shepherd: ShepherdProcess) -> None:
+        shepherd.listen(self._selector, self._receive)
+        self._idle.append(shepherd)
+
+    def ready(self, count: int, now_s: float) -> int:
+        """Return how many of `count` attempts can be handed over now; start the shepherds that the others need."""
+        self.starter.start(count - len(self._idle), now_s)
+        return min(count, len(self._idle))
+
+    @property
+    def is_broken(self) -> bool:
+        """True if no attempt can be handed over, now and for a while."""
+        return bool(self.starter.error) and not self._idle
+
+    # ---- handing over and taking over ----
+
+    def adopt(self, directory: str, mark: Mapping[str, str]) -> None:
+        """Ask the shepherd of an attempt that an earlier dispatcher has launched for its claims, if it listens."""
+        channel = wire.connect(mark["socket"]) if "socket" in mark else None
+        if channel is not None:
+            shepherd = ShepherdProcess(None, channel, directory=directory)
+            shepherd.listen(self._selector, self._receive)
+            self._busy[directory] = shepherd
+            self._say("claims", directory)
+
+    def _say(self, op: str, directory: str) -> bool:
+        """Send a word to the shepherd of an attempt; return False if none of this launcher has it."""
+        shepherd = self._busy.get(directory)
+        if shepherd is None:
+            return False
+        with suppress(OSError):
+            wire.send(shepherd.channel, {"op": op, "dir": directory})
+            return True
+        return False
 
     def launch(self, order: Order, life: int, claims: list[int]) -> None:
-        """Hand the attempt over. The caller still has to close its own descriptors."""
+        """Hand the attempt to a ready shepherd. The caller still has to close its own descriptors.
+
+        Raises OSError when there is none any more.
+        """
         words = {_WIRE_NAMES.get(each.name, each.name): getattr(order, each.name) for each in fields(order)}
-        message = marshal.dumps({"op": "start", **words})
-        fds = array.array("i", [life, *claims])
-        while True:
-            shepherd = self._idle.pop() if self._idle else self._start()
+        while self._idle:
+            shepherd = self._idle.pop()
             try:
-                shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+                wire.send(shepherd.channel, {"op": "start", **words}, [life, *claims])
                 shepherd.directory = order.directory
                 self._busy[order.directory] = shepherd
                 return
@@ -98,68 +122,54 @@ class Launcher:
                 self._drop(shepherd)
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # an idle one was killed: take another
                     raise
+        raise OSError(errno.EAGAIN, "the shepherds that were ready are gone")
 
-    def add_claims(self, directory: str, claims: list[int]) -> None:
-        """Hand the attempt's shepherd more claims, if a shepherd of this launcher has the attempt."""
-        shepherd = self._busy.get(directory)
-        if shepherd is not None:
-            message = marshal.dumps({"op": "claims", "dir": directory})
-            fds = array.array("i", claims)
-            with suppress(OSError):  # it ends just now
-                shepherd.channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-
-    def _start(self) -> _ShepherdProcess:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        ours.setblocking(False)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        with theirs, os.fdopen(os.open(self._error_log, flags, 0o600), "ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE_PARENT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
-        shepherd = _ShepherdProcess(process, ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._receive(shepherd))
-        return shepherd
-
-    def _receive(self, shepherd: _ShepherdProcess) -> None:
-        directory, error = shepherd.directory, ""
+    def _receive(self, shepherd: ShepherdProcess) -> None:
         try:
-            data = shepherd.channel.recv(NOTICE_LIMIT_BYTES)
+            received = wire.receive(shepherd.channel)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        if data:
-            text, reusable = marshal.loads(data)
+        message, fds = received or (None, [])
+        if isinstance(message, dict):
+            self._note_answer(shepherd, message, fds)
+        else:
+            self._note_end(shepherd, message)
+
+    def _note_answer(self, shepherd: ShepherdProcess, message: dict[str, Any], fds: list[int]) -> None:
+        directory = shepherd.directory
+        if message["op"] == "claims":
+            self._on_notice(ShepherdNotice(directory, claims=tuple(fds)))
+        elif (message["version"], message["dir"]) != (wire.PROTOCOL, directory):
+            self._drop(shepherd)  # it speaks otherwise, or of another attempt: it is known by its files only
+        elif message["record"]:
+            record = {key: str(value) for key, value in message["record"].items() if value is not None}
+            self._on_notice(ShepherdNotice(directory, record=record))
+
+    def _note_end(self, shepherd: ShepherdProcess, message: tuple[str, bool] | None) -> None:
+        """Note the end of an attempt; None: its shepherd has ended."""
+        directory, error, crash = shepherd.directory, "", ""
+        if message:
+            text, reusable = message
             directory, _, error = text.partition("\0")
             self._busy.pop(directory, None)
             shepherd.directory = ""
-            if reusable:
+            if reusable and shepherd.process is not None:
                 self._idle.append(shepherd)
             else:
-                self._disconnect(shepherd)
+                shepherd.disconnect(self._selector)
         else:
             self._drop(shepherd)
+            if shepherd.process is not None and (words := self.starter.last_words(shepherd)):
+                crash = f"its shepherd ended before it: {words}"
         if directory:
-            self._on_notice(ShepherdNotice(directory, error))
+            self._on_notice(ShepherdNotice(directory, error, crash))
 
-    def _drop(self, shepherd: _ShepherdProcess) -> None:
-        self._disconnect(shepherd)
+    def _drop(self, shepherd: ShepherdProcess) -> None:
+        shepherd.disconnect(self._selector)
         if shepherd in self._idle:
             self._idle.remove(shepherd)
         self._busy.pop(shepherd.directory, None)
-        with suppress(subprocess.TimeoutExpired):
-            shepherd.process.wait(timeout=0.5)  # the channel's end is the process's end
-
-    def _disconnect(self, shepherd: _ShepherdProcess) -> None:
-        self._selector.unregister(shepherd.channel)
-        shepherd.channel.close()
+        shepherd.collect()
 
     def has(self, directory: str) -> bool:
         """Return True if a shepherd of this launcher has the attempt."""
@@ -168,26 +178,33 @@ class Launcher:
     def pid(self, directory: str) -> int | None:
         """Return the pid of the shepherd of this launcher that has the attempt, or None."""
         shepherd = self._busy.get(directory)
-        return None if shepherd is None else shepherd.process.pid
+        return None if shepherd is None or shepherd.process is None else shepherd.process.pid
 
     def stop(self, directory: str) -> bool:
         """Ask the attempt's shepherd to end it. Return False if no shepherd of this launcher has it."""
+        return self._say("stop", directory)
+
+    def add_claims(self, directory: str, claims: list[int]) -> None:
+        """Hand the attempt's shepherd more claims, which it keeps beside those that it has."""
         shepherd = self._busy.get(directory)
-        if shepherd is None:
-            return False
-        with suppress(OSError):
-            shepherd.channel.send(marshal.dumps({"op": "stop", "dir": directory}))
-            return True
-        return False
+        if shepherd is not None:
+            with suppress(OSError):
+                wire.send(shepherd.channel, {"op": "claims", "dir": directory}, claims)
+
+    def acknowledge(self, directory: str) -> None:
+        """Tell the attempt's shepherd that its end is booked, so that it need not write it any more."""
+        self._say("ack", directory)
 
     def close(self) -> None:
         """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
+        self.starter.close()
         for shepherd in (*self._idle, *self._busy.values()):
-            self._disconnect(shepherd)
+            shepherd.disconnect(self._selector)
         for shepherd in self._idle:
-            shepherd.process.wait()
+            if shepherd.process is not None:
+                shepherd.process.wait()
         for shepherd in self._busy.values():
-            shepherd.process.returncode = 0  # it outlives us by design: nothing to wait for
+            shepherd.abandon()
         self._idle.clear()
         self._busy.clear()
 

@@ -52,6 +52,8 @@ def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping
         return LifeReading(AttemptFact.EXITED, fields)
     if not fields:
         return LifeReading(AttemptFact.NOT_STARTED)
+    if copy := attempt_dir.read_copy(directory, fields):
+        return LifeReading(AttemptFact.EXITED, copy)
     found = strays.find(fields, marker, seen)
     return LifeReading(AttemptFact.LINGERING if found else AttemptFact.LOST, fields, found)
 
@@ -95,6 +97,7 @@ def remove_files(directory: str) -> None:
         if os.listdir(directory) == [attempt_dir.PROGRESS]:  # booked too
             os.unlink(f"{directory}/{attempt_dir.PROGRESS}")
         os.rmdir(directory)
+    attempt_dir.remove_copy(directory)
 
 
 def remove_old_files(state_dir: str, keep: Container[str]) -> None:

@@ -1,19 +1,16 @@
-"""The small process that stays with an attempt to its end: exec, signals, time limit, exit record.
+"""The small process that stays with an attempt to its end: it takes orders, holds locks, and leaves the record.
 
 It decides nothing about jobs and reads no queue. It must work while everything else is down: it imports only
 what it needs at its start, and holds the attempt's life lock and claims until no process of the attempt is left.
 
-The dispatcher sends orders over a SOCK_SEQPACKET pair: a marshalled dict, with the descriptors of the life lock and of
-the claims beside it. A shepherd has one attempt at a time and may get another when that has ended; once the dispatcher
-is gone it ends with its attempt. A message back only wakes the dispatcher: what counts is the record.
+A shepherd has one attempt at a time and may get another when that has ended; once the dispatcher that started it is
+gone it ends with its attempt. A message back only wakes the dispatcher: what counts is the record. But while no record
+can be written, the shepherd keeps `life` locked and tells the record to whoever asks.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import marshal
-import math
 import os
 import select
 import signal
@@ -22,32 +19,28 @@ import sys
 import time
 
 from gpusched.common import processes
-from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts import attempt_dir, wire
+from gpusched.host.attempts.running_command import RunningCommand, describe
 
 TYPE_CHECKING = False  # what only type checkers need is not imported: many shepherds may live at once
 if TYPE_CHECKING:
     from typing import Any
 
-MESSAGE_LIMIT = 1 << 18
-FDS_LIMIT = 250
-FD_BYTES = 4
+RECORD_AGAIN_S = 2.0
 SHUTDOWN_WINDOW_S = 1.0  # a failure that a TERM follows within this time belongs to the box's shutdown
-UNKILLABLE_AFTER_S = 30.0
-LEFTOVER_GRACE_S = 0.2  # processes that outlive the command by less are not worth a word
-KILL_AGAIN_S = 0.2
-_NO_PROCESS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 _PR_SET_CHILD_SUBREAPER = 36
-# glibc keeps 32 and 33 for itself; KILL and STOP cannot be reset
-_RESET_SIGNALS = [n for n in range(1, 65) if n not in (signal.SIGKILL, signal.SIGSTOP, 32, 33)]
 
 
-def main(channel_fd: int) -> None:
-    """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended."""
+def main(channel_fd: int, protocol: int = 1) -> None:
+    """Serve the dispatcher at the other end of `channel_fd` until it is gone and the last attempt has ended.
+
+    A dispatcher that speaks protocol 1 gets no greeting, and says nothing of its protocol.
+    """
     on, unused = ctypes.c_ulong(1), ctypes.c_ulong(0)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, on, unused, unused, unused)
     os.set_inheritable(channel_fd, False)  # no command gets it
-    shepherd = Shepherd(socket.socket(fileno=channel_fd))
+    shepherd = Shepherd(socket.socket(fileno=channel_fd), protocol)
     while (received := shepherd.next_order()) is not None:
         order, fds = received
         if not shepherd.tend(order, fds):
@@ -55,17 +48,18 @@ def main(channel_fd: int) -> None:
 
 
 class Shepherd:
-    """This process: its channel to the dispatcher, its signals, and the attempts that it tends."""
+    """This process: who speaks to it, its signals, and the attempts that it tends."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel: socket.socket | None = channel
-        self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self.boot = processes.boot_id()
-        self.start_ticks = processes.process_start(os.getpid())
+    def __init__(self, launcher: socket.socket, protocol: int) -> None:
+        self.launcher: socket.socket | None = launcher  # of the dispatcher that started this process
+        self.protocol = protocol
         self.environment = dict(os.environb)
-        self.terminated = False
-        self.stop_wanted = ""  # directory of the attempt that the dispatcher wants ended
-        self.claims: list[int] = []  # of the attempt
+        self.order: tuple[dict[str, Any], list[int]] | None = None  # not begun yet
+        self.directory = ""  # of the attempt
+        self.claims: list[int] = []
+        self.record: dict[str, object] | None = None  # of its end, while it cannot be written
+        self.terminated = self.stop_wanted = False
+        self.is_booked = False  # the end of the attempt: nothing needs to be written any more
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.wake = wake_read
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
@@ -73,109 +67,147 @@ class Shepherd:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_term)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self.listener, name = wire.listen()
+        pid = os.getpid()
+        start = processes.process_start(pid)
+        self.identity = {"pid": pid, "start_ticks": start, "boot_id": processes.boot_id(), "socket": name}
+        self.peers: dict[int, socket.socket] = {}  # by descriptor
         self.poller = select.poll()
         self.poller.register(self.wake, select.POLLIN)
-        self.poller.register(channel.fileno(), select.POLLIN)
+        self.poller.register(self.listener.fileno(), select.POLLIN)
+        self._welcome(launcher)
 
     def _on_term(self, *_: object) -> None:
         self.terminated = True
 
-    # ---- the dispatcher's end ----
+    # ---- who speaks to it ----
 
-    def next_order(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the next order and its descriptors; None if the dispatcher is gone. A TERM while idle ends nothing."""
-        while True:
-            received = self._receive()
-            if received is None:
-                return None
-            if received[0]["op"] == "start":
-                self.terminated = False
-                return received
-            for fd in received[1]:  # for an attempt that has just ended
-                os.close(fd)
+    def _welcome(self, peer: socket.socket) -> None:
+        self.peers[peer.fileno()] = peer
+        self.poller.register(peer.fileno(), select.POLLIN)
+        self._send_status(peer)
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        if self.channel is None:
-            return None
-        room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
+    def _forget(self, peer: socket.socket) -> None:
+        if self.peers.pop(peer.fileno(), None):
+            self.poller.unregister(peer.fileno())
+            peer.close()
+            self.launcher = None if peer is self.launcher else self.launcher
+
+    def _send(self, peer: socket.socket, message: Any, fds: list[int] | None = None) -> None:
         try:
-            data, ancillary, _, _ = self.channel.recvmsg(MESSAGE_LIMIT, room, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionError:
-            data, ancillary = b"", []
-        if not data:
-            self._forget_dispatcher()
-            return None
-        fds: list[int] = []
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds += memoryview(content[: len(content) // FD_BYTES * FD_BYTES]).cast("i")
-        return marshal.loads(data), fds
+            wire.send(peer, message, fds or ())
+        except OSError:
+            self._forget(peer)
 
-    def _forget_dispatcher(self) -> None:
-        if self.channel is not None:
-            self.poller.unregister(self.channel.fileno())
-            self.channel.close()
-            self.channel = None
+    def _send_status(self, peer: socket.socket) -> None:
+        if peer is not self.launcher or self.protocol > 1:
+            self._send(peer, self._status())
 
-    def _report(self, directory: str, reusable: bool) -> None:
-        if self.channel is not None:
-            try:
-                self.channel.send(marshal.dumps((directory, reusable)))
-            except OSError:
-                self._forget_dispatcher()
+    def _status(self) -> dict[str, Any]:
+        return {"op": "status", "version": wire.PROTOCOL, "dir": self.directory, "record": self.record}
+
+    def _report(self, end: str, *, reusable: bool) -> None:
+        """Tell that the attempt has ended."""
+        for peer in list(self.peers.values()):
+            self._send(peer, (end, reusable))
 
     def pause(self, timeout_s: float | None) -> None:
-        """Sleep until a child changes, a signal or an order comes, or the time is over."""
+        """Sleep until a child changes, a signal or a message comes, or the time is over."""
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
         for fd, _ in self.poller.poll(timeout_ms):
             if fd == self.wake:
                 os.read(self.wake, 512)
-            else:
-                order, fds = self._receive() or ({"op": ""}, [])
-                if order["op"] == "stop":
-                    self.stop_wanted = order["dir"]
-                elif order["op"] == "claims":
-                    self.claims += fds
+            elif fd == self.listener.fileno():
+                peer = wire.accept(self.listener)
+                if peer is not None:
+                    self._welcome(peer)
+            elif fd in self.peers:
+                self._hear(self.peers[fd])
+
+    def _hear(self, peer: socket.socket) -> None:
+        try:
+            received = wire.receive(peer)
+        except (OSError, ValueError, EOFError, TypeError):  # not ours to understand
+            received = None
+        if received is None:
+            self._forget(peer)
+            return
+        message, fds = received
+        op, about = message["op"], message.get("dir", self.directory)
+        if op == "start" and peer is self.launcher:
+            self.order, self.directory = received, about
+            self.terminated = self.stop_wanted = self.is_booked = False
+        elif op == "status":
+            self._send_status(peer)
+        elif about != self.directory:  # it came too late
+            _close_all(fds)
+        elif op == "stop":
+            self.stop_wanted = True
+        elif op == "ack":
+            self.is_booked = True
+        elif op == "claims" and fds:
+            self.claims += fds
+        elif op == "claims":
+            self._send(peer, {"op": "claims", "dir": self.directory}, self.claims)
+
+    def next_order(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next order and its descriptors; None if the dispatcher is gone. A TERM while idle ends nothing."""
+        while self.launcher is not None:
+            self.pause(None)
+            if self.order is not None:
+                order, self.order = self.order, None
+                return order
+        return None
 
     # ---- one attempt ----
 
     def tend(self, order: dict[str, Any], fds: list[int]) -> bool:
         """Run one attempt to its end and leave its record. Return False if this shepherd must not be used again."""
-        life, self.claims = fds[0], fds[1:]
-        directory: str = order["dir"]
+        life, *self.claims = fds
         mark: dict[str, object] = {
-            "pid": os.getpid(),
-            "start_ticks": self.start_ticks,
-            "boot_id": self.boot,
+            **self.identity,
             "started_at": f"{time.time():.6f}",
             "queue_id": order.get("queue_id"),
         }
-        attempt = _RunningCommand(self, order, life, mark)
+        command = RunningCommand(self, order, life, mark)
         logs: list[int] = []
         try:
             for path in filter(None, (order["log"], order["error_log"])):
                 logs.append(_open_log(path))
             attempt_dir.write_mark(life, mark)
-            attempt.start(logs)
+            command.start(logs)
         except OSError as error:
             # The box's fault, not the command's: without a mark the dispatcher sees that nothing was started.
             os.ftruncate(life, 0)
-            self._let_go(life)
-            self._report(f"{directory}\0{_describe(error)}", True)
+            os.close(life)
+            self._give_back_claims()
+            self._report(f"{self.directory}\0{describe(error)}", reusable=True)
             return True
         finally:
-            for fd in logs:
-                os.close(fd)
-        record = attempt.run()
+            _close_all(logs)
+        record = command.run()
         stuck = record.get("note") == "unkillable"
-        attempt_dir.write_record(life, record)
-        if self.channel is None and attempt.failed and not attempt.stopping:
+        if not stuck:
+            self._give_back_claims()
+        self._leave_record(life, record)
+        if not self.peers and command.failed and not command.stopping:
             self._watch_for_shutdown(life, record)
-        self._let_go(life, with_claims=not stuck)
-        self._report(directory, not stuck)
+        os.close(life)
+        self._report(self.directory, reusable=not stuck)
+        self.directory, self.record = "", None
         if stuck:
             _wait_for_all()
         return not stuck
+
+    def _leave_record(self, life: int, record: dict[str, object]) -> None:
+        """Write the record, however long that takes; until then tell it, and keep a copy elsewhere."""
+        while not (self.is_booked or _is_written(life, record)):
+            if self.record is None:
+                self.record = record
+                attempt_dir.write_copy(self.directory, record)
+                for peer in list(self.peers.values()):
+                    self._send_status(peer)
+            self.pause(RECORD_AGAIN_S)
 
     def _watch_for_shutdown(self, life: int, record: dict[str, object]) -> None:
         """Without a dispatcher, wait a moment for a TERM after a failure: then the box was going down, not the job."""
@@ -183,167 +215,25 @@ class Shepherd:
         while not self.terminated and (left := deadline - time.monotonic()) > 0:
             self.pause(left)
         if self.terminated:
-            attempt_dir.write_record(life, {**record, "stopped": "terminated"})
+            _is_written(life, {**record, "stopped": "terminated"})
 
-    def _let_go(self, life: int, *, with_claims: bool = True) -> None:
-        os.close(life)
-        while with_claims and self.claims:
-            os.close(self.claims.pop())
+    def _give_back_claims(self) -> None:
+        _close_all(self.claims)
+        self.claims = []
 
 
-class _RunningCommand:
-    """One command from exec to the end of its last process."""
+def _is_written(life: int, record: dict[str, object]) -> bool:
+    """Write the record; return True if that is done, or nobody could find it."""
+    try:
+        attempt_dir.write_record(life, record)
+        return True
+    except OSError:  # no room on a copy-on-write disk, a broken or a read-only one
+        return os.fstat(life).st_nlink == 0
 
-    def __init__(self, shepherd: Shepherd, order: dict[str, Any], life: int, mark: dict[str, object]) -> None:
-        self.shepherd = shepherd
-        self.order = order
-        self.life = life
-        self.mark = mark
-        self.pid = 0
-        self.error = ""  # why the command could not be started
-        self.began = 0.0
-        self.status: int | None = None
-        self.background = 0  # status of the last leftover that failed
-        self.stopping = ""
-        self.max_rss_kib = 0
-        self.cpu_s = 0.0
 
-    @property
-    def failed(self) -> bool:
-        return bool(self.status) or bool(self.background)
-
-    def start(self, logs: list[int]) -> None:
-        """Start the command, or note why it cannot be. Raises OSError when the box has no process to spare."""
-        self.began = time.monotonic()
-        try:
-            self.pid = self._spawn(logs)
-        except OSError as error:
-            if error.errno in _NO_PROCESS:
-                raise
-            self.error = _describe(error)
-
-    def run(self) -> dict[str, object]:
-        """Stay until the attempt has ended; return the exit record."""
-        if self.error:
-            return self._record(error=self.error)
-        self._mark_session()
-        limit_at = self.began + self.order["time_limit"] if self.order["time_limit"] else math.inf
-        leftovers_at = kill_at = math.inf
-        has_ended = False
-        while True:
-            alive = self._reap()
-            now = time.monotonic()
-            if not alive and not (self.stopping and _strays(self.order["marker"])):
-                return self._record()
-            if self.status is not None and not has_ended:
-                has_ended = True
-                leftovers_at = now + LEFTOVER_GRACE_S
-            if now >= leftovers_at:
-                leftovers_at = math.inf
-                self._mark_leftovers()
-                if self.order["leftovers"] == "stop":
-                    self.stopping = self.stopping or "leftovers"
-            self.stopping = self.stopping or self._stop_reason(now >= limit_at)
-            if self.stopping and kill_at == math.inf:
-                kill_at = now + self.order["grace"]
-                self._signal_all(signal.SIGTERM)
-            if now >= kill_at:
-                if now >= kill_at + UNKILLABLE_AFTER_S:
-                    return self._record(note="unkillable")
-                self._signal_all(signal.SIGKILL)
-            until = min(limit_at, leftovers_at)
-            if self.stopping:
-                until = min(now + KILL_AGAIN_S, kill_at if now < kill_at else math.inf)
-            self.shepherd.pause(None if until == math.inf else until - now)
-
-    def _stop_reason(self, over_time: bool) -> str:
-        if over_time:
-            return "timed_out"
-        if self.shepherd.terminated:
-            return "terminated"
-        return "requested" if self.shepherd.stop_wanted == self.order["dir"] else ""
-
-    def _spawn(self, logs: list[int]) -> int:
-        order, null = self.order, self.shepherd.null
-        try:
-            os.chdir(order["cwd"])
-            environment = {**self.shepherd.environment, **order["environment"]}
-            environment.pop(b"OLDPWD", None)
-            environment[b"PWD"] = order["cwd"]
-            return os.posix_spawnp(
-                order["argv"][0],
-                order["argv"],
-                environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, null, 0),
-                    (os.POSIX_SPAWN_DUP2, logs[0], 1),
-                    (os.POSIX_SPAWN_DUP2, logs[-1], 2),
-                ],
-                setsid=True,
-                setsigmask=[],
-                setsigdef=_RESET_SIGNALS,
-            )
-        finally:
-            os.chdir("/")
-
-    def _reap(self) -> bool:
-        """Collect every child that has ended; return False when no child is left, living or dead."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            self.max_rss_kib = max(self.max_rss_kib, usage.ru_maxrss)
-            self.cpu_s += usage.ru_utime + usage.ru_stime
-            if pid == self.pid:
-                self.status = status
-            elif self.status is not None and status and not self.stopping:
-                self.background = status
-
-    def _mark_session(self) -> None:
-        """Note the session of the command, by which its processes are found if this one is killed."""
-        fields = processes.process_stat(self.pid)
-        if fields is not None:
-            self.mark["session"] = f"{self.pid} {fields[19]}"
-            try:
-                attempt_dir.write_mark(self.life, self.mark, sync=False)  # no use after a power cut
-            except OSError:
-                pass
-
-    def _mark_leftovers(self) -> None:
-        names = []
-        for pid in processes.descendants(os.getpid()):
-            try:
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    names.append(f"{pid} {file.read().strip()}")
-            except OSError:
-                continue
-        if names:
-            attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
-
-    def _signal_all(self, number: int) -> None:
-        # parents first: a shell whose child has just been ended would go on with its next command
-        for pid in dict.fromkeys([*processes.descendants(os.getpid()), *_strays(self.order["marker"])]):
-            if processes.send_signal(pid, number):
-                processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
-
-    def _record(self, error: str = "", note: str = "") -> dict[str, object]:
-        status = self.status
-        if status == 0 and self.background:
-            status, note = self.background, note or "background"
-        return {
-            **self.mark,
-            "ended_at": f"{time.time():.6f}",
-            "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
-            "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
-            "stopped": self.stopping if self.stopping != "leftovers" else None,
-            "error": error or None,
-            "note": note or ("leftovers stopped" if self.stopping == "leftovers" else None),
-            "max_rss_kib": self.max_rss_kib,
-            "cpu_s": f"{self.cpu_s:.3f}",
-        }
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _open_log(path: str) -> int:
@@ -355,24 +245,12 @@ def _open_log(path: str) -> int:
         return os.open(path, flags, 0o600)
 
 
-def _describe(error: OSError) -> str:
-    """Return the error in words, with the file that it is about."""
-    name = error.filename
-    where = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
-    return f"{error.strerror}{where}"
-
-
 def _wait_for_all() -> None:
     while True:
         try:
             os.wait()
         except ChildProcessError:
             return
-
-
-def _strays(marker: tuple[bytes, ...]) -> list[int]:
-    """Return the processes that have the attempt's marker in their environment, whatever their parents are now."""
-    return [pid for pid in processes.marked_processes(marker) if pid != os.getpid()]
 
 
 if __name__ == "__main__":

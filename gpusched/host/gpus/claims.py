@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -220,6 +220,17 @@ class Claims:
             return _obstacle(path, error)
         return ""
 
+    def has(self, uuid: str, fds: Iterable[int]) -> bool:
+        """Return True if one of the descriptors is a claim of this device, whatever directory it was made in."""
+        return any(os.path.basename(_locked_path(fd)) == _lock_name(uuid) for fd in fds)
+
+    def share(self, uuid: str, fds: Iterable[int]) -> HeldClaim | None:
+        """Return the claim of a device of which another holder has passed on descriptors; None if it has not."""
+        for fd in fds:
+            if self.has(uuid, [fd]):
+                return HeldClaim(self, uuid, _locked_path(fd), os.dup(fd))
+        return None
+
     def _label(self, path: str, queue: str, now: float) -> None:
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
         with suppress(OSError):  # a label is for people; the claim stands without it
@@ -241,6 +252,10 @@ class Claims:
 
 def _lock_name(uuid: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", uuid) + ".lock"
+
+
+def _locked_path(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
 
 
 def _can_hold_claims(path: str, *, is_shared: bool) -> bool:

@@ -1,0 +1,216 @@
+"""One command of an attempt, from exec to the end of its last process: signals, time limit, what it leaves."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import time
+
+from gpusched.common import processes
+from gpusched.host.attempts import attempt_dir
+
+TYPE_CHECKING = False  # a shepherd imports this
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class Tender(Protocol):
+        """The shepherd, as its command needs it."""
+
+        environment: dict[bytes, bytes]
+        claims: list[int]
+        terminated: bool
+        stop_wanted: bool
+
+        def pause(self, timeout_s: float | None) -> None: ...
+
+
+UNKILLABLE_AFTER_S = 30.0
+LEFTOVER_GRACE_S = 0.2  # processes that outlive the command by less are not worth a word
+KILL_AGAIN_S = 0.2
+STRING_LIMIT_KIB = 128  # MAX_ARG_STRLEN of the kernel
+FIRST_CLAIM_FD = 230  # of the claims in the command; scripts use lower numbers
+_NO_PROCESS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+# glibc keeps 32 and 33 for itself; KILL and STOP cannot be reset
+_RESET_SIGNALS = [n for n in range(1, 65) if n not in (signal.SIGKILL, signal.SIGSTOP, 32, 33)]
+
+
+class RunningCommand:
+    """One command from exec to the end of its last process."""
+
+    def __init__(self, shepherd: Tender, order: dict[str, Any], life: int, mark: dict[str, object]) -> None:
+        self.shepherd = shepherd
+        self.order = order
+        self.life = life
+        self.mark = mark
+        self.pid = 0
+        self.error = ""  # why the command could not be started
+        self.began = 0.0
+        self.status: int | None = None
+        self.background = 0  # status of the last leftover that failed
+        self.stopping = ""
+        self.max_rss_kib = 0
+        self.cpu_s = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.status) or bool(self.background)
+
+    def start(self, logs: list[int]) -> None:
+        """Start the command, or note why it cannot be. Raises OSError when the box has no process to spare."""
+        self.began = time.monotonic()
+        try:
+            self.pid = self._spawn(logs)
+        except OSError as error:
+            if error.errno in _NO_PROCESS:
+                raise
+            self.error = describe(error)
+            if error.errno == errno.E2BIG:
+                together_kib = os.sysconf("SC_ARG_MAX") // 1024
+                limits = f"a word or variable may have {STRING_LIMIT_KIB} KiB, all together {together_kib} KiB"
+                self.error = f"{error.strerror}: {limits}"
+        except ValueError as error:
+            self.error = str(error)
+
+    def run(self) -> dict[str, object]:
+        """Stay until the attempt has ended; return the exit record."""
+        if self.error:
+            return self._record(error=self.error)
+        self._mark_session()
+        limit_at = self.began + self.order["time_limit"] if self.order["time_limit"] else math.inf
+        leftovers_at = kill_at = math.inf
+        has_ended = False
+        while True:
+            alive = self._reap()
+            now = time.monotonic()
+            if not alive and not (self.stopping and _strays(self.order["marker"])):
+                return self._record()
+            if self.status is not None and not has_ended:
+                has_ended = True
+                leftovers_at = now + LEFTOVER_GRACE_S
+            if now >= leftovers_at:
+                leftovers_at = math.inf
+                self._mark_leftovers()
+                if self.order["leftovers"] == "stop":
+                    self.stopping = self.stopping or "leftovers"
+            self.stopping = self.stopping or self._stop_reason(now >= limit_at)
+            if self.stopping and kill_at == math.inf:
+                kill_at = now + self.order["grace"]
+                self._signal_all(signal.SIGTERM)
+            if now >= kill_at:
+                if now >= kill_at + UNKILLABLE_AFTER_S:
+                    return self._record(note="unkillable")
+                self._signal_all(signal.SIGKILL)
+            until = min(limit_at, leftovers_at)
+            if self.stopping:
+                until = min(now + KILL_AGAIN_S, kill_at if now < kill_at else math.inf)
+            self.shepherd.pause(None if until == math.inf else until - now)
+
+    def _stop_reason(self, over_time: bool) -> str:
+        if over_time:
+            return "timed_out"
+        if self.shepherd.terminated:
+            return "terminated"
+        return "requested" if self.shepherd.stop_wanted else ""
+
+    def _spawn(self, logs: list[int]) -> int:
+        order, claims = self.order, self.shepherd.claims
+        claims_at = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(claims))
+        try:
+            os.chdir(order["cwd"])
+            environment = {**self.shepherd.environment, **order["environment"]}
+            environment.pop(b"OLDPWD", None)
+            environment[b"PWD"] = order["cwd"]
+            return os.posix_spawnp(
+                order["argv"][0],
+                order["argv"],
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, logs[0], 1),
+                    (os.POSIX_SPAWN_DUP2, logs[-1], 2),
+                    # the processes of the job hold its devices, whatever becomes of this one
+                    *((os.POSIX_SPAWN_DUP2, fd, claims_at + n) for n, fd in enumerate(claims)),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=_RESET_SIGNALS,
+            )
+        finally:
+            os.chdir("/")
+
+    def _reap(self) -> bool:
+        """Collect every child that has ended; return False when no child is left, living or dead."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self.max_rss_kib = max(self.max_rss_kib, usage.ru_maxrss)
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            if pid == self.pid:
+                self.status = status
+            elif self.status is not None and status and not self.stopping:
+                self.background = status
+
+    def _mark_session(self) -> None:
+        """Note the session of the command, by which its processes are found if the shepherd is killed."""
+        fields = processes.process_stat(self.pid)
+        if fields is not None:
+            self.mark["session"] = f"{self.pid} {fields[19]}"
+            try:
+                attempt_dir.write_mark(self.life, self.mark, sync=False)  # no use after a power cut
+            except OSError:
+                return  # the other signs are left
+
+    def _mark_leftovers(self) -> None:
+        names = []
+        for pid in processes.descendants(os.getpid()):
+            try:
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    names.append(f"{pid} {file.read().strip()}")
+            except OSError:
+                continue
+        if names:
+            try:
+                attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
+            except OSError:
+                return  # it is for people: the job goes on without it
+
+    def _signal_all(self, number: int) -> None:
+        # parents first: a shell whose child has just been ended would go on with its next command
+        for pid in dict.fromkeys([*processes.descendants(os.getpid()), *_strays(self.order["marker"])]):
+            if processes.send_signal(pid, number):
+                processes.send_signal(pid, signal.SIGCONT)  # a stopped one has to wake to end
+
+    def _record(self, error: str = "", note: str = "") -> dict[str, object]:
+        status = self.status
+        if status == 0 and self.background:
+            status, note = self.background, note or "background"
+        return {
+            **self.mark,
+            "ended_at": f"{time.time():.6f}",
+            "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            "stopped": self.stopping if self.stopping != "leftovers" else None,
+            "error": error or None,
+            "note": note or ("leftovers stopped" if self.stopping == "leftovers" else None),
+            "max_rss_kib": self.max_rss_kib,
+            "cpu_s": f"{self.cpu_s:.3f}",
+        }
+
+
+def describe(error: OSError) -> str:
+    """Return the error in words, with the file that it is about."""
+    name = error.filename
+    where = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
+    return f"{error.strerror}{where}"
+
+
+def _strays(marker: tuple[bytes, ...]) -> list[int]:
+    """Return the processes that have the attempt's marker in their environment, whatever their parents are now."""
+    return [pid for pid in processes.marked_processes(marker) if pid != os.getpid()]
