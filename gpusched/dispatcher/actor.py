@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_line
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
@@ -171,7 +170,7 @@ class Actor:
     def _store_start(self, row: AttemptRow) -> bool:
         number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
         if number is not None and number != row.number:
-            raise GpuschedError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
+            raise RuntimeError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
     def _store_close(self, close: Close, now: Moment) -> JobState:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
@@ -73,12 +75,15 @@ class Dispatcher:
         """True if it leaves, or has left, by somebody's wish."""
         return bool(self._leaving.reason)
 
-    def run(self) -> int:
-        """Dispatch until all has ended, or until it is to leave; return the exit code."""
+    def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
+        """Dispatch until all has ended, or until it is to leave; return the exit code.
+
+        `signals` came before it could hear them. `before` is the one that has failed in this process, if any.
+        """
         gc.freeze()  # a long list, once read, is not looked through again and again
         with self._sleeper:
             try:
-                self._begin(self._clock.moment())
+                self._begin(self._clock.moment(), signals, before)
                 while True:
                     now = self._clock.moment()
                     self._observe(now)
@@ -94,11 +99,16 @@ class Dispatcher:
             finally:
                 self._leave(self._clock.moment())
 
-    def _begin(self, now: Moment) -> None:
+    def _begin(self, now: Moment, signals: Iterable[int], before: Dispatcher | None) -> None:
         self._sleeper.wake_for(self._devices.source.fileno())
         self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
-        self._requests.discard_old(now.at)
+        if before is None:
+            self._requests.discard_old(now.at)
+        else:
+            self._leaving.inherit(before._leaving)
+            self._options.take_newest(self._reporter)
+        self._requests.take_signals(signals, now)
         for text in self._options.warnings:
             self._reporter.report("warning", text)
         self._actor.adopt(now)
@@ -212,12 +222,13 @@ class Dispatcher:
         return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
     def _leave(self, now: Moment) -> None:
-        if self._queue.exists():
-            with self._trouble.noted(now):
-                every_job = not self._leaving.is_immediate
-                self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
-        self._actor.step("leaving")
-        self._devices.release_all()
-        self._attempts.close()
-        self._lists.feed.detach()
-        self._reporter.leave(now.at)
+        with ExitStack() as steps:  # all are done, the last one first, whatever one of them raises
+            steps.callback(self._reporter.leave, now.at)
+            steps.callback(self._lists.feed.detach)
+            steps.callback(self._attempts.close)
+            steps.callback(self._devices.release_all)
+            steps.callback(self._actor.step, "leaving")
+            if self._queue.exists():
+                with self._trouble.noted(now):
+                    every_job = not self._leaving.is_immediate
+                    self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)

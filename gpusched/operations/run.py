@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
+from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
 from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims, find_directory
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -85,14 +85,20 @@ class Queue:
         if not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(find_directory(options.settings.claims_dir))
+        restarts = Restarts(self.queue_dir, hooks)
+
+        def make() -> Dispatcher:
+            self.store.close()  # what a connection remembers may be what the last dispatcher has failed at
+            self.store = Store(self.queue_dir.database)
+            return Dispatcher(self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks)
+
         while lock is not None:
-            dispatcher = Dispatcher(
-                self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks
-            )
-            code = dispatcher.run()
-            os.close(lock)
+            try:
+                code, was_asked = restarts.run(make)
+            finally:
+                os.close(lock)
             hooks.step("left")
-            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+            if was_asked or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
         return code
