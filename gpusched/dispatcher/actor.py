@@ -73,8 +73,8 @@ class Actor:
         """Do all of it; but where a job fails for good, start nothing before the failures are counted.
 
         `rows` are the waiting jobs that the plan saw.
-        Raises DiskFull or OSError when there is no room to book; then nothing was closed or started. Raises OSError
-        when there was no process to be had for a booked attempt; it is then seen as not started.
+        Raises TransientError or OSError when nothing can be booked now; then nothing was closed or started. Raises
+        OSError when there was no process to be had for a booked attempt; it is then seen as not started.
         """
         closes = _of(Close, plan)
         has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)

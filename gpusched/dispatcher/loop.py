@@ -31,7 +31,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull, Store
+from gpusched.host.store import Store, TransientError
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -185,7 +185,7 @@ class Dispatcher:
         """Do what the plan says; return True if it is worth to plan again at once."""
         try:
             effects = self._actor.act(plan, self._head.rows, now)
-        except (DiskFull, OSError) as error:
+        except (TransientError, OSError) as error:
             self._trouble.note(error, now)
             self._trouble.keeps_from_booking = True
             self._head.forget()

@@ -14,6 +14,7 @@ from gpusched.dispatcher.loop import Dispatcher
 from gpusched.dispatcher.options import Hooks
 from gpusched.dispatcher.timers import Sleeper
 from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import TransientError
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -40,9 +41,10 @@ class Restarts:
                 try:
                     dispatcher = make()
                     return dispatcher.run(sleeper.take_signals(), before), dispatcher.draining
-                except GpuschedError:
-                    raise
                 except Exception as error:
+                    passes = before is not None and isinstance(error, TransientError)
+                    if isinstance(error, GpuschedError) and not passes:
+                        raise
                     until_s = self._hooks.clock.monotonic() + self._note(error)
                 while not sleeper.has_signals and (left_s := until_s - self._hooks.clock.monotonic()) > 0:
                     sleeper.sleep(left_s)

@@ -13,7 +13,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.usage_meter import UsageMeter
-from gpusched.host.store import Store, job_table
+from gpusched.host.store import Store, TransientError, job_table
 
 QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
 
@@ -79,8 +79,11 @@ class Watchdog:
         self._quick_failures[tag] += 1
         if self._quick_failures[tag] < QUICK_FAILURES:
             return False
+        try:
+            n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
+        except TransientError:  # the next failure tries again
+            return False
         del self._quick_failures[tag]  # those that are released get as many failures again
-        n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
         if n:
             text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
             hint = f"`gpusched release --tag {tag}` lets them go"

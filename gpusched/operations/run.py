@@ -27,6 +27,7 @@ from gpusched.operations.queues import ignore as ignore
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
+DISPATCHER_PATIENCE_S = 2.0  # with a busy database; signals wait meanwhile
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 
 
@@ -89,7 +90,7 @@ class Queue:
 
         def make() -> Dispatcher:
             self.store.close()  # what a connection remembers may be what the last dispatcher has failed at
-            self.store = Store(self.queue_dir.database)
+            self.store = Store(self.queue_dir.database, patience_s=DISPATCHER_PATIENCE_S)
             return Dispatcher(self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks)
 
         while lock is not None:
