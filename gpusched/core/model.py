@@ -78,8 +78,7 @@ class Reading:
 
     `complete` is True if all devices were requested; `devices` then lists the whole box. `asked_at` is the
     time of the request (a look must be newer than the claim that it confirms). Both times are on the monotonic clock;
-    the samples bear wall time. `error` is set if the source as a whole does not answer; devices and samples are then
-    empty.
+    the samples bear wall time.
     """
 
     asked_at: float
@@ -87,7 +86,6 @@ class Reading:
     devices: tuple[Device, ...] = ()
     samples: tuple[Sample, ...] = ()
     complete: bool = True
-    error: str | None = None
 
 
 # ---- jobs ------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
 _NEVER_S = float("-inf")
+SILENT_S = 40.0  # a poll without an answer for so long: longer than the source itself waits for a first answer
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class DeviceBook:
         self.source = source
         self.criteria = Criteria()
         self.error = ""  # why the source as a whole does not answer
+        self._unanswered_s: float | None = None  # since when a poll waits for its answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self._claims, self._queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
@@ -107,6 +109,8 @@ class DeviceBook:
         """Put the questions that are due: all devices at a poll, settling ones in between."""
         if poll:
             self.source.request(None, now.monotonic_s)
+            if self._unanswered_s is None:
+                self._unanswered_s = now.monotonic_s
             return
         due = [e for e in self.entries.values() if e.look_due_s is not None and e.look_due_s <= now.monotonic_s]
         if due:
@@ -115,15 +119,27 @@ class DeviceBook:
             self.source.request(frozenset(entry.device.uuid for entry in due), now.monotonic_s)
 
     def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
-        """Fold the readings that have come; return them for whoever else wants them."""
+        """Fold the readings that have come, and look if the source answers at all; return the readings."""
         readings = self.source.poll(now.monotonic_s)
         for reading in readings:
-            if reading.error:
-                self._silence(reading.error, now)
-            else:
-                self.error = ""
-                self._fold(reading, now, ours, occupied)
+            self._fold(reading, now, ours, occupied)
+            if reading.complete:
+                self._unanswered_s = None
+        error = self._silence(now)
+        if error and not self.error:
+            for uuid, entry in self.entries.items():
+                entry.look_due_s = None
+                entry.availability = Availability(uuid, why=error, since=now.at)
+        self.error = error and (self.error or error)  # an outage keeps its first reason
         return readings
+
+    def _silence(self, now: Moment) -> str:
+        """Return why the source as a whole does not answer now; empty if it does."""
+        trouble = self.source.trouble()
+        if trouble is not None:
+            return trouble.what
+        is_silent = self._unanswered_s is not None and now.monotonic_s - self._unanswered_s >= SILENT_S
+        return f"the GPUs have not been read for {SILENT_S:g} s" if is_silent else ""
 
     def _fold(self, reading: Reading, now: Moment, ours: Ours, occupied: Set[str]) -> None:
         for device in reading.devices:
@@ -156,12 +172,6 @@ class DeviceBook:
             named = DeviceEntry(device, Availability(device.uuid))
             entries = self.entries.items()
             self.entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
-
-    def _silence(self, error: str, now: Moment) -> None:
-        self.error = error
-        for uuid, entry in self.entries.items():
-            entry.look_due_s = None
-            entry.availability = Availability(uuid, why=error, since=now.at)
 
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""

@@ -145,11 +145,13 @@ class Dispatcher:
 
     def _read_devices(self, now: Moment, *, polled: bool) -> None:
         self._devices.ask(now, poll=polled)
-        for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
-            if reading.complete:
-                self._watchdog.check_reading(reading, self._options.settings, now)
-                with self._trouble.noted(now):
-                    self._reporter.publish(self._board(now))
+        readings = self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied())
+        complete = [reading for reading in readings if reading.complete]
+        for reading in complete:
+            self._watchdog.check_reading(reading, self._options.settings, now)
+        if complete or (polled and self._devices.error):
+            with self._trouble.noted(now):
+                self._reporter.publish(self._board(now))
         self._reporter.report_devices()
         self._attempts.check_for_lost_devices(now, self._devices)
 

@@ -394,6 +394,22 @@ def test_a_driver_that_hangs_and_comes_back(pair: Rigged) -> None:
     assert "can be read again" in ended.out
 
 
+def test_an_outage_that_begins_between_two_polls(pair: Rigged) -> None:
+    running = pair.start(
+        "run", pair.write("echo ready; sleep 5", "true"), "--max-gpus", "1", GPUSCHED_POLL_INTERVAL="1"
+    )
+    wait_for(lambda: pair.jobs() and pair.jobs()[0].said() == "ready\n")
+    pair.machine.set("system", "init=nodriver")
+    for pid in pair.processes():
+        if "gpusched.host.gpus.nvml" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+    running.wait_until_said("nothing new starts on a GPU")
+    wait_for(lambda: "ended unexpectedly" in pair.gpusched("explain", "2", "-q", "list").out)
+    assert "ended unexpectedly" in pair.gpusched("status", "-q", "list").out
+    running.signal(signal.SIGINT)
+    assert running.wait().code == 130
+
+
 def test_ctrl_c_while_the_driver_hangs(pair: Rigged) -> None:
     running = _hangs(pair)
     running.wait_until_said("nothing new starts on a GPU")
