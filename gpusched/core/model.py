@@ -68,6 +68,8 @@ class Sample:
     utilisation: float | None = None  # 0 to 1
 
     energy_j: float | None = None  # the board's running total
+    uncorrectable: int | None = None  # memory errors since the driver was loaded
+    remap_failed: bool = False  # the board has no spare rows of memory any more
     memory_includes_reserve: bool = False  # read by NVML memory v1
     error: str | None = None
 

@@ -36,6 +36,8 @@ class DeviceEntry:
     look_due_s: float | None = None  # when a settling device wants its next look
     refused: str = ""
     is_missing: bool = False
+    barred: str = ""  # why no job starts on it although it is free
+    on_trial: bool = False  # it takes one job at a time
 
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
         """Take in one sample of this device."""
@@ -70,8 +72,10 @@ class DeviceEntry:
 
     def view(self, residents: tuple[Resident, ...]) -> DeviceView:
         """Return the device as the plan sees it; `residents` are our jobs on it."""
+        view = observe.device_view(self.device, availability.bar(self.availability, self.barred))
         return replace(
-            observe.device_view(self.device, self.availability),
+            view,
+            alone=view.alone or self.on_trial,
             held=self.claim is not None,
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,

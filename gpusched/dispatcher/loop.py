@@ -149,6 +149,7 @@ class Dispatcher:
         complete = [reading for reading in readings if reading.complete]
         for reading in complete:
             self._watchdog.check_reading(reading, self._options.settings, now)
+        self._watchdog.review_devices(self._devices, now)
         if complete or (polled and self._devices.error):
             with self._trouble.noted(now):
                 self._reporter.publish(self._board(now))
@@ -195,7 +196,7 @@ class Dispatcher:
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
-        held = self._watchdog.count_failures(plan)
+        held = self._watchdog.count_failures(plan, now)
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()

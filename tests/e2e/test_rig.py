@@ -448,6 +448,17 @@ def test_one_device_that_fails_by_itself_is_set_aside_alone(pair: Rigged) -> Non
     assert {devices[0] for devices, _ in pair.landed()[3:]} == {pair.machine.uuid(1)}
 
 
+def test_new_memory_errors_put_a_card_into_quarantine(pair: Rigged) -> None:
+    pair.machine.set(1, "ecc_uncorr=7")  # old ones mean nothing
+    running = pair.start("run", pair.write(*[f"sleep 1.5 #{n}" for n in range(6)]))
+    wait_for(lambda: {row.indices[0] for row in pair.jobs() if row.attempts} == {0, 1})
+    pair.machine.set(0, "ecc_uncorr=1")
+    ended = running.wait()
+    assert ended.code == 0, ended.text
+    assert "is in quarantine: it has new uncorrectable memory errors" in ended.out
+    assert {devices[0] for devices, _ in pair.landed()[4:]} == {pair.machine.uuid(1)}
+
+
 def test_the_published_devices_and_metrics(pair: Rigged) -> None:
     pair.machine.occupy(1, 7000, foreign=1)
     running = pair.start("run", pair.write(pair.job(3000, "--hold 1.5 --util 80")))

@@ -111,6 +111,8 @@ class SimulatedSource(LocalSource):
             used_bytes=used * MIB if readable else None,
             total_bytes=_total_bytes(state),
             processes=None if state.get("hidden") == "1" else tuple(_process(record, readable) for record in alive),
+            uncorrectable=simulation.number(state.get("ecc_uncorr")),
+            remap_failed=state.get("remap_failed") == "1",
             utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100 if whole else None,
         )
 
