@@ -239,6 +239,7 @@ class Actor:
             text = f"{self._devices.degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on"
             self._reporter.report("device", text)
         variables = _device_variables(self._devices, uuids, settings.visible_devices)
+        attempt.has_indices = variables[b"CUDA_VISIBLE_DEVICES"][:1].isdigit()
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
         self._attempts.launch(attempt, life, claims, variables, self._options)

@@ -6,7 +6,7 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
@@ -19,6 +19,7 @@ from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
 _NEVER_S = float("-inf")
+UNSURE_POLLS = 2  # after a change of the set of cards CUDA and NVML may number them differently for so long
 SILENT_S = 40.0  # a poll without an answer for so long: longer than the source itself waits for a first answer
 
 
@@ -97,6 +98,10 @@ class DeviceBook:
         self._claims, self._queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
+        self._lost = set[str]()  # of the whole box, at the newest reading
+        self._cards = frozenset(self._box)  # of the whole box, without those that are lost
+        self._unsure_polls = 0  # for which the set of cards counts as just changed
+        self.changed_s = _NEVER_S  # when that set has changed
         self.entries: dict[str, DeviceEntry] = {}  # the allowed devices by UUID
 
     def configure(self, uuids: Iterable[str], criteria: Criteria) -> None:
@@ -120,7 +125,14 @@ class DeviceBook:
         if due:
             for entry in due:
                 entry.look_due_s = None
-            self.source.request(frozenset(entry.device.uuid for entry in due), now.monotonic_s)
+            self._look_at([entry.device.uuid for entry in due], now)
+
+    def _look_at(self, uuids: Iterable[str], now: Moment) -> None:
+        """Ask for these devices, and for the cards with lower numbers: if one of them is lost, CUDA counts anew."""
+        wanted = set(uuids)
+        last = max(self.entries[uuid].device.index for uuid in wanted)
+        wanted |= {uuid for uuid, card in self._box.items() if card.index < last and not card.is_mig}
+        self.source.request(frozenset(wanted), now.monotonic_s)
 
     def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
         """Fold the readings that have come, and look if the source answers at all; return the readings."""
@@ -158,7 +170,20 @@ class DeviceBook:
                 entry.fold(sample, reading, ours=ours, occupied=is_occupied, criteria=self.criteria)
         if reading.complete:
             self._note_missing(reading, now)
-        self.degraded = _degraded(self._box.values(), self.entries.values())
+        self._compare_cards(reading, now)
+
+    def _compare_cards(self, reading: Reading, now: Moment) -> None:
+        """Note a change of the set of cards, and whether indices are safe."""
+        self._lost -= {sample.uuid for sample in reading.samples if sample.error != "lost"}
+        self._lost |= {sample.uuid for sample in reading.samples if sample.error == "lost"}
+        cards = frozenset(self._box.keys() - self._lost)
+        if cards != self._cards:
+            self._cards, self._unsure_polls, self.changed_s = cards, UNSURE_POLLS, now.monotonic_s
+        elif reading.complete and self._unsure_polls:
+            self._unsure_polls -= 1
+        self.degraded = _degraded(self._box, self._lost, self.entries.values())
+        if self._unsure_polls and not self.degraded:
+            self.degraded = "the set of GPUs has just changed"
 
     def _note_missing(self, reading: Reading, now: Moment) -> None:
         listed = {device.uuid for device in reading.devices}
@@ -227,13 +252,13 @@ class DeviceBook:
         for entry, fd in zip(entries, taken, strict=True):
             entry.claim, entry.claimed_s = fd, now.monotonic_s
             entry.ignore_before_s = max(entry.ignore_before_s, now.monotonic_s)
-        self.source.request(frozenset(uuids), now.monotonic_s)
+        self._look_at(uuids, now)
 
     def look(self, uuids: Collection[str], now: Moment) -> None:
         """Ask for one more reading of these devices."""
         for uuid in uuids:
             self.entries[uuid].look_wanted_s = now.monotonic_s
-        self.source.request(frozenset(uuids), now.monotonic_s)
+        self._look_at(uuids, now)
 
     def release_all(self) -> None:
         for entry in self.entries.values():
@@ -258,11 +283,10 @@ class DeviceBook:
         return [e.device for e in self.entries.values()]
 
 
-def _degraded(box: Iterable[Device], allowed: Iterable[DeviceEntry]) -> str:
+def _degraded(box: Mapping[str, Device], lost: Set[str], allowed: Iterable[DeviceEntry]) -> str:
     """Return why indices are not safe in CUDA_VISIBLE_DEVICES; empty when they are."""
-    if any(d.is_mig or d.mig_parent for d in box):
+    if any(d.is_mig or d.mig_parent for d in box.values()):
         return "MIG is in the box"
-    for entry in allowed:
-        if entry.is_missing or entry.availability.state is DeviceState.LOST:
-            return f"GPU {entry.device.index} ({entry.device.uuid}) is lost or missing"
-    return ""
+    gone = [entry.device for entry in allowed if entry.is_missing or entry.availability.state is DeviceState.LOST]
+    gone += [card for uuid, card in box.items() if uuid in lost]
+    return f"GPU {gone[0].index} ({gone[0].uuid}) is lost or missing" if gone else ""

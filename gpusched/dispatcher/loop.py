@@ -148,7 +148,7 @@ class Dispatcher:
         readings = self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied())
         complete = [reading for reading in readings if reading.complete]
         for reading in complete:
-            self._watchdog.check_reading(reading, self._options.settings, now)
+            self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
         self._watchdog.review_devices(self._devices, now)
         if complete or (polled and self._devices.error):
             with self._trouble.noted(now):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, JobEvent
+from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
 from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import quarantine
 from gpusched.core.plan.snapshot import Close, Plan
@@ -30,15 +30,14 @@ class Watchdog:
         self._records: quarantine.Records = {}
         self._quarantined: set[str] = set()  # as reported
 
-    def check_reading(self, reading: Reading, settings: Settings, now: Moment) -> None:
+    def check_reading(self, reading: Reading, devices: DeviceBook, settings: Settings, now: Moment) -> None:
         """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
         samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
         self._records = quarantine.note_samples(self._records, samples.values(), now.monotonic_s)
         self.meter.measure(samples, now)
         for attempt in self._attempts:
-            device = attempt.use.unassigned_device
-            if device and attempt.is_first("unassigned"):
-                self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+            if attempt.use.unassigned_device and attempt.is_first("unassigned"):
+                self._check_place(attempt, is_ours=attempt.has_indices and devices.changed_s >= attempt.opened_s)
             for use in attempt.row.devices:
                 used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.mem_bytes
                 if 0 < budget < used and attempt.is_first("over budget"):
@@ -46,6 +45,15 @@ class Watchdog:
                     self._warn(attempt, f"{text}: counted at its real use")
             if settings.idle_timeout is not None:
                 self._check_idle(attempt, now, settings.idle_timeout, stop=settings.idle_action == "stop")
+
+    def _check_place(self, attempt: OpenAttempt, *, is_ours: bool) -> None:
+        """Warn of an attempt that uses a device which is not its own; stop it if the mistake may be ours."""
+        device = attempt.use.unassigned_device
+        if not is_ours:
+            return self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+        self._warn(attempt, f"is on {device}, since CUDA has counted the GPUs anew: stopped and queued again")
+        attempt.stop_cause = MISPLACED
+        self._attempts.stop(attempt)
 
     def _check_idle(self, attempt: OpenAttempt, now: Moment, timeout_s: float, *, stop: bool) -> None:
         """Warn of an attempt whose devices have shown no process of it for so long, or stop it."""

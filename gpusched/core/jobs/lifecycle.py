@@ -69,6 +69,7 @@ BACKOFF_MAX_S = 60.0
 BACKOFF_HORIZON_S = BACKOFF_MAX_S + 1.0  # no back-off ends later than this, unless the clock was set back since
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
 MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom"})  # another card is no remedy, unless it is larger
+MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the cards anew
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
@@ -142,7 +143,7 @@ def steer(
 ) -> tuple[frozenset[str], int]:
     """Return the devices that the next attempt should avoid, and the free memory that was too little."""
     own_end = not outcome.ok and outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
-    if (own_end and outcome.cause not in MEMORY_CAUSES) or asks_again(outcome):
+    if (own_end and outcome.cause not in MEMORY_CAUSES) or asks_again(outcome) or outcome.cause == MISPLACED:
         avoid |= {d.uuid for d in devices}
     if outcome.cause == "gpu_oom":
         above_bytes = max([above_bytes, *(d.free_bytes or 0 for d in devices)])

@@ -71,6 +71,7 @@ _CAUSE_WORDS = {
     "host_oom": "out of host memory",
     "gpu_busy": "the GPU was busy",
     "gpu_lost": "the GPU was lost",
+    "misplaced": "it was on a GPU that is not its own",
     "removed": "removed from the list",
     "unkillable": "it survived SIGKILL",
     "bad_command": "it could not be started",
