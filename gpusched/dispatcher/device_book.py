@@ -6,7 +6,7 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
@@ -19,7 +19,7 @@ from gpusched.host.gpus.device_source import DeviceSource
 
 Ours = Callable[[Sample], Set[int]]
 _NEVER_S = float("-inf")
-UNSURE_POLLS = 2  # after a change of the set of cards CUDA and NVML may number them differently for so long
+UNSURE_POLLS = 2  # after a change of the set of GPUs CUDA and NVML may number them differently for so long
 SILENT_S = 40.0  # a poll without an answer for so long: longer than the source itself waits for a first answer
 
 
@@ -99,8 +99,8 @@ class DeviceBook:
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
         self._lost = set[str]()  # of the whole box, at the newest reading
-        self._cards = frozenset(self._box)  # of the whole box, without those that are lost
-        self._unsure_polls = 0  # for which the set of cards counts as just changed
+        self._present = frozenset(self._box)  # of the whole box, without those that are lost
+        self._unsure_polls = 0  # for which the set of GPUs counts as just changed
         self.changed_s = _NEVER_S  # when that set has changed
         self.entries: dict[str, DeviceEntry] = {}  # the allowed devices by UUID
 
@@ -128,10 +128,10 @@ class DeviceBook:
             self._look_at([entry.device.uuid for entry in due], now)
 
     def _look_at(self, uuids: Iterable[str], now: Moment) -> None:
-        """Ask for these devices, and for the cards with lower numbers: if one of them is lost, CUDA counts anew."""
+        """Ask for these devices, and for the GPUs with lower numbers: if one of them is lost, CUDA counts anew."""
         wanted = set(uuids)
         last = max(self.entries[uuid].device.index for uuid in wanted)
-        wanted |= {uuid for uuid, card in self._box.items() if card.index < last and not card.is_mig}
+        wanted |= {uuid for uuid, device in self._box.items() if device.index < last and not device.is_mig}
         self.source.request(frozenset(wanted), now.monotonic_s)
 
     def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
@@ -170,20 +170,26 @@ class DeviceBook:
                 entry.fold(sample, reading, ours=ours, occupied=is_occupied, criteria=self.criteria)
         if reading.complete:
             self._note_missing(reading, now)
-        self._compare_cards(reading, now)
+        self._note_change(reading, now)
 
-    def _compare_cards(self, reading: Reading, now: Moment) -> None:
-        """Note a change of the set of cards, and whether indices are safe."""
+    def _note_change(self, reading: Reading, now: Moment) -> None:
+        """Note a change of the set of GPUs, and whether indices are safe."""
         self._lost -= {sample.uuid for sample in reading.samples if sample.error != "lost"}
         self._lost |= {sample.uuid for sample in reading.samples if sample.error == "lost"}
-        cards = frozenset(self._box.keys() - self._lost)
-        if cards != self._cards:
-            self._cards, self._unsure_polls, self.changed_s = cards, UNSURE_POLLS, now.monotonic_s
+        present = frozenset(self._box.keys() - self._lost)
+        if present != self._present:
+            self._present, self._unsure_polls, self.changed_s = present, UNSURE_POLLS, now.monotonic_s
         elif reading.complete and self._unsure_polls:
             self._unsure_polls -= 1
-        self.degraded = _degraded(self._box, self._lost, self.entries.values())
-        if self._unsure_polls and not self.degraded:
-            self.degraded = "the set of GPUs has just changed"
+        self.degraded = self._why_degraded()
+
+    def _why_degraded(self) -> str:
+        if any(device.is_mig or device.mig_parent for device in self._box.values()):
+            return "MIG is in the box"
+        for device in self.known():
+            if device.uuid not in self._present:
+                return f"GPU {device.index} ({device.uuid}) is lost or missing"
+        return "the set of GPUs has just changed" if self._unsure_polls else ""
 
     def _note_missing(self, reading: Reading, now: Moment) -> None:
         listed = {device.uuid for device in reading.devices}
@@ -281,12 +287,3 @@ class DeviceBook:
 
     def devices(self) -> list[Device]:
         return [e.device for e in self.entries.values()]
-
-
-def _degraded(box: Mapping[str, Device], lost: Set[str], allowed: Iterable[DeviceEntry]) -> str:
-    """Return why indices are not safe in CUDA_VISIBLE_DEVICES; empty when they are."""
-    if any(d.is_mig or d.mig_parent for d in box.values()):
-        return "MIG is in the box"
-    gone = [entry.device for entry in allowed if entry.is_missing or entry.availability.state is DeviceState.LOST]
-    gone += [card for uuid, card in box.items() if uuid in lost]
-    return f"GPU {gone[0].index} ({gone[0].uuid}) is lost or missing" if gone else ""
