@@ -131,7 +131,8 @@ class DeviceBook:
         """Ask for these devices, and for the GPUs with lower numbers: if one of them is lost, CUDA counts anew."""
         wanted = set(uuids)
         last = max(self.entries[uuid].device.index for uuid in wanted)
-        wanted |= {uuid for uuid, device in self._box.items() if device.index < last and not device.is_mig}
+        if not self.degraded:  # else jobs get UUIDs anyway
+            wanted |= {uuid for uuid, device in self._box.items() if device.index < last}
         self.source.request(frozenset(wanted), now.monotonic_s)
 
     def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
