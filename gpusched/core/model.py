@@ -68,6 +68,8 @@ class Sample:
     utilisation: float | None = None  # 0 to 1
 
     energy_j: float | None = None  # the board's running total
+    uncorrectable: int | None = None  # memory errors since the driver was loaded
+    remap_failed: bool = False  # the board has no spare rows of memory any more
     memory_includes_reserve: bool = False  # read by NVML memory v1
     error: str | None = None
 
@@ -78,8 +80,7 @@ class Reading:
 
     `complete` is True if all devices were requested; `devices` then lists the whole box. `asked_at` is the
     time of the request (a look must be newer than the claim that it confirms). Both times are on the monotonic clock;
-    the samples bear wall time. `error` is set if the source as a whole does not answer; devices and samples are then
-    empty.
+    the samples bear wall time.
     """
 
     asked_at: float
@@ -87,7 +88,6 @@ class Reading:
     devices: tuple[Device, ...] = ()
     samples: tuple[Sample, ...] = ()
     complete: bool = True
-    error: str | None = None
 
 
 # ---- jobs ------------------------------------------------------------------------------------------

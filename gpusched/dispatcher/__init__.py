@@ -3,5 +3,6 @@
 from gpusched.dispatcher.loop import Dispatcher
 from gpusched.dispatcher.options import Hooks
 from gpusched.dispatcher.reporter import Observer, Quiet
+from gpusched.dispatcher.restarts import Restarts
 
-__all__ = ["Dispatcher", "Hooks", "Observer", "Quiet"]
+__all__ = ["Dispatcher", "Hooks", "Observer", "Quiet", "Restarts"]

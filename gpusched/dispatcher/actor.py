@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_line
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
@@ -75,8 +74,8 @@ class Actor:
         """Do all of it; but where a job fails for good, start nothing before the failures are counted.
 
         `rows` are the waiting jobs that the plan saw.
-        Raises DiskFull or OSError when there is no room to book; then nothing was closed or started. Raises OSError
-        when there was no process to be had for a booked attempt; it is then seen as not started.
+        Raises TransientError or OSError when nothing can be booked now; then nothing was closed or started. Raises
+        OSError when there was no process to be had for a booked attempt; it is then seen as not started.
         """
         closes = _of(Close, plan)
         has_failures = any(close.verdict.event is JobEvent.FAILED for close in closes)
@@ -175,7 +174,7 @@ class Actor:
     def _store_start(self, row: AttemptRow) -> bool:
         number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
         if number is not None and number != row.number:
-            raise GpuschedError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
+            raise RuntimeError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
         return number is not None
 
     def _store_close(self, close: Close, now: Moment) -> JobState:
@@ -244,6 +243,7 @@ class Actor:
             text = f"{self._devices.degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on"
             self._reporter.report("device", text)
         variables = _device_variables(self._devices, uuids, settings.visible_devices)
+        attempt.has_indices = variables[b"CUDA_VISIBLE_DEVICES"][:1].isdigit()
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
         self._attempts.launch(attempt, life, claims, variables, self._options)

@@ -7,14 +7,12 @@ import selectors
 import shlex
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
-from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, outcome_of
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
@@ -185,19 +183,6 @@ class AttemptBook:
 
     def _read_life(self, attempt: OpenAttempt) -> LifeReading:
         return reaper.look(attempt.directory, self._queue_id, attempt.marker, attempt.seen)
-
-    def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
-        """Blame a lost device for the failures on it, as soon as the devices were read since."""
-        for attempt in self:
-            if attempt.outcome_due_s is None or attempt.outcome is None:
-                continue
-            if any(devices.is_lost(uuid) for uuid in attempt.devices):
-                attempt.outcome = replace(attempt.outcome, cause="gpu_lost")
-            elif now.monotonic_s < attempt.outcome_due_s and not all(
-                devices.is_read_since_settling(uuid) for uuid in attempt.devices
-            ):
-                continue
-            attempt.outcome_due_s = None
 
     def deadline_s(self, now_s: float) -> float | None:
         """Return when an attempt has to be looked at, at the latest."""

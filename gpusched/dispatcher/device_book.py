@@ -22,6 +22,8 @@ Ours = Callable[[Sample], Set[int]]
 CLAIMED_AGAIN_S = 0.5  # a claim that somebody else has is tried again after this time
 UNUSABLE_AGAIN_S = 30.0  # and a lock file that cannot be used after this one
 _NEVER_S = float("-inf")
+UNSURE_POLLS = 2  # after a change of the set of GPUs CUDA and NVML may number them differently for so long
+SILENT_S = 40.0  # a poll without an answer for so long: longer than the source itself waits for a first answer
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class DeviceEntry:
     refused: str = ""  # why it cannot be claimed
     refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
+    barred: str = ""  # why no job starts on it although it is free
+    on_trial: bool = False  # it takes one job at a time
 
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
         """Take in one sample of this device."""
@@ -71,6 +75,27 @@ class DeviceEntry:
         """Note why nothing can start here, and for how long at least."""
         self.refused, self.refused_until_s = why, until_s
 
+    def acquire(self, claims: Claims, queue: str, now: Moment) -> HeldClaim | None:
+        """Take the claim of the device, or note why it is refused."""
+        uuid = self.device.uuid
+        try:
+            claim = claims.try_acquire(uuid, queue, now.at)
+        except GpuschedError as error:
+            self.refuse(str(error).partition("\n")[0], now.monotonic_s + UNUSABLE_AGAIN_S)
+            return None
+        if claim is None:
+            holder = claims.holder(uuid)
+            self.refuse(observe.claimed_by(holder.user if holder else None), now.monotonic_s + CLAIMED_AGAIN_S)
+        return claim
+
+    def verify_claim(self, now: Moment) -> list[int]:
+        """Keep the claim where other users look for it; return the new descriptors if it was renewed."""
+        if self.claim is None:
+            return []
+        count = len(self.claim.fds)
+        self.refuse(self.claim.verify(), now.monotonic_s + CLAIMED_AGAIN_S)
+        return self.claim.fds[count:]
+
     def release(self) -> None:
         """Give the claim back, if it is held."""
         if self.claim is not None:
@@ -79,8 +104,10 @@ class DeviceEntry:
 
     def view(self, residents: tuple[Resident, ...]) -> DeviceView:
         """Return the device as the plan sees it; `residents` are our jobs on it."""
+        view = observe.device_view(self.device, availability.bar(self.availability, self.barred))
         return replace(
-            observe.device_view(self.device, self.availability),
+            view,
+            alone=view.alone or self.on_trial,
             held=self.claim is not None,
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
@@ -97,10 +124,15 @@ class DeviceBook:
         self.source = source
         self.criteria = Criteria()
         self.error = ""  # why the source as a whole does not answer
+        self._unanswered_s: float | None = None  # since when a poll waits for its answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self._claims, self._queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
+        self._lost = set[str]()  # of the whole box, at the newest reading
+        self._present = frozenset(self._box)  # of the whole box, without those that are lost
+        self._unsure_polls = 0  # for which the set of GPUs counts as just changed
+        self.changed_s = _NEVER_S  # when that set has changed
         self.entries: dict[str, DeviceEntry] = {}  # the allowed devices by UUID
 
     def configure(self, uuids: Iterable[str], criteria: Criteria) -> None:
@@ -117,23 +149,45 @@ class DeviceBook:
         """Put the questions that are due: all devices at a poll, settling ones in between."""
         if poll:
             self.source.request(None, now.monotonic_s)
+            if self._unanswered_s is None:
+                self._unanswered_s = now.monotonic_s
             return
         due = [e for e in self.entries.values() if e.look_due_s is not None and e.look_due_s <= now.monotonic_s]
         if due:
             for entry in due:
                 entry.look_due_s = None
-            self.source.request(frozenset(entry.device.uuid for entry in due), now.monotonic_s)
+            self._look_at([entry.device.uuid for entry in due], now)
+
+    def _look_at(self, uuids: Iterable[str], now: Moment) -> None:
+        """Ask for these devices, and for the GPUs with lower numbers: if one of them is lost, CUDA counts anew."""
+        wanted = set(uuids)
+        last = max(self.entries[uuid].device.index for uuid in wanted)
+        if not self.degraded:  # else jobs get UUIDs anyway
+            wanted |= {uuid for uuid, device in self._box.items() if device.index < last}
+        self.source.request(frozenset(wanted), now.monotonic_s)
 
     def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
-        """Fold the readings that have come; return them for whoever else wants them."""
+        """Fold the readings that have come, and look if the source answers at all; return the readings."""
         readings = self.source.poll(now.monotonic_s)
         for reading in readings:
-            if reading.error:
-                self._silence(reading.error, now)
-            else:
-                self.error = ""
-                self._fold(reading, now, ours, occupied)
+            self._fold(reading, now, ours, occupied)
+            if reading.complete:
+                self._unanswered_s = None
+        error = self._silence(now)
+        if error and not self.error:
+            for uuid, entry in self.entries.items():
+                entry.look_due_s = None
+                entry.availability = Availability(uuid, why=error, since=now.at)
+        self.error = error and (self.error or error)  # an outage keeps its first reason
         return readings
+
+    def _silence(self, now: Moment) -> str:
+        """Return why the source as a whole does not answer now; empty if it does."""
+        trouble = self.source.trouble()
+        if trouble is not None:
+            return trouble.what
+        is_silent = self._unanswered_s is not None and now.monotonic_s - self._unanswered_s >= SILENT_S
+        return f"the GPUs have not been read for {SILENT_S:g} s" if is_silent else ""
 
     def _fold(self, reading: Reading, now: Moment, ours: Ours, occupied: Set[str]) -> None:
         for device in reading.devices:
@@ -148,7 +202,26 @@ class DeviceBook:
                 entry.fold(sample, reading, ours=ours, occupied=is_occupied, criteria=self.criteria)
         if reading.complete:
             self._note_missing(reading, now)
-        self.degraded = _degraded(self._box.values(), self.entries.values())
+        self._note_change(reading, now)
+
+    def _note_change(self, reading: Reading, now: Moment) -> None:
+        """Note a change of the set of GPUs, and whether indices are safe."""
+        self._lost -= {sample.uuid for sample in reading.samples if sample.error != "lost"}
+        self._lost |= {sample.uuid for sample in reading.samples if sample.error == "lost"}
+        present = frozenset(self._box.keys() - self._lost)
+        if present != self._present:
+            self._present, self._unsure_polls, self.changed_s = present, UNSURE_POLLS, now.monotonic_s
+        elif reading.complete and self._unsure_polls:
+            self._unsure_polls -= 1
+        self.degraded = self._why_degraded()
+
+    def _why_degraded(self) -> str:
+        if any(device.is_mig or device.mig_parent for device in self._box.values()):
+            return "MIG is in the box"
+        for device in self.known():
+            if device.uuid not in self._present:
+                return f"GPU {device.index} ({device.uuid}) is lost or missing"
+        return "the set of GPUs has just changed" if self._unsure_polls else ""
 
     def _note_missing(self, reading: Reading, now: Moment) -> None:
         listed = {device.uuid for device in reading.devices}
@@ -166,12 +239,6 @@ class DeviceBook:
             named = DeviceEntry(device, Availability(device.uuid))
             entries = self.entries.items()
             self.entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
-
-    def _silence(self, error: str, now: Moment) -> None:
-        self.error = error
-        for uuid, entry in self.entries.items():
-            entry.look_due_s = None
-            entry.availability = Availability(uuid, why=error, since=now.at)
 
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""
@@ -216,7 +283,7 @@ class DeviceBook:
         taken: list[HeldClaim] = []
         try:
             for entry in entries:
-                claim = self._acquire(entry, now)
+                claim = entry.acquire(self._claims, self._queue, now)
                 if claim is None:
                     return False
                 taken.append(claim)
@@ -226,33 +293,13 @@ class DeviceBook:
         finally:
             for claim in taken:
                 claim.close()
-        self.source.request(frozenset(uuids), now.monotonic_s)
+        self._look_at(uuids, now)
         return True
-
-    def _acquire(self, entry: DeviceEntry, now: Moment) -> HeldClaim | None:
-        """Take the claim of one device, or note why it is refused."""
-        uuid = entry.device.uuid
-        try:
-            claim = self._claims.try_acquire(uuid, self._queue, now.at)
-        except GpuschedError as error:
-            entry.refuse(str(error).partition("\n")[0], now.monotonic_s + UNUSABLE_AGAIN_S)
-            return None
-        if claim is None:
-            holder = self._claims.holder(uuid)
-            entry.refuse(observe.claimed_by(holder.user if holder else None), now.monotonic_s + CLAIMED_AGAIN_S)
-        return claim
 
     def verify_claims(self, now: Moment) -> dict[str, list[int]]:
         """Keep each claim where other users look for it. Return the new descriptors of those that were renewed."""
-        renewed: dict[str, list[int]] = {}
-        for uuid, entry in self.entries.items():
-            if entry.claim is None:
-                continue
-            count = len(entry.claim.fds)
-            entry.refuse(entry.claim.verify(), now.monotonic_s + CLAIMED_AGAIN_S)
-            if entry.claim.fds[count:]:
-                renewed[uuid] = entry.claim.fds[count:]
-        return renewed
+        renewed = {uuid: entry.verify_claim(now) for uuid, entry in self.entries.items()}
+        return {uuid: fds for uuid, fds in renewed.items() if fds}
 
     def share_claims(self, uuids: Iterable[str], fds: Collection[int], now: Moment) -> None:
         """Hold these devices too, of which an attempt has brought the claims, so that others may join it there."""
@@ -280,7 +327,7 @@ class DeviceBook:
         """Ask for one more reading of these devices."""
         for uuid in uuids:
             self.entries[uuid].look_wanted_s = now.monotonic_s
-        self.source.request(frozenset(uuids), now.monotonic_s)
+        self._look_at(uuids, now)
 
     def release_all(self) -> None:
         for entry in self.entries.values():
@@ -303,13 +350,3 @@ class DeviceBook:
 
     def devices(self) -> list[Device]:
         return [e.device for e in self.entries.values()]
-
-
-def _degraded(box: Iterable[Device], allowed: Iterable[DeviceEntry]) -> str:
-    """Return why indices are not safe in CUDA_VISIBLE_DEVICES; empty when they are."""
-    if any(d.is_mig or d.mig_parent for d in box):
-        return "MIG is in the box"
-    for entry in allowed:
-        if entry.is_missing or entry.availability.state is DeviceState.LOST:
-            return f"GPU {entry.device.index} ({entry.device.uuid}) is lost or missing"
-    return ""

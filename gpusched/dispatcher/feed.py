@@ -123,6 +123,8 @@ class StreamFeed(Feed):
         self._selector: selectors.BaseSelector | None = None
 
     def attach(self, selector: selectors.BaseSelector) -> None:
+        if self._over:
+            return
         try:  # left blocking, since it is shared with whoever started us: read only when there is something
             selector.register(self._fd, selectors.EVENT_READ, self._read)
             self._selector = selector

@@ -39,6 +39,11 @@ class Leaving:
         """True if what runs is stopped."""
         return self.stopping_at is not None
 
+    def inherit(self, before: Leaving) -> None:
+        """Go on with what was asked of a dispatcher of this process that has failed."""
+        self.reason, self._exit_code = before.reason, before._exit_code
+        self.is_immediate, self.stopping_at = before.is_immediate, before.stopping_at
+
     def leave_at_once(self) -> None:
         """Leave what runs to the next start."""
         self.is_immediate, self._exit_code = True, errors.EXIT_QUIT

@@ -33,7 +33,7 @@ class ListReader:
     def take(self, options: SubmitOptions, devices: Sequence[Device], now: Moment, report: Report) -> bool:
         """Submit what has come; return True if there was anything. `devices` are the allowed ones.
 
-        Raises DiskFull or OSError when there is no room for it; it is then taken at the next call.
+        Raises TransientError or OSError when it cannot be stored now; it is then taken at the next call.
         """
         taken = False
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
@@ -29,7 +31,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull, Store, meta_table
+from gpusched.host.store import Store, TransientError, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -73,12 +75,15 @@ class Dispatcher:
         """True if it leaves, or has left, by somebody's wish."""
         return bool(self._leaving.reason)
 
-    def run(self) -> int:
-        """Dispatch until all has ended, or until it is to leave; return the exit code."""
+    def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
+        """Dispatch until all has ended, or until it is to leave; return the exit code.
+
+        `signals` came before it could hear them. `before` is the one that has failed in this process, if any.
+        """
         gc.freeze()  # a long list, once read, is not looked through again and again
         with self._sleeper:
             try:
-                self._begin(self._clock.moment())
+                self._begin(self._clock.moment(), signals, before)
                 while True:
                     now = self._clock.moment()
                     self._observe(now)
@@ -94,11 +99,16 @@ class Dispatcher:
             finally:
                 self._leave(self._clock.moment())
 
-    def _begin(self, now: Moment) -> None:
+    def _begin(self, now: Moment, signals: Iterable[int], before: Dispatcher | None) -> None:
         self._sleeper.wake_for(self._devices.source.fileno())
         self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
-        self._requests.discard_old(now.at)
+        if before is None:
+            self._requests.discard_old(now.at)
+        else:
+            self._leaving.inherit(before._leaving)
+            self._options.take_newest(self._reporter)
+        self._requests.take_signals(signals, now)
         for text in self._options.warnings:
             self._reporter.report("warning", text)
         self._actor.adopt(now)
@@ -148,13 +158,16 @@ class Dispatcher:
                     self._attempts.add_claims(uuid, claims)
                     self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
         self._devices.ask(now, poll=polled)
-        for reading in self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied()):
-            if reading.complete:
-                self._watchdog.check_reading(reading, self._options.settings, now)
-                with self._trouble.noted(now):
-                    self._reporter.publish(self._board(now))
+        readings = self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied())
+        complete = [reading for reading in readings if reading.complete]
+        for reading in complete:
+            self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
+        self._watchdog.review_devices(self._devices, now)
+        if complete or (polled and self._devices.error):
+            with self._trouble.noted(now):
+                self._reporter.publish(self._board(now))
         self._reporter.report_devices()
-        self._attempts.check_for_lost_devices(now, self._devices)
+        self._watchdog.check_for_lost_devices(now, self._devices)
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
@@ -188,7 +201,7 @@ class Dispatcher:
         """Do what the plan says; return True if it is worth to plan again at once."""
         try:
             effects = self._actor.act(plan, self._head.rows, now)
-        except (DiskFull, OSError) as error:
+        except (TransientError, OSError) as error:
             self._trouble.note(error, now)
             self._trouble.keeps_from_booking = True
             self._head.forget()
@@ -196,7 +209,7 @@ class Dispatcher:
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
-        held = self._watchdog.count_failures(plan)
+        held = self._watchdog.count_failures(plan, now)
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
@@ -227,12 +240,13 @@ class Dispatcher:
         return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
     def _leave(self, now: Moment) -> None:
-        if self._queue.exists():
-            with self._trouble.noted(now):
-                every_job = not self._leaving.is_immediate
-                self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
-        self._actor.step("leaving")
-        self._devices.release_all()
-        self._attempts.close()
-        self._lists.feed.detach()
-        self._reporter.leave(now.at)
+        with ExitStack() as steps:  # all are done, the last one first, whatever one of them raises
+            steps.callback(self._reporter.leave, now.at)
+            steps.callback(self._lists.feed.detach)
+            steps.callback(self._attempts.close)
+            steps.callback(self._devices.release_all)
+            steps.callback(self._actor.step, "leaving")
+            if self._queue.exists():
+                with self._trouble.noted(now):
+                    every_job = not self._leaving.is_immediate
+                    self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)

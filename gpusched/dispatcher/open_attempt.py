@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import is_disk_full
-from gpusched.core.jobs.lifecycle import TERMINATED
+from gpusched.core.jobs.lifecycle import MISPLACED, TERMINATED
 from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.snapshot import ENDED_FACTS
@@ -47,6 +47,7 @@ class OpenAttempt:
     use: AttemptUse
     seen: dict[int, int] = field(default_factory=dict)  # its processes while its shepherd lives: start times by pid
     is_adopted: bool = False  # launched by an earlier dispatcher
+    has_indices: bool = False  # in CUDA_VISIBLE_DEVICES
     life: LifeReading = _UNREAD
     outcome: Outcome | None = None
     is_cancelled: bool = False  # somebody asks for its end
@@ -135,6 +136,8 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
 
 def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:
     """Return the outcome of an attempt that was ended by TERM, with its cause."""
+    if attempt.stop_cause == MISPLACED:
+        return replace(outcome, cause=MISPLACED)
     if attempt.stop_cause:
         return replace(outcome, kind=OutcomeKind.TIMED_OUT, cause=attempt.stop_cause)
     if attempt.is_adopted or attempt.stop_sent or stopping_at is not None:

@@ -19,8 +19,8 @@ from gpusched.host.gpus import board as board_file
 from gpusched.host.queue import metrics
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
-    DiskFull,
     Store,
+    TransientError,
     attempt_table,
     dependency_table,
     dispatch_table,
@@ -188,7 +188,7 @@ class Reporter:
         """Note the end of this dispatcher, and withdraw the board."""
         try:
             dispatch_table.touch(self._store, self._dispatch, at)
-        except DiskFull as error:
+        except TransientError as error:
             log.warning("%s; when this dispatcher was last here is not noted", error.what)
         board_file.remove(self._queue.board)
 

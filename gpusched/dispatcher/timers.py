@@ -96,6 +96,10 @@ class Sleeper:
         if fd is not None:
             self.selector.register(fd, selectors.EVENT_READ, lambda: None)
 
+    @property
+    def has_signals(self) -> bool:
+        return bool(self._received)
+
     def take_signals(self) -> list[int]:
         """Return the signals that have come since the last call, in their order."""
         received: list[int] = []

@@ -1,4 +1,4 @@
-"""Trouble of the box: a full disk, no process or shepherd to be had. Nothing new starts; running jobs go on."""
+"""Trouble that passes: a full disk, a busy database, no process or shepherd to be had. Nothing new starts meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts.launcher import Launcher
 from gpusched.host.attempts.starter import AGAIN_FIRST_S, AGAIN_MAX_S
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull
+from gpusched.host.store import Busy, TransientError
 
 TROUBLE_AGAIN_S = 5.0
 
@@ -34,13 +34,16 @@ class Trouble:
         """Note the trouble that ends the block, and go on."""
         try:
             yield
-        except (DiskFull, OSError) as error:
+        except (TransientError, OSError) as error:
             self.note(error, now)
 
     def note(self, error: Exception | str, now: Moment) -> None:
         """Let nothing start until it is time to try again."""
-        where = self._queue.full_disk() or self._queue.state
-        self.reason = disk_full(where) if is_disk_full(error) else "no job can be started"
+        self.reason = "no job can be started"
+        if isinstance(error, Busy):
+            self.reason = "queue.db is busy"
+        elif is_disk_full(error):
+            self.reason = disk_full(self._queue.full_disk() or self._queue.state)
         self._since_s = now.monotonic_s
         self._until_s = now.monotonic_s + TROUBLE_AGAIN_S
         if self.reason != self._reported:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, JobEvent
-from gpusched.core.model import MIB, Reading
+from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
+from gpusched.core.model import MIB, JobState, Reading
+from gpusched.core.plan import quarantine
 from gpusched.core.plan.snapshot import Close, Plan
 from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.usage_meter import UsageMeter
-from gpusched.host.store import Store, job_table
+from gpusched.host.store import Store, TransientError, job_table
 
 QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
 
@@ -24,15 +28,17 @@ class Watchdog:
         self.meter = UsageMeter(attempts)
         self._store, self._attempts, self._reporter = store, attempts, reporter
         self._quick_failures: Counter[str] = Counter()  # by tag, in a row
+        self._records: quarantine.Records = {}
+        self._quarantined: set[str] = set()  # as reported
 
-    def check_reading(self, reading: Reading, settings: Settings, now: Moment) -> None:
+    def check_reading(self, reading: Reading, devices: DeviceBook, settings: Settings, now: Moment) -> None:
         """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
         samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
+        self._records = quarantine.note_samples(self._records, samples.values(), now.monotonic_s)
         self.meter.measure(samples, now)
         for attempt in self._attempts:
-            device = attempt.use.unassigned_device
-            if device and attempt.is_first("unassigned"):
-                self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+            if attempt.use.unassigned_device and attempt.is_first("unassigned"):
+                self._check_place(attempt, is_ours=attempt.has_indices and devices.changed_s >= attempt.opened_s)
             for use in attempt.row.devices:
                 used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.mem_bytes
                 if 0 < budget < used and attempt.is_first("over budget"):
@@ -40,6 +46,28 @@ class Watchdog:
                     self._warn(attempt, f"{text}: counted at its real use")
             if settings.idle_timeout is not None:
                 self._check_idle(attempt, now, settings.idle_timeout, stop=settings.idle_action == "stop")
+
+    def _check_place(self, attempt: OpenAttempt, *, is_ours: bool) -> None:
+        """Warn of an attempt that uses a device which is not its own; stop it if the mistake may be ours."""
+        device = attempt.use.unassigned_device
+        if not is_ours:
+            return self._warn(attempt, f"uses {device}, which it was not given: it must choose its own GPU")
+        self._warn(attempt, f"is on {device}, since CUDA has counted the GPUs anew: stopped and queued again")
+        attempt.stop_cause = MISPLACED
+        self._attempts.stop(attempt)
+
+    def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
+        """Blame a lost device for the failures on it, as soon as the devices were read since."""
+        for attempt in self._attempts:
+            if attempt.outcome_due_s is None or attempt.outcome is None:
+                continue
+            if any(devices.is_lost(uuid) for uuid in attempt.devices):
+                attempt.outcome = replace(attempt.outcome, cause="gpu_lost")
+            elif now.monotonic_s < attempt.outcome_due_s and not all(
+                devices.is_read_since_settling(uuid) for uuid in attempt.devices
+            ):
+                continue
+            attempt.outcome_due_s = None
 
     def _check_idle(self, attempt: OpenAttempt, now: Moment, timeout_s: float, *, stop: bool) -> None:
         """Warn of an attempt whose devices have shown no process of it for so long, or stop it."""
@@ -61,11 +89,34 @@ class Watchdog:
                 hint = "--leftovers stop ends them"
                 self._reporter.report("warning", f"job {attempt.job.id}: {text}; {kept} ({hint})")
 
-    def count_failures(self, plan: Plan) -> bool:
+    def review_devices(self, devices: DeviceBook, now: Moment) -> None:
+        """Bar the devices on which no job should start now; report which come into quarantine or out of it."""
+        running = [(a.devices, now.monotonic_s - a.opened_s) for a in self._attempts if a.devices and not a.has_ended]
+        before, self._records = self._records, quarantine.review(self._records, running, now.monotonic_s)
+        quarantined = quarantine.quarantined(self._records, now.monotonic_s)
+        barred = quarantine.suspected(self._records, running, now.monotonic_s) | quarantined
+        on_trial = quarantine.on_trial(self._records)
+        for uuid, entry in devices.entries.items():
+            entry.barred, entry.on_trial = barred.get(uuid, ""), uuid in on_trial
+            name = f"GPU {entry.device.index} ({uuid}, {entry.device.bus_id})"
+            if uuid in quarantined and uuid not in self._quarantined:
+                minutes = (self._records[uuid].until_s - now.monotonic_s) / 60
+                text = f"{name} is {quarantined[uuid]}; tried again with one job in {minutes:.0f} min"
+                self._reporter.report("device", text + self._requeue_hint(before[uuid].failed))
+            elif uuid in self._quarantined and uuid not in quarantined:
+                self._reporter.report("device", f"{name} is tried again with one job")
+        self._quarantined = set(quarantined)
+
+    def _requeue_hint(self, jobs: Iterable[int]) -> str:
+        failed = [str(n) for n in jobs if job_table.get(self._store, n).state is JobState.FAILED]
+        return f"; `gpusched requeue {' '.join(failed)}` gives its jobs another try" if failed else ""
+
+    def count_failures(self, plan: Plan, now: Moment) -> bool:
         """Count failures; hold what is left of a tag whose jobs fail at once. Return True if any job was held."""
         held = False
         for close in (action for action in plan.actions if isinstance(action, Close)):
             event = close.verdict.event
+            self._records = quarantine.note_end(self._records, close.attempt, now.monotonic_s)
             self.failed += event is JobEvent.FAILED
             quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
             for tag in close.attempt.job.tags:
@@ -79,8 +130,11 @@ class Watchdog:
         self._quick_failures[tag] += 1
         if self._quick_failures[tag] < QUICK_FAILURES:
             return False
+        try:
+            n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
+        except TransientError:  # the next failure tries again
+            return False
         del self._quick_failures[tag]  # those that are released get as many failures again
-        n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
         if n:
             text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
             hint = f"`gpusched release --tag {tag}` lets them go"

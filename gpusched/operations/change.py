@@ -11,7 +11,7 @@ from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
 from gpusched.host.attempts import reaper
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull, Store, job_table, request_table, startable_jobs, transitions
+from gpusched.host.store import DiskFull, Store, TransientError, job_table, request_table, startable_jobs, transitions
 from gpusched.operations import queues
 from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
@@ -57,9 +57,14 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
     report = ChangeReport()
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(store, jobs, "--all", OPEN_STATES if every else ())
-        with store.transaction():
-            before = {job_id: job_table.get(store, job_id).state for job_id in ids}
-            after = {job_id: job_table.cancel(store, job_id, queues.now()) for job_id in ids}
+        before: dict[int, JobState] = {}
+        after: dict[int, JobState] = {}
+
+        def cancel_one(job_id: int) -> None:
+            before[job_id] = job_table.get(store, job_id).state
+            after[job_id] = job_table.cancel(store, job_id, queues.now())
+
+        store.change_each(ids, cancel_one)
         queue_dir.ring()
         dispatched = queue_dir.dispatcher() is not None
         for job_id in ids:
@@ -137,13 +142,11 @@ def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = 
 def _change_each(
     queue_dir: QueueDir, jobs: Sequence[str], change: JobChange, *, every: bool, tag: str | None = None
 ) -> ChangeReport:
-    """Change each job in one transaction, and report what was done and what was not."""
+    """Change each job, and report what was done and what was not."""
     report = ChangeReport()
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(store, jobs, change.flag, [change.before] if every else (), tag)
-        with store.transaction():
-            for job_id in ids:
-                _change_one(store, job_id, change, report)
+        store.change_each(ids, lambda job_id: _change_one(store, job_id, change, report))
         queue_dir.ring()
         if not ids:
             report.notes.append(f"no job was {change.done}")
@@ -201,10 +204,11 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
             return StopReport(pid, running, "nobody")
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
-        except DiskFull as error:
+        except TransientError as error:
             if pid:
                 signal = "kill" if at_once else "kill -INT"
-                error.hint = f"make room on it; or use `{signal} {pid}`, which does the same and needs no room"
+                remedy = "make room on it" if isinstance(error, DiskFull) else error.hint
+                error.hint = f"{remedy}; or use `{signal} {pid}`, which does the same and writes nothing"
             raise
         queue_dir.ring()
         answer = _await_answer(queue_dir, store, request)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet
+from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
 from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -27,6 +27,7 @@ from gpusched.operations.queues import ignore as ignore
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
+DISPATCHER_PATIENCE_S = 2.0  # with a busy database; signals wait meanwhile
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 
 
@@ -86,14 +87,20 @@ class Queue:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(options.settings.claims_dir)
         claims.directory()  # a reason to refuse the run
+        restarts = Restarts(self.queue_dir, hooks)
+
+        def make() -> Dispatcher:
+            self.store.close()  # what a connection remembers may be what the last dispatcher has failed at
+            self.store = Store(self.queue_dir.database, patience_s=DISPATCHER_PATIENCE_S)
+            return Dispatcher(self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks)
+
         while lock is not None:
-            dispatcher = Dispatcher(
-                self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks
-            )
-            code = dispatcher.run()
-            os.close(lock)
+            try:
+                code, was_asked = restarts.run(make)
+            finally:
+                os.close(lock)
             hooks.step("left")
-            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+            if was_asked or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
         return code

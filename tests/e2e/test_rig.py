@@ -155,6 +155,46 @@ def test_mixed_cards_whose_cuda_order_differs_and_one_is_lost(rig: Rig, tmp_path
         assert clean(machine)
 
 
+@pytest.fixture
+def four(rig: Rig, tmp_path: Path) -> Iterator[Rigged]:
+    """A box with four H100, on which CUDA does not count those that are lost."""
+    with make(rig, tmp_path, gpus=4) as machine, Rigged(tmp_path / "box", machine) as box:
+        machine.set("system", "cuda_lost=shift")
+        yield box
+
+
+def test_a_card_that_is_lost_between_two_polls_moves_no_job(four: Rigged) -> None:
+    """The one that is lost is not even one of ours."""
+    lines = [four.job(1000, "--hold 1"), four.job(1001), four.job(1002)]
+    running = four.start("run", four.write(*lines), "--gpu-list", "2", GPUSCHED_POLL_INTERVAL="30")
+    wait_for(lambda: four.machine.audit()["jobs"])
+    four.machine.run("lose", 0)
+    ended = running.wait()
+    assert ended.code == 0, ended.text
+    assert four.landed() == [([four.machine.uuid(2)],) * 2] * 3
+    assert "UUIDs in CUDA_VISIBLE_DEVICES" in ended.out
+
+
+LOST_LATE = COMING.replace("colleagues[0].stdout.readline()", "colleagues[0].wait()").replace('"claim"', '"hand over"')
+
+
+def test_a_job_that_starts_on_the_wrong_card_is_stopped_and_started_on_its_own(four: Rigged) -> None:
+    """The card is lost after the last look, before CUDA counts."""
+    four.write(four.job(1000, "--hold 3"))
+    fakegpu = [sys.executable, f"{four.machine.tools}/fakegpu", "lose", str(four.machine.directory), "0"]
+    more = {"GPUSCHED_GPU_LIST": "1-2"}
+    ended = four.spawn("-c", LOST_LATE, *fakegpu, program=[sys.executable], environment=more).wait()
+    assert ended.code == 0, ended.text
+    (row,) = four.jobs()
+    assert [(a.outcome.kind.value, a.outcome.cause) for a in row.attempts if a.outcome] == [
+        ("interrupted", "misplaced"),
+        ("exited", ""),
+    ]
+    assert (row.job.tries, row.job.losses) == (1, 0)
+    ((given, where),) = four.landed()
+    assert given == where
+
+
 def test_a_job_on_a_card_that_is_lost_is_tried_elsewhere(pair: Rigged) -> None:
     running = pair.start("run", pair.write(pair.job(1000, "--hold 1.5"), "true"), "--max-gpus", "1")
     wait_for(lambda: pair.machine.audit()["jobs"])
@@ -394,6 +434,22 @@ def test_a_driver_that_hangs_and_comes_back(pair: Rigged) -> None:
     assert "can be read again" in ended.out
 
 
+def test_an_outage_that_begins_between_two_polls(pair: Rigged) -> None:
+    running = pair.start(
+        "run", pair.write("echo ready; sleep 5", "true"), "--max-gpus", "1", GPUSCHED_POLL_INTERVAL="1"
+    )
+    wait_for(lambda: pair.jobs() and pair.jobs()[0].said() == "ready\n")
+    pair.machine.set("system", "init=nodriver")
+    for pid in pair.processes():
+        if "gpusched.host.gpus.nvml" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+    running.wait_until_said("nothing new starts on a GPU")
+    wait_for(lambda: "ended unexpectedly" in pair.gpusched("explain", "2", "-q", "list").out)
+    assert "ended unexpectedly" in pair.gpusched("status", "-q", "list").out
+    running.signal(signal.SIGINT)
+    assert running.wait().code == 130
+
+
 def test_ctrl_c_while_the_driver_hangs(pair: Rigged) -> None:
     running = _hangs(pair)
     running.wait_until_said("nothing new starts on a GPU")
@@ -430,6 +486,17 @@ def test_one_device_that_fails_by_itself_is_set_aside_alone(pair: Rigged) -> Non
     assert ended.code == 0
     assert ended.out.count("set aside") == 1
     assert {devices[0] for devices, _ in pair.landed()[3:]} == {pair.machine.uuid(1)}
+
+
+def test_new_memory_errors_put_a_card_into_quarantine(pair: Rigged) -> None:
+    pair.machine.set(1, "ecc_uncorr=7")  # old ones mean nothing
+    running = pair.start("run", pair.write(*[f"sleep 1.5 #{n}" for n in range(6)]))
+    wait_for(lambda: {row.indices[0] for row in pair.jobs() if row.attempts} == {0, 1})
+    pair.machine.set(0, "ecc_uncorr=1")
+    ended = running.wait()
+    assert ended.code == 0, ended.text
+    assert "is in quarantine: it has new uncorrectable memory errors" in ended.out
+    assert {devices[0] for devices, _ in pair.landed()[4:]} == {pair.machine.uuid(1)}
 
 
 def test_the_published_devices_and_metrics(pair: Rigged) -> None:

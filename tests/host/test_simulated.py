@@ -142,9 +142,10 @@ def test_memory_may_come_back_late(directory: str) -> None:
 def test_a_simulation_that_is_removed_is_an_outage(directory: str) -> None:
     source = SimulatedSource(directory)
     os.rename(directory, f"{directory}.gone")
-    assert "simulation is gone" in (look(source).error or "")
+    source.request(None, 100.0)
+    assert source.poll(100.0) == [] and "simulation is gone" in str(source.trouble())
     os.rename(f"{directory}.gone", directory)
-    assert look(source).error is None
+    assert look(source).complete and source.trouble() is None
 
 
 def test_half_written_and_foreign_files_are_no_processes(directory: str) -> None:

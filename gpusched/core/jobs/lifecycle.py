@@ -68,6 +68,8 @@ BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed tr
 BACKOFF_MAX_S = 60.0
 BACKOFF_HORIZON_S = BACKOFF_MAX_S + 1.0  # no back-off ends later than this, unless the clock was set back since
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
+MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom"})  # another GPU is no remedy, unless it is larger
+MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the GPUs anew
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
@@ -140,7 +142,8 @@ def steer(
     outcome: Outcome, devices: Sequence[DeviceUse], avoid: frozenset[str], above_bytes: int
 ) -> tuple[frozenset[str], int]:
     """Return the devices that the next attempt should avoid, and the free memory that was too little."""
-    if outcome.cause in FREE_CAUSES or asks_again(outcome):
+    own_end = not outcome.ok and outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
+    if (own_end and outcome.cause not in MEMORY_CAUSES) or asks_again(outcome) or outcome.cause == MISPLACED:
         avoid |= {d.uuid for d in devices}
     if outcome.cause == "gpu_oom":
         above_bytes = max([above_bytes, *(d.free_bytes or 0 for d in devices)])

@@ -31,7 +31,7 @@ _CAUSES = re.compile(
     )
   | (?P<gpu_lost>
         GPU[ ]is[ ]lost | fallen[ ]off[ ]the[ ]bus | NVML_ERROR_GPU_IS_LOST | NVMLError_GpuIsLost
-      | Xid[ ]\([^)\n]*\):[ ](?:48|62|64|74|79|95|119|120)\b
+      | Xid[ ]\([^)\n]*\):[ ](?:48|63|64|79|94|95)\b
       | uncorrectable[ ](?:ECC|NVLink)[ ]error
       | CUDA_ERROR_ECC_UNCORRECTABLE | cudaErrorECCUncorrectable | (?:CUDA_ERROR_|cudaError)Nvlink_?Uncorrectable
       | no[ ]CUDA-capable[ ]device[ ]is[ ]detected | CUDA_ERROR_NO_DEVICE | cudaErrorNoDevice
@@ -71,6 +71,7 @@ _CAUSE_WORDS = {
     "host_oom": "out of host memory",
     "gpu_busy": "the GPU was busy",
     "gpu_lost": "the GPU was lost",
+    "misplaced": "it was on a GPU that is not its own",
     "removed": "removed from the list",
     "unkillable": "it survived SIGKILL",
     "bad_command": "it could not be started",

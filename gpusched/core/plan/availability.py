@@ -26,6 +26,9 @@ class DeviceState(str, Enum):
     SET_ASIDE = "set_aside"
 
 
+OPEN_STATES = (DeviceState.FREE, DeviceState.CHECKING)
+
+
 @dataclass(frozen=True, slots=True)
 class Criteria:
     """The conditions for a device to count as free, and the time that it may take to settle."""
@@ -260,6 +263,13 @@ def vanish(before: Availability, now: float) -> Availability:
     if before.state is DeviceState.LOST:
         return before
     return Availability(uuid=before.uuid, state=DeviceState.LOST, why="no longer in the box", since=now)
+
+
+def bar(known: Availability, why: str) -> Availability:
+    """Return the availability of a device that takes no more jobs, for this reason if there is one."""
+    if not why or known.state not in (*OPEN_STATES, DeviceState.RUNNING):
+        return known
+    return replace(known, count=0, why=why, state=DeviceState.SET_ASIDE if known.state in OPEN_STATES else known.state)
 
 
 def settle_pause_s(settling_for_s: float) -> float:

@@ -30,7 +30,7 @@ class DeviceSource(Protocol):
         """
 
     def poll(self, now: float) -> list[Reading]:
-        """Return the readings since the last call, the oldest first; one with an error stands for an outage."""
+        """Return the readings since the last call, the oldest first."""
 
     def deadline(self) -> float | None:
         """Return the moment at which poll() wants to be called at the latest."""
@@ -79,13 +79,13 @@ def read_once(source: DeviceSource, timeout_s: float = 60.0) -> Reading:
     while True:
         now = time.monotonic()
         for reading in source.poll(now):
-            if reading.complete and not reading.error and not reading.devices:
+            if reading.complete and not reading.devices:
                 raise GpuschedError(
                     "the driver lists no GPU",
                     hint="`nvidia-smi -L` lists the GPUs that the driver sees; without a GPU, try --simulate 4",
                     exit_code=EXIT_CANNOT_WORK,
                 )
-            if reading.complete and not reading.error:
+            if reading.complete:
                 return reading
         if (trouble := source.trouble()) is not None:
             raise trouble

@@ -165,7 +165,16 @@ class Reader:
     def _extra(self, handle: Any) -> Fields:
         use = _maybe(pynvml.nvmlDeviceGetUtilizationRates, handle)
         energy = _maybe(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        errors = _maybe(
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        )
+        rows = _maybe(pynvml.nvmlDeviceGetRemappedRows, handle)
         return {
+            "uncorrectable": errors,
+            "remap_failed": bool(rows and rows[3]),
             "utilisation": None if use is None else use.gpu / 100,
             "energy_j": None if energy is None else energy / 1000,
         }

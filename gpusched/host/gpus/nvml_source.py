@@ -223,11 +223,7 @@ class NvmlSource:
         return self._timeout_s * (FIRST_ANSWER_FACTOR if fresh else 1)
 
     def _fail(self, trouble: GpuschedError, now: float) -> None:
-        """Note that an outage begins or goes on: report it once, try again after a pause that grows."""
-        question = self._asked or self._next
-        if self._trouble is None and question is not None:
-            outage = Reading(question.asked_at, now, complete=question.everything, error=trouble.what)
-            self._ready.append(outage)
+        """Note that an outage begins or goes on; try again after a pause that grows."""
         self._trouble = trouble
         self._retry_at = now + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
         self._failures += 1

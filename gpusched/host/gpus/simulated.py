@@ -23,15 +23,12 @@ class LocalSource:
 
     def request(self, uuids: frozenset[str] | None, now: float) -> None:
         try:
-            reading = self._read(uuids, now)
-        except (OSError, KeyError) as error:
-            reading = Reading(now, now, complete=uuids is None, error=f"{self.describe()} cannot be read: {error}")
-        if not reading.error:
+            self._ready.append(self._read(uuids, now))
             self._trouble = None
-            self._ready.append(reading)
-        elif self._trouble is None:  # one message an outage
-            self._trouble = GpuschedError(reading.error, exit_code=EXIT_CANNOT_WORK)
-            self._ready.append(reading)
+        except GpuschedError as error:
+            self._trouble = error
+        except (OSError, KeyError) as error:
+            self._trouble = GpuschedError(f"{self.describe()} cannot be read: {error}", exit_code=EXIT_CANNOT_WORK)
 
     def _read(self, uuids: frozenset[str] | None, now: float) -> Reading:
         return Reading(now, now, complete=uuids is None)
@@ -80,7 +77,7 @@ class SimulatedSource(LocalSource):
     def _read(self, uuids: frozenset[str] | None, now: float) -> Reading:
         box = simulation.read_keys(os.path.join(self.directory, "box")) or {"fail": "the simulation is gone"}
         if "fail" in box:
-            return Reading(now, now, complete=uuids is None, error=box["fail"])
+            raise GpuschedError(box["fail"], exit_code=EXIT_CANNOT_WORK)
         devices: list[Device] = []
         samples: list[Sample] = []
         chosen = self._numbers if uuids is None else sorted(uuids)
@@ -109,6 +106,8 @@ class SimulatedSource(LocalSource):
             used_bytes=used * MIB,
             total_bytes=_total_bytes(state),
             processes=None if state.get("hidden") == "1" else tuple(map(_process, alive)),
+            uncorrectable=simulation.number(state.get("ecc_uncorr")),
+            remap_failed=state.get("remap_failed") == "1",
             utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100 if whole else None,
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib import resources
 from typing import Any
@@ -14,7 +15,8 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store.effects import DependencyEffects
 
 SCHEMA_VERSION = 3
-BUSY_TIMEOUT_S = 10.0
+PATIENCE_S = 10.0  # while another command writes
+HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 
 
@@ -22,8 +24,16 @@ class StoreError(GpuschedError):
     """The database cannot be used: damaged, full, locked for long, of another version."""
 
 
-class DiskFull(StoreError):
-    """There is no room for a change; nothing was changed."""
+class TransientError(StoreError):
+    """A change cannot be made now; nothing was changed, and later it can be."""
+
+
+class DiskFull(TransientError):
+    """There is no room for a change."""
+
+
+class Busy(TransientError):
+    """Another command has been writing for too long to wait for it."""
 
 
 class Store:
@@ -33,10 +43,13 @@ class Store:
     of this folder.
     """
 
-    def __init__(self, path: str, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(
+        self, path: str, *, create: bool = False, read_only: bool = False, patience_s: float = PATIENCE_S
+    ) -> None:
         """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
 
-        With `read_only`, a database that cannot be written can be read while others work on it.
+        With `read_only`, a database that cannot be written can be read while others work on it. A change waits
+        `patience_s` for another command that writes.
         """
         self.path = path
         self.effects = DependencyEffects()
@@ -47,7 +60,7 @@ class Store:
         with _errors_in_words(path):
             if not os.path.exists(path):
                 _make(path)
-            self._db = _open(path, read_only=read_only)
+            self._db = _open(path, patience_s, read_only=read_only)
 
     def __enter__(self) -> Store:
         return self
@@ -121,6 +134,17 @@ class Store:
             if self._db.in_transaction:  # a full disk has rolled back by itself
                 self.execute("ROLLBACK")
 
+    def change_each(self, keys: Sequence[int], change: Callable[[int], object]) -> None:
+        """Call `change` with each key, in transactions so short that others can write in between."""
+        done = 0
+        while done < len(keys):
+            time.sleep(GAP_S if done else 0)
+            until_s = time.monotonic() + HOLD_S
+            with self.transaction():
+                while done < len(keys) and time.monotonic() < until_s:
+                    change(keys[done])
+                    done += 1
+
     @contextmanager
     def large_cache(self) -> Iterator[None]:
         """Keep the indexes that many new rows go into, each at a random place, in memory; free it at the end."""
@@ -151,8 +175,8 @@ def _make(path: str) -> None:
             os.unlink(private)
 
 
-def _open(path: str, *, read_only: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
@@ -192,6 +216,9 @@ def _translated(error: sqlite3.Error, path: str) -> Exception:
     elif "full" in text or "disk I/O error" in text:
         hint = "make room on it; running jobs go on, nothing new starts until then"
         return DiskFull(disk_full(path, text), hint=hint, exit_code=EXIT_CANNOT_WORK)
+    elif "is locked" in text:
+        hint = "try again once it has ended; if it was stopped (Ctrl-Z), let it go on with `fg`, or end it"
+        return Busy("another gpusched command is writing to it", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
     elif _lacks_rights(error, path):
         problem = f"you may not write to this database: {text}"
         hint = "its files and their directory are not writable for you; to look at what is there: "
