@@ -26,12 +26,10 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
     largest = max(capacities)
     # An adapter needs what its base needs.
     models = {row: (row.base, "" if row.is_adapter and row.source else row.revision) for row in rows}
-    shapes_of = dict(backend.read_shapes(set(models.values())))
-    bases = {row: (base, "") for row, model in models.items() if (base := shapes_of[model].base)}
-    shapes_of |= backend.read_shapes(set(bases.values()) - set(shapes_of))
+    shapes_of = backend.read_shapes(set(models.values()))
     budgets: dict[ModelRow, int] = {}
     unknown: list[str] = []
-    for row, model in (models | bases).items():
+    for row, model in models.items():
         shapes = shapes_of[model]
         need = gpu_need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
         if need is None:

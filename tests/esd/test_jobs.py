@@ -291,14 +291,6 @@ def test_budgets_follow_the_shapes_of_the_base(lab: Lab) -> None:
     assert "each gets a GPU to itself (acme/b: it is not here" in lab.backend.messages[-1]
 
 
-def test_an_adapter_without_a_source_is_followed_to_its_base(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, "lab/x,,adapter", "lab/loop,,adapter")
-    loop = Shapes(base="lab/loop", why_not="it is an adapter")
-    lab.backend.known = {"lab/x": Shapes(base="acme/a"), "acme/a": Shapes((UP,)), "lab/loop": loop}
-    specs = lab.experiment().find_todo().jobs.specs
-    assert [spec.attributes.mem_bytes is None for spec in specs] == [False, True]
-
-
 def test_a_layer_too_large_for_every_card_is_said_and_the_model_runs_alone(lab: Lab) -> None:
     lab.backend.known = {"acme/a": Shapes((UP,))}
     lab.backend.cards = (1000 * MIB, 800 * MIB)
