@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -164,7 +164,6 @@ class Stage:
 
 def _is_shortage(error: BaseException) -> bool:
     """Return True if memory is missing, or the CUDA context is lost."""
-    try:
+    with suppress(Poisoned):
         return bool(shortage(error))
-    except Poisoned:
-        return True
+    return True

@@ -76,12 +76,9 @@ class EsdBackend:
             return "waits for its turn"
         if job.state is not JobState.FAILED:
             return str(job.state.value)
-        attempts = attempt_table.attempts(store, job.id)
-        if not attempts:
-            return f"failed: {job.cause}"
-        last = attempts[-1]
-        ended = describe(last.outcome) if last.outcome is not None else job.cause
-        line = read_last_line(self.queue_dir, last)
+        last = next(reversed(attempt_table.attempts(store, job.id)), None)
+        ended = describe(last.outcome) if last and last.outcome else job.cause
+        line = read_last_line(self.queue_dir, last) if last else ""
         return f"failed: {ended}; the last line of its log: {line}" if line else f"failed: {ended}"
 
     # ---- the GPUs ----
