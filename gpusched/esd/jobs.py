@@ -16,12 +16,10 @@ from gpusched.esd.options import AnalysisOptions, option_words, words_of
 from gpusched.esd.todo import EsdTodo
 from gpusched.lists.attributes import parse_value
 
-LIBRARIES = ("torch", "safetensors", "numpy")  # that every analysis needs
-
 
 def refuse_missing_libraries(config: EsdConfig) -> None:
     """Raise GpuschedError if a library of the analysis is not installed, before each job fails because of it."""
-    libraries = [*LIBRARIES, *(["matplotlib"] if config.plots else [])]
+    libraries = ["torch", "safetensors", "numpy", *(["matplotlib"] if config.plots else [])]
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise GpuschedError(

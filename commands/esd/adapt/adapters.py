@@ -30,8 +30,8 @@ class Adapter:
 class MergedSource:
     """The tensors of `base` with `adapter` merged into them.
 
-    The base has plain weights (`refuse_quantised`). Raises ModelError, stage merge, if the two do not fit together or the
-    result could not be exact.
+    The base has plain weights (`refuse_quantised`). Raises ModelError, stage merge, if the two do not fit together or
+    the result could not be exact.
     """
 
     def __init__(self, base: TensorSource, adapter: Adapter) -> None:
