@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -92,6 +92,7 @@ class Stage:
             self.about["model"], *self.about["adapters"] = model.commits
             self.about["commits"] = {name: commit for name, commit in model.commits.items() if commit}
             device = choose_device(options.device)
+            torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
             self.about["dtypes"] = count_dtypes(model.source)
             table = analyse(model.source, options, device, cache=cache, on_progress=ProgressFile("layers"))
             table = replace(table, notes=[*model.notes, *table.notes])
@@ -163,7 +164,6 @@ class Stage:
 
 def _is_shortage(error: BaseException) -> bool:
     """Return True if memory is missing, or the CUDA context is lost."""
-    try:
+    with suppress(Poisoned):
         return bool(shortage(error))
-    except Poisoned:
-        return True
+    return True

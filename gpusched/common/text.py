@@ -6,6 +6,7 @@ It rather masks a harmless word than shows a secret: the result is for people to
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MASK = "***"
 STEM_BYTES = 80
@@ -150,6 +151,12 @@ def one_line(text: object, limit: int = 500) -> str:
 _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
 )
+
+
+def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
+    """Return the first texts, and how many more there are."""
+    more = len(texts) - limit
+    return [*texts[:limit], f"and {more} more"] if more > 0 else list(texts)
 
 
 def last_line(tail: bytes) -> str:

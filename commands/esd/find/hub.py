@@ -7,6 +7,8 @@ file while the others wait for it.
 from __future__ import annotations
 
 import glob
+import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +21,13 @@ from ..read.json_file import read_json
 from ..read.tensors import ModelError
 from ..read.weight_files import choose_weights
 from .hub_errors import as_model_error
-from .locations import list_directory, local_path
 from .resolve import ADAPTER_CONFIG, ModelFiles, Ref, adapter_weights, holds_model
 
 _CONNECTIONS = 4
 _TIMEOUT_S = 30
+_NAME = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*(?:/\w[\w.-]*)?", re.ASCII)
+_REVISION = re.compile(r"(?!.*\.\.)\w[\w./+-]*", re.ASCII)
+_LONGEST = 200  # characters of a name or a revision
 
 
 class Hub:
@@ -143,3 +147,27 @@ class Hub:
             with suppress(OSError):  # the files that are left only take space
                 cache = self._library.scan_cache_dir(self._cache_dir or None)
                 cache.delete_revisions(*self._fetched).execute()
+
+
+def local_path(ref: Ref) -> Path | None:
+    """Return the path that is meant; None for a name on the hub. Raises ModelError for a text that can be neither."""
+    path = Path(os.path.expanduser(ref.name))
+    if ref.name and not ref.hub_only and os.path.exists(path):
+        is_adapter_file = path.is_file() and path.name.startswith("adapter_model.")
+        return path.parent if is_adapter_file else path
+    if not _NAME.fullmatch(ref.name) or len(ref.name) > _LONGEST:
+        raise ModelError("resolve", f"{ref.name!r} is no path on this machine and cannot be a name on the hub")
+    if ref.revision and (not _REVISION.fullmatch(ref.revision) or len(ref.revision) > _LONGEST):
+        raise ModelError("resolve", f"{ref.revision!r} cannot be a revision of {ref.name}")
+    return None
+
+
+def list_directory(path: Path) -> ModelFiles:
+    """List the files of a directory, or a file alone."""
+    try:
+        entries = list(path.iterdir()) if path.is_dir() else [path]
+        files: dict[str, int | None] = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    except OSError as error:
+        raise ModelError("resolve", f"{path} cannot be read: {error.strerror}") from None
+    config = read_json(path / ADAPTER_CONFIG, "resolve") if ADAPTER_CONFIG in files else None
+    return ModelFiles(str(path.resolve()), files, config, is_local=True, path=path)

@@ -20,7 +20,6 @@ from ..read.weight_files import WEIGHTS, model_weights, no_weights
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.(?:safetensors|bin)")
 _PATH = re.compile(r"[./~\\]|[A-Za-z]:[\\/]|.*/.*/|.*\\", re.DOTALL)
 
 
@@ -162,8 +161,7 @@ def _choose(ref: Ref, listed: Ref, own: Ref | None, look: Look, notes: list[str]
 
 def holds_model(files: Collection[str]) -> bool:
     """Return True if there are weights of a whole model. Beside an adapter only files with the usual names count."""
-    usual = [name for name in files if name in WEIGHTS or name.removesuffix(".index.json") in WEIGHTS]
-    if usual or any(_SHARD.fullmatch(name) for name in files):
+    if any(name.removesuffix(".index.json") in WEIGHTS for name in files):
         return True
     return ADAPTER_CONFIG not in files and bool(model_weights(files))
 

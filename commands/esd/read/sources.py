@@ -99,28 +99,22 @@ class ModuleSource(StateSource):
 def open_pickles(files: Sequence[Path], config: Mapping[str, Any]) -> StateSource:
     """Open files of torch.save. They are mapped, so that the kernel can take back the memory of what was read."""
     state: dict[str, torch.Tensor] = {}
-    notes = []
     for path in files:
-        tensors, is_mapped = _load(path)
+        tensors = _load(path)
         if twice := next((name for name in tensors if name in state), ""):
             raise ModelError("load", f"{twice} is in two files, {path.name} the second")
         state |= tensors
-        if not is_mapped:
-            notes.append(f"{path.name} is in the old format of torch.save: all of it is in memory at once")
-    source = StateSource(state, config)
-    source.notes += notes
-    return source
+    return StateSource(state, config)
 
 
-def _load(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the tensors of a file by name, and whether they are mapped; a file before PyTorch 1.6 cannot be."""
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file by name. They are mapped, unless the file is of PyTorch before 1.6."""
     with open(path, "rb") as file:
         start = file.read(64)
     if start.startswith(b"version https://git-lfs"):
         raise ModelError("load", f"{path.name} is a Git LFS pointer, not the weights; `git lfs pull` fetches them")
-    is_zip = start.startswith(b"PK")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
     except pickle.UnpicklingError:  # PyTorch's message advises to run it all the same
         raise ModelError(
             "load", f"{path.name} holds more than weights, and is not run; save its tensors alone"
@@ -132,5 +126,5 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         items = state.items() if isinstance(state, Mapping) else ()
         tensors = {str(name): item for name, item in items if isinstance(item, torch.Tensor)}
         if tensors:
-            return tensors, is_zip
+            return tensors
     raise ModelError("load", f"{path.name} holds no tensors by name")

@@ -1,9 +1,9 @@
-"""The interface of a source of tensors, and the error of a model that cannot be analysed."""
+"""The interface of a source of tensors, a tensor that is read on first use, and the error of a faulty model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,22 @@ class TensorSource(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class LazyTensor:
+    """A tensor that is read on first use, and again if it was dropped before."""
+
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+        self._read = read
+        self._tensor: torch.Tensor | None = None
+
+    def get(self) -> torch.Tensor:
+        if self._tensor is None:
+            self._tensor = self._read()
+        return self._tensor
+
+    def drop(self) -> None:
+        self._tensor = None
 
 
 class ModelError(Exception):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +19,7 @@ from gpusched.esd.gpu_memory import LayerNeed, host_limit, layer_need
 from gpusched.esd.options import AnalysisOptions
 
 from ..read.layers import Layer
-from ..read.tensors import TensorSource
-from .budget import Budget, LazyTensor
+from ..read.tensors import LazyTensor, TensorSource
 from .cache import SpectraCache, content_key
 from .fallback import NoRoom, fallback
 from .randomized import bulk, shuffled
@@ -82,6 +82,29 @@ def solve_layer(
         return f"no eigenvalues: {error}"
     except NoRoom as error:
         return f"{error}: it takes {need_of(layer, options).host >> 20} MiB"
+
+
+class Budget:
+    """Bytes that are taken in the order of the requests. A request that is alone is always granted."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._turn = threading.Lock()
+        self._condition = threading.Condition()
+
+    @contextmanager
+    def taken(self, amount: int) -> Iterator[None]:
+        """Take so many bytes once they are free, or nothing else is taken; give them back at the end."""
+        with self._turn, self._condition:
+            self._condition.wait_for(lambda: not self._taken or self._taken + amount <= self._limit)
+            self._taken += amount
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._taken -= amount
+                self._condition.notify_all()
 
 
 class Pipeline:

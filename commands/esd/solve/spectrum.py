@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gpusched.esd.gpu_memory import BLOCK_ROWS
 from gpusched.esd.options import AnalysisOptions
 
-from .budget import LazyTensor
+from ..read.tensors import LazyTensor
 
 PANEL = 128  # rows of the Gram matrix that one product makes
 GPU_PANEL = 1024

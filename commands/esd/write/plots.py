@@ -6,8 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,27 @@ BINS = 40
 DPI = 110
 MOST_PAGES = 40
 
-_COLOURS = ("#3572b0", "#d9822b", "#3c9d5d", "#c2453d", "#7a5cb5", "#8a6d3b", "#d16ba5", "#3aa6a6")
-_TAIL, _LAW, _GREY, _INK = _COLOURS[0], _COLOURS[3], "#9aa4af", "#1b1f24"
+_TAIL, _LAW, _GREY, _INK = "#3572b0", "#c2453d", "#9aa4af", "#1b1f24"
 _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
-_OTHERS = "others"
+_KINDS, _OTHERS = 8, "others"  # of layers, each with a colour
+
+Layer = Mapping[str, str]  # a row of the table of a model
 
 
-@dataclass(frozen=True, slots=True)
-class PlottedLayer:
-    """One row of the table of a model. NaN if there is no fit."""
+def kind_of(layer: Layer) -> str:
+    """Return the name of a layer in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
+    return re.sub(r"^.*\.\d+\.", "", layer["longname"].removesuffix(".weight"))
 
-    name: str
-    alpha: float
-    distance: float
-    xmin: float
-    n_tail: int
-    kept: int  # eigenvalues above the threshold
 
-    @property
-    def kind(self) -> str:
-        """Its name in its block: mlp.up_proj of model.layers.3.mlp.up_proj.weight."""
-        return re.sub(r"^.*\.\d+\.", "", self.name.removesuffix(".weight"))
+def number(layer: Layer, column: str) -> float:
+    """Return a number of a layer; NaN if there is none."""
+    return float(layer[column] or "nan")
 
 
 def write(output_dir: str, stem: str) -> list[str]:
     """Draw the plots of one model; return their paths. Raises OSError or ValueError if its table cannot be read."""
-    layers = read_table(f"{output_dir}/{TABLES}/{stem}.csv")
+    with open(f"{output_dir}/{TABLES}/{stem}.csv", encoding="utf-8", newline="") as file:
+        layers = list(csv.DictReader(file))
     title = _plain(model_name(stem))
     folder = Path(output_dir, PLOTS)
     for page in folder.glob(f"{stem}-esd*.png"):  # an earlier analysis may have had more layers
@@ -63,56 +57,33 @@ def write(output_dir: str, stem: str) -> list[str]:
     return [_save(_alphas(title, layers), folder / f"{stem}-alpha.png"), *paths]
 
 
-def read_table(path: str) -> list[PlottedLayer]:
-    """Read a model's table of layers (CSV): one row a layer."""
-    with open(path, encoding="utf-8", newline="") as file:
-        return [
-            PlottedLayer(
-                row["longname"],
-                alpha=float(row["alpha"] or "nan"),
-                distance=float(row["D"] or "nan"),
-                xmin=float(row["fit_xmin"] or "nan"),
-                n_tail=int(row["n_tail"]),
-                kept=int(row["num_evals"]),
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-def _alphas(title: str, layers: Sequence[PlottedLayer]) -> Any:
+def _alphas(title: str, layers: Sequence[Layer]) -> Any:
     """Draw the exponent of each layer, coloured by the kind of the layer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(min(16.0, 5.0 + 0.06 * len(layers)), 4.4), layout="constrained")
     axes = figure.add_subplot()
-    values = np.array([layer.alpha for layer in layers])
+    values = np.array([number(layer, "alpha") for layer in layers])
     finite = values[np.isfinite(values)]
-    # A few layers far above the others do not flatten them.
+    # A few layers far above the others do not flatten them: they lie on the upper edge.
     top = max(6.6, min(finite.max(), 1.6 * np.quantile(finite, 0.95))) if len(finite) else 6.6
-    common = [kind for kind, _ in Counter(layer.kind for layer in layers).most_common(len(_COLOURS))]
-    kinds = np.array([layer.kind if layer.kind in common else _OTHERS for layer in layers])
+    kinds = [kind_of(layer) for layer in layers]
+    common = [kind for kind, _ in Counter(kinds).most_common(_KINDS)]
+    shown = np.array([kind if kind in common else _OTHERS for kind in kinds])
     axes.axhspan(*_USUAL, color=_GREY, alpha=0.13, linewidth=0)
-    for kind, colour in (*zip(common, _COLOURS, strict=False), (_OTHERS, _GREY)):
-        (inside,) = np.nonzero((kinds == kind) & (values <= top))
-        (above,) = np.nonzero((kinds == kind) & (values > top))
-        label = _plain(kind) if kind in kinds else None
-        axes.plot(inside, values[inside], "o", color=colour, markersize=4.5, label=label)
-        axes.plot(above, np.full(len(above), top), "^", color=colour, markersize=6, clip_on=False)
-    (missing,) = np.nonzero(~np.isfinite(values))
-    bottom = min(1.0, finite.min() - 0.2) if len(finite) else 1.0
-    axes.plot(
-        missing, np.full(len(missing), bottom), "x", color=_INK, clip_on=False, label="no fit" if len(missing) else None
-    )
-    axes.set_ylim(bottom, top * 1.04)
+    for kind in dict.fromkeys((*common, *shown)):
+        (places,) = np.nonzero(shown == kind)
+        axes.plot(places, np.minimum(values[places], top), "o", markersize=4.5, clip_on=False, label=_plain(kind))
+    axes.set_ylim(min(1.0, finite.min() - 0.2) if len(finite) else 1.0, top * 1.04)
     axes.set_xlabel("layer, in the order of the file")
     axes.set_ylabel("α")
     middle = f", median α {np.median(finite):.2f}" if len(finite) else ""
-    axes.set_title(f"{title}: {len(layers)} layers{middle}", loc="left", fontsize=10)
+    axes.set_title(f"{title}: {len(layers)} layers, {len(finite)} with a fit{middle}", loc="left", fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8)
     return figure
 
 
-def _pages(title: str, layers: Sequence[PlottedLayer], spectra: Any) -> Iterator[Any]:
+def _pages(title: str, layers: Sequence[Layer], spectra: Any) -> Iterator[Any]:
     """Draw pages of log-log histograms, one for each layer."""
     from matplotlib.figure import Figure
 
@@ -124,17 +95,18 @@ def _pages(title: str, layers: Sequence[PlottedLayer], spectra: Any) -> Iterator
         figure.suptitle(f"{title}: density of eigenvalues, and the power law from xmin on", fontsize=10)
         fields = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, layer in zip(fields, page, strict=False):
-            axes.set_title(_plain(layer.name.removesuffix(".weight")[-42:]), loc="left", fontsize=7)
+            name = layer["longname"]
+            axes.set_title(_plain(name.removesuffix(".weight")[-42:]), loc="left", fontsize=7)
             axes.tick_params(labelsize=6)
-            _draw_spectrum(axes, layer, spectra[layer.name] if layer.name in spectra else np.empty(0))
+            _draw_spectrum(axes, layer, spectra[name] if name in spectra else np.empty(0))
         for axes in fields[len(page) :]:
             axes.set_axis_off()
         yield figure
 
 
-def _draw_spectrum(axes: Any, layer: PlottedLayer, values: NDArray[np.float64]) -> None:
+def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64]) -> None:
     """Draw the histogram of one spectrum with tail, power law and xmin."""
-    kept = np.sort(values[values > 0])[-layer.kept :]
+    kept = np.sort(values[values > 0])[-int(layer["num_evals"]) :]
     if not len(kept):
         axes.text(0.5, 0.5, "no spectrum", ha="center", va="center", transform=axes.transAxes, fontsize=7)
         axes.set_axis_off()
@@ -145,14 +117,15 @@ def _draw_spectrum(axes: Any, layer: PlottedLayer, values: NDArray[np.float64]) 
     density = np.maximum(density, floor)
     axes.stairs(density, edges, baseline=floor, fill=True, color=_GREY)
     note = "no fit"
-    if layer.alpha > 1 and layer.xmin > 0:
-        note = f"α {layer.alpha:.2f}  D {layer.distance:.3f}"
-        first = min(int(np.searchsorted(edges, layer.xmin)), BINS - 1)
+    alpha, xmin = number(layer, "alpha"), number(layer, "fit_xmin")
+    if alpha > 1 and xmin > 0:
+        note = f"α {alpha:.2f}  D {number(layer, 'D'):.3f}"
+        first = min(int(np.searchsorted(edges, xmin)), BINS - 1)
         axes.stairs(density[first:], edges[first:], baseline=floor, fill=True, color=_TAIL)
-        ends = np.array([layer.xmin, kept[-1]])
-        law = layer.n_tail / len(kept) * (layer.alpha - 1) / layer.xmin * (ends / layer.xmin) ** -layer.alpha
+        ends = np.array([xmin, kept[-1]])
+        law = int(layer["n_tail"]) / len(kept) * (alpha - 1) / xmin * (ends / xmin) ** -alpha
         axes.plot(ends, law, color=_LAW, linewidth=1.3)
-        axes.axvline(layer.xmin, color=_INK, linewidth=0.8, linestyle="--")
+        axes.axvline(xmin, color=_INK, linewidth=0.8, linestyle="--")
     axes.text(0.98, 0.97, note, ha="right", va="top", transform=axes.transAxes, fontsize=6.5)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -21,7 +21,7 @@ import ctypes, gc, json, sys
 from pathlib import Path
 import torch
 from gpusched.commands.esd.read.sources import open_local
-from gpusched.commands.esd.solve.budget import LazyTensor
+from gpusched.commands.esd.read.tensors import LazyTensor
 from gpusched.commands.esd.solve.fallback import return_freed_blocks
 from gpusched.commands.esd.solve.spectrum import spectrum
 from gpusched.esd.options import AnalysisOptions

@@ -18,11 +18,10 @@ from gpusched.commands.esd import analyze
 from gpusched.commands.esd.analysis import NoDevice, choose_device
 from gpusched.commands.esd.read.layers import Layer
 from gpusched.commands.esd.read.sources import StateSource
-from gpusched.commands.esd.read.tensors import ModelError, TensorInfo
-from gpusched.commands.esd.solve.budget import Budget, LazyTensor
+from gpusched.commands.esd.read.tensors import LazyTensor, ModelError, TensorInfo
 from gpusched.commands.esd.solve.cache import SpectraCache, content_key
 from gpusched.commands.esd.solve.fallback import NoRoom, Poisoned, fallback, shortage
-from gpusched.commands.esd.solve.pipeline import Pipeline, Solved, solve_layer
+from gpusched.commands.esd.solve.pipeline import Budget, Pipeline, Solved, solve_layer
 from gpusched.commands.esd.solve.randomized import shuffled
 from gpusched.commands.esd.solve.spectrum import Spectrum, spectrum
 

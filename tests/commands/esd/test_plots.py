@@ -65,4 +65,4 @@ def test_pictures_of_a_small_and_of_a_shrunken_model(tmp_path: Path) -> None:
     ],
 )
 def test_kinds(name: str, kind: str) -> None:
-    assert plots.PlottedLayer(name, 2.0, 0.1, 1.0, 3, 6).kind == kind
+    assert plots.kind_of({"longname": name}) == kind

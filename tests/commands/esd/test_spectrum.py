@@ -12,8 +12,8 @@ import pytest
 import torch
 from gpusched.commands.esd.fit.metrics import entropy, matrix_rank, norms
 from gpusched.commands.esd.fit.power_law import fit, kept
+from gpusched.commands.esd.read.tensors import LazyTensor
 from gpusched.commands.esd.solve import spectrum
-from gpusched.commands.esd.solve.budget import LazyTensor
 from gpusched.commands.esd.solve.randomized import bulk_edges
 from gpusched.commands.esd.solve.spectrum import NotFinite, Spectrum
 from hypothesis import given, settings
