@@ -182,6 +182,8 @@ class AttemptBook:
         return ended
 
     def _read_life(self, attempt: OpenAttempt) -> LifeReading:
+        if attempt.record:  # its shepherd has told it, since no disk takes it
+            return LifeReading(AttemptFact.EXITED, attempt.record)
         return reaper.look(attempt.directory, self._queue_id, attempt.marker, attempt.seen)
 
     def deadline_s(self, now_s: float) -> float | None:

@@ -57,11 +57,10 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
     report = ChangeReport()
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(store, jobs, "--all", OPEN_STATES if every else ())
-        before: dict[int, JobState] = {}
+        before = {job_id: job_table.get(store, job_id).state for job_id in ids}  # one may be cancelled with another
         after: dict[int, JobState] = {}
 
         def cancel_one(job_id: int) -> None:
-            before[job_id] = job_table.get(store, job_id).state
             after[job_id] = job_table.cancel(store, job_id, queues.now())
 
         store.change_each(ids, cancel_one)
