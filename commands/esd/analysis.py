@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,8 @@ def analyse(
     layers, skips = choose_layers(source.infos(), source.config, options, getattr(source, "embeddings", ()))
     total = len(layers)
     on_progress(0, total)
-    with _full_precision():
-        pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
-        results = pipeline.run()
+    pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
+    results = pipeline.run()
     rows, spectra = [], {}
     for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
@@ -112,14 +110,3 @@ def count_dtypes(source: TensorSource) -> dict[str, dict[str, int]]:
             tensors[info.dtype] += 1
             elements[info.dtype] += info.elements
     return {dtype: {"tensors": tensors[dtype], "elements": count} for dtype, count in elements.most_common()}
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Use no TF32 in products of matrices, whatever the process has chosen."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

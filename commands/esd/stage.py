@@ -92,6 +92,7 @@ class Stage:
             self.about["model"], *self.about["adapters"] = model.commits
             self.about["commits"] = {name: commit for name, commit in model.commits.items() if commit}
             device = choose_device(options.device)
+            torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
             self.about["dtypes"] = count_dtypes(model.source)
             table = analyse(model.source, options, device, cache=cache, on_progress=ProgressFile("layers"))
             table = replace(table, notes=[*model.notes, *table.notes])

@@ -1,4 +1,4 @@
-"""Ask the hub and its cache for the shapes of models, in a child process that is ended at a deadline.
+"""Read the shapes of models on this box, in the cache of the hub or on the hub, in a child with a deadline.
 
 The parent loads no library for it and starts no thread. The child downloads no weights, and passes on no text of an
 error, since that may hold an address with a token.
@@ -6,17 +6,16 @@ error, since that may hold an address with a token.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 
 import msgspec
 
-from gpusched.common.tensor_headers import Shapes, TensorShape, read_directory
+from gpusched.common.tensor_headers import Shapes, TensorShape, read_local
 
 DEADLINE_S = 30.0
 AT_ONCE = 8
@@ -26,18 +25,8 @@ Model = tuple[str, str]  # name and revision; an empty revision is the hub's own
 _Answer = tuple[Model, Shapes]
 
 
-def why_not(environ: Mapping[str, str] = os.environ) -> str:
-    """Return why the hub will not be asked; an empty string if it will."""
-    if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
-        return "it is not here, and HF_HUB_OFFLINE is set"
-    if importlib.util.find_spec("huggingface_hub") is None:
-        return "it is not here, and huggingface_hub is not installed"
-    return ""
-
-
 def ask(models: Collection[Model], deadline_s: float = DEADLINE_S) -> dict[Model, Shapes]:
-    """Return the shapes of these models as far as the cache or the hub names them within the deadline."""
-    unknown = Shapes(why_not=why_not() or f"the hub did not answer in {deadline_s:g} s")
+    """Return the shapes of these models as far as they are known within the deadline."""
     try:
         output = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -49,7 +38,7 @@ def ask(models: Collection[Model], deadline_s: float = DEADLINE_S) -> dict[Model
         ).stdout
     except subprocess.TimeoutExpired as error:
         output = error.output or b""
-    answers = dict.fromkeys(models, unknown)
+    answers = dict.fromkeys(models, Shapes(why_not=f"the hub did not answer in {deadline_s:g} s"))
     for line in output.splitlines():
         with suppress(msgspec.DecodeError):  # a line that was cut
             model, shapes = msgspec.json.decode(line, type=_Answer)
@@ -70,12 +59,21 @@ def main() -> None:
 
 
 def answer(model: str, revision: str) -> Shapes:
-    """Return the shapes of one model from the cache, or else from the hub."""
-    from huggingface_hub import constants, errors, get_safetensors_metadata, snapshot_download
+    """Return the shapes of one model; of an adapter, those of the base that it names."""
+    shapes = _find(model, revision)
+    return _find(shapes.base, "") if shapes.base else shapes
 
+
+def _find(model: str, revision: str) -> Shapes:
+    if os.path.exists(model):
+        return read_local(model)
+    try:
+        from huggingface_hub import constants, errors, get_safetensors_metadata, snapshot_download
+    except ImportError:
+        return Shapes(why_not="it is not here, and huggingface_hub is not installed")
     with suppress(OSError, ValueError):  # it is not in the cache
         path = snapshot_download(model, revision=revision or None, local_files_only=True, allow_patterns=[])
-        cached = read_directory(path)
+        cached = read_local(path)
         if cached.tensors or cached.base:
             return cached
     if constants.HF_HUB_OFFLINE:

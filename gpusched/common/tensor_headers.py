@@ -6,7 +6,6 @@ Directories and files of this machine are read here; `gpusched.common.hub_header
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +16,6 @@ from gpusched.common.safetensors_header import HeaderError, read_header
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-
-_REPOSITORY = re.compile(r"(?!.*\.\.)[\w.-]+(?:/[\w.-]+)?", re.ASCII)
 
 
 class TensorShape(NamedTuple):
@@ -38,17 +35,10 @@ class Shapes:
     base: str = ""
 
 
-def read(model: str) -> Shapes | None:
-    """Return the shapes of a path of this machine; None for a model that may be on the hub."""
-    if os.path.isdir(model):
-        return read_directory(model)
-    if os.path.isfile(model):
-        return _read_files([model])
-    return None if _REPOSITORY.fullmatch(model) else Shapes(why_not="there is no such directory")
-
-
-def read_directory(path: str) -> Shapes:
-    """Return the shapes of the model in a directory; of an adapter, the name of its base."""
+def read_local(path: str) -> Shapes:
+    """Return the shapes of the model in a directory or in a file; of an adapter, the name of its base."""
+    if os.path.isfile(path):
+        return _read_files([path])
     names = os.listdir(path) if os.access(path, os.R_OK) else []
     if ADAPTER_CONFIG in names and WEIGHTS not in names and INDEX not in names:
         base = read_json_object(f"{path}/{ADAPTER_CONFIG}").get("base_model_name_or_path")

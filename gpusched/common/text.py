@@ -6,6 +6,7 @@ It rather masks a harmless word than shows a secret: the result is for people to
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MASK = "***"
 STEM_BYTES = 80
@@ -152,6 +153,12 @@ _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and 
 )
 _ERASE_LINE = re.compile(r"\x1b\[2K")
 _ERASE_REST = re.compile(r"\x1b\[0?K")
+
+
+def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
+    """Return the first texts, and how many more there are."""
+    more = len(texts) - limit
+    return [*texts[:limit], f"and {more} more"] if more > 0 else list(texts)
 
 
 def last_line(tail: bytes) -> str:

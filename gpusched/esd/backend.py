@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpusched.common import hub_headers, tensor_headers
+from gpusched.common import hub_headers
 from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes
-from gpusched.common.text import last_line
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
 from gpusched.esd.config import EsdConfig
-from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import to_give
 from gpusched.operations.devices import check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, RunSession, run_jobs
+from gpusched.operations.status import read_last_line
 from gpusched.operations.submit import find_queue_dir, submit_options
 
 _log = logging.getLogger("gpusched")
@@ -81,7 +81,7 @@ class EsdBackend:
             return f"failed: {job.cause}"
         last = attempts[-1]
         ended = describe(last.outcome) if last.outcome is not None else job.cause
-        line = last_line(log_tail(f"{self.queue_dir.path}/{last.error_log or last.log}"))
+        line = read_last_line(self.queue_dir, last)
         return f"failed: {ended}; the last line of its log: {line}" if line else f"failed: {ended}"
 
     # ---- the GPUs ----
@@ -109,10 +109,7 @@ class EsdBackend:
 
     def read_shapes(self, models: Collection[Model]) -> Mapping[Model, Shapes]:
         """Return the tensors of each model, or why they are unknown; the hub is asked for what is not on this box."""
-        read = {model: tensor_headers.read(model[0]) for model in models}
-        local = {model: shapes for model, shapes in read.items() if shapes is not None}
-        absent = read.keys() - local.keys()
-        if absent and not hub_headers.why_not():
+        if absent := sum(not os.path.exists(name) for name, _ in models):
             deadline = f"{hub_headers.DEADLINE_S:g} s at most"
-            self.notify(f"asking the hub for the shapes of models, for {deadline} (models: {len(absent)})")
-        return local | (hub_headers.ask(absent) if absent else {})
+            self.notify(f"looking up the shapes of models that are not here, for {deadline} (models: {absent})")
+        return hub_headers.ask(models)

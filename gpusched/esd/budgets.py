@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpusched.common.text import clean
+from gpusched.common.text import clean, first_few
 from gpusched.core.model import MIB
 from gpusched.core.plan.planner import round_budget
 from gpusched.esd.config import EsdConfig
@@ -14,8 +14,6 @@ from gpusched.esd.model_list import ModelRow
 
 if TYPE_CHECKING:
     from gpusched.esd.backend import EsdBackend
-
-SHOWN_ROWS = 5
 
 
 def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBackend) -> dict[ModelRow, int]:
@@ -26,12 +24,10 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
     largest = max(capacities)
     # An adapter needs what its base needs.
     models = {row: (row.base, "" if row.is_adapter and row.source else row.revision) for row in rows}
-    shapes_of = dict(backend.read_shapes(set(models.values())))
-    bases = {row: (base, "") for row, model in models.items() if (base := shapes_of[model].base)}
-    shapes_of |= backend.read_shapes(set(bases.values()) - set(shapes_of))
+    shapes_of = backend.read_shapes(set(models.values()))
     budgets: dict[ModelRow, int] = {}
     unknown: list[str] = []
-    for row, model in (models | bases).items():
+    for row, model in models.items():
         shapes = shapes_of[model]
         need = gpu_need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
         if need is None:
@@ -48,7 +44,6 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
             "layers that do not fit are computed on the CPU"
         )
     if unknown:
-        more = f"; and {len(unknown) - SHOWN_ROWS} more" if len(unknown) > SHOWN_ROWS else ""
-        reasons = "; ".join(unknown[:SHOWN_ROWS])
-        backend.notify(f"the GPU memory of these models is unknown, so each gets a GPU to itself ({reasons}{more})")
+        reasons = "; ".join(first_few(unknown))
+        backend.notify(f"the GPU memory of these models is unknown, so each gets a GPU to itself ({reasons})")
     return budgets

@@ -13,20 +13,19 @@ from functools import cached_property
 from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.text import first_few
 from gpusched.config.layers import load
 from gpusched.dispatcher import Observer
 from gpusched.esd import model_list, records
 from gpusched.esd.backend import EsdBackend
 from gpusched.esd.budgets import find_budgets
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.jobs import job_name, model_jobs, stage_command, threads_per_job
+from gpusched.esd.jobs import encode, job_name, model_jobs, stage_command, threads_per_job
 from gpusched.esd.model_list import ModelList, ModelRow
 from gpusched.esd.records import EsdSummary
-from gpusched.esd.todo import EsdTodo, NewestJobs, compare
+from gpusched.esd.todo import EsdTodo, compare
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.run import RunSession
-
-_SHOWN_NOTES = 5
 
 
 class EsdExperiment:
@@ -69,7 +68,7 @@ class EsdExperiment:
             self.announce(todo)
             code = EXIT_OK
             try:
-                if todo.has_work:
+                if todo.run:
                     code = self.backend.run_jobs(todo.jobs, complete=bool(self.config.model_list))
             finally:
                 self.summary = self.summarise()
@@ -93,9 +92,9 @@ class EsdExperiment:
 
     def find_todo(self) -> EsdTodo:
         """Compare the list with the output directory and the queue."""
-        backend, newest = self.backend, NewestJobs(self.backend.stored_jobs())
-        commands = {row: shlex.join(self.build_command(row)) for row in self.models.rows if not row.fault}
-        todo = compare(self.models.rows, commands, self.options, newest, self.config)
+        backend = self.backend
+        commands = {row: encode(shlex.join(self.build_command(row))) for row in self.models.rows if not row.fault}
+        todo = compare(self.models.rows, commands, self.options, backend.stored_jobs(), self.config)
         budgets = find_budgets(todo.run, self.config, backend)
         threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
         todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
@@ -104,9 +103,7 @@ class EsdExperiment:
     def announce(self, todo: EsdTodo) -> None:
         """Report what is odd in the list, and what is not run again."""
         notify = self.backend.notify
-        notes = self.models.notes
-        more = [f"and {len(notes) - _SHOWN_NOTES} more lines of the list that are repeated or left out"]
-        for note in (*notes[:_SHOWN_NOTES], *(more if len(notes) > _SHOWN_NOTES else [])):
+        for note in first_few(self.models.notes):
             notify(note)
         total = len(self.models.rows)
         if todo.done:

@@ -43,7 +43,7 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
 
 
 def model_jobs(
-    todo: EsdTodo, commands: Mapping[ModelRow, str], budgets: Mapping[ModelRow, int], threads: int | None
+    todo: EsdTodo, commands: Mapping[ModelRow, bytes], budgets: Mapping[ModelRow, int], threads: int | None
 ) -> Iterator[JobSpec]:
     """Make the jobs that analyse models, those that failed before last.
 
@@ -52,7 +52,7 @@ def model_jobs(
     prefix = b"" if threads is None else b"OMP_NUM_THREADS=%d " % threads
     running = set(todo.run)
     for row in (*group_by_base(todo.run), *(row for row in todo.occurrences if row not in running)):
-        text = _encode(commands[row])
+        text = commands[row]
         attributes = Attributes(mem_bytes=budgets.get(row), name=job_name(row))
         yield JobSpec(prefix + text, text, row.line, todo.occurrences[row], attributes)
 
@@ -73,7 +73,7 @@ def group_by_base(rows: Iterable[ModelRow]) -> list[ModelRow]:
 def job_name(row: ModelRow) -> str:
     """Return the name of the job of a model: the model's name, if a job may have it."""
     try:
-        return str(parse_value("name", _encode(row.name)))
+        return str(parse_value("name", encode(row.name)))
     except ValueError:
         return f"model-of-line-{row.line}"
 
@@ -85,5 +85,6 @@ def threads_per_job(jobs: int, at_once: int) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, at_once)))
 
 
-def _encode(text: str) -> bytes:
+def encode(text: str) -> bytes:
+    """Return the bytes of text that may hold stray bytes of a file."""
     return text.encode("utf-8", "surrogateescape")

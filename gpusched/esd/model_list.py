@@ -5,9 +5,6 @@ Columns are found by their names; other columns are ignored.
 
 from __future__ import annotations
 
-import csv
-import io
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +12,7 @@ from dataclasses import dataclass, replace
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
 from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
+from gpusched.lists.parameters import read_rows
 
 NAME_COLUMNS = ("full_name", "model_id")
 _OTHERS = ("source_model", "base_model_relation", "revision")
@@ -77,48 +75,31 @@ def read(path: str) -> ModelList:
 
 def parse(data: bytes, where: str) -> ModelList:
     """Read the models of a table. Raises GpuschedError for a table that cannot be read, or that has no models."""
-    header, lines = _table(data, where)
-    columns = {name: n for n, name in reversed(list(enumerate(header))) if name}
-    key = next((name for name in NAME_COLUMNS if name in columns), "")
+    try:
+        rows = read_rows(data)
+    except ValueError as error:
+        hint = "put a field with a comma, a quote or a line break in double quotes"
+        raise GpuschedError(f"not a CSV file: {error}", where=where, hint=hint) from None
+    if not rows:
+        raise GpuschedError("the file is empty", where=where, hint=_HINT)
+    header = [cell.strip().lower() for cell in rows[0][1]]
+    key = next((name for name in NAME_COLUMNS if name in header), "")
     if not key:
         names = ", ".join(clean(name)[:40] for name in header)
         problem = f"there is no column full_name or model_id; the columns are: {names}"
         raise GpuschedError(problem, where=where, hint=_HINT)
     models: list[ModelRow] = []
     notes: list[str] = []
-    for line, cells in lines:
-        values = {name: cells[n].strip() for name, n in columns.items() if n < len(cells)}
+    for line, cells in rows[1:]:
+        values = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
         if not values.get(key):
             notes.append(f"line {line} has no {key} and is left out")
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
         models.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
-    rows = tuple(map(_checked, _once(models, notes)))
-    if not rows:
+    if not models:
         raise GpuschedError("has no models", where=where, hint=_HINT)
-    return ModelList(rows, tuple(notes))
-
-
-def _table(data: bytes, where: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of the columns, and each row that is not empty with its line number."""
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    head = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
-    csv.field_size_limit(sys.maxsize)  # such tables hold lists of all modules of a model in one field
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[tuple[int, list[str]]] = []
-    start = 1
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                rows.append((start, cells))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        hint = "put a field with a comma, a quote or a line break in double quotes"
-        raise GpuschedError(f"not a CSV file: {error}", where=f"{where}:{reader.line_num}", hint=hint) from None
-    if not rows:
-        raise GpuschedError("the file is empty", where=where, hint=_HINT)
-    return [cell.strip().lower() for cell in rows[0][1]], rows[1:]
+    return ModelList(tuple(map(_checked, _once(models, notes))), tuple(notes))
 
 
 def _once(models: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:

@@ -15,7 +15,6 @@ from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_record import TABLES, file_stem
 from gpusched.esd.options import AnalysisOptions, options_of
 from gpusched.esd.records import PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
-from gpusched.views.esd_report import EsdResults
 from gpusched.views.html import ModelLine, ModelReport, render
 
 REPORT = "report.html"
@@ -31,16 +30,13 @@ COLUMNS = {  # of numbers: the field of the record, its head, and its digits beh
 _LEAST_MEANS = 8  # models; a histogram of fewer says less than the table
 
 
-def read_results(experiment: EsdExperiment) -> EsdResults:
-    """Return the results of the models of the list, as `gpusched esd` shows them at its end."""
+def read_results(experiment: EsdExperiment) -> tuple[list[ModelLine], list[tuple[str, str]]]:
+    """Return the results of the models of the list, and labels with the paths of files."""
     output, summary = experiment.config.output, experiment.summary
     files = [("summary", f"{output}/{SUMMARY}"), ("report", f"{output}/{REPORT}")]
     if experiment.backend.queue_dir.exists():
         files.append(("logs", f"{experiment.backend.queue_dir.logs}/"))
-    done = [result.name for result in summary.listed if result.success]
-    undrawn = [name for name in done if experiment.config.plots and not has_plots(output, file_stem(name))]
-    can_retry = any(result.stage != "list" for result in summary.failed)
-    return EsdResults(tuple(_line(result, output) for result in summary.listed), tuple(files), len(undrawn), can_retry)
+    return [_line(result, output) for result in summary.listed], files
 
 
 def document(experiment: EsdExperiment, code: int) -> dict[str, Any]:

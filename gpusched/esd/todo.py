@@ -27,42 +27,26 @@ class EsdTodo:
     occurrences: dict[ModelRow, int] = field(default_factory=dict)  # of jobs in the queue, also of failed ones
     jobs: JobFile = field(default_factory=JobFile)
 
-    @property
-    def has_work(self) -> bool:
-        """Return True if one of the jobs is going to run."""
-        return bool(self.run)
-
-
-class NewestJobs:
-    """The newest job of each command in the queue."""
-
-    def __init__(self, jobs: Iterable[StoredJob]) -> None:
-        self._newest = {job.identity: job for job in sorted(jobs, key=lambda job: job.occurrence)}
-
-    def find(self, command: str) -> tuple[int, JobState | None]:
-        """Return the occurrence of the newest job of a command, from 1, and its state; None if there is no job."""
-        raw = command.encode("utf-8", "surrogateescape")
-        job = self._newest.get(identity(JobSpec(raw, raw, 1)))
-        return (1, None) if job is None else (job.occurrence, job.state)
-
 
 def compare(
     rows: Iterable[ModelRow],
-    commands: Mapping[ModelRow, str],
+    commands: Mapping[ModelRow, bytes],
     options: Mapping[ModelRow, Mapping[str, Any]],
-    newest: NewestJobs,
+    jobs: Iterable[StoredJob],
     config: EsdConfig,
 ) -> EsdTodo:
     """Find what is left to do; the jobs of the result are not made yet.
 
-    `commands` has the rows without a fault, `options` those in the record of each row. A model that is done but not
-    drawn runs again: its stage only draws it.
+    `commands` has the rows without a fault, `options` those in the record of each row, `jobs` those of the queue. A
+    model that is done but not drawn runs again: its stage only draws it.
     """
-    states = {row: newest.find(command) for row, command in commands.items()}
+    newest = {job.identity: job for job in sorted(jobs, key=lambda job: job.occurrence)}
+    job_of = {row: newest.get(identity(JobSpec(command, command, 1))) for row, command in commands.items()}
     # With --overwrite all models run again, unless an earlier start with --overwrite is still at work.
-    again = config.overwrite and not any(state in _OPEN_STATES for _, state in states.values())
+    again = config.overwrite and not any(job and job.state in _OPEN_STATES for job in job_of.values())
     todo = EsdTodo(failed=[row for row in rows if row.fault])
-    for row, (occurrence, state) in states.items():
+    for row, job in job_of.items():
+        occurrence, state = (job.occurrence, job.state) if job else (1, None)
         if config.overwrite:
             is_done = state is JobState.SUCCEEDED and not again
             is_failed = state is JobState.FAILED and not again

@@ -9,6 +9,7 @@ import csv
 import io
 import itertools
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -72,14 +73,7 @@ def table(data: bytes) -> Axis:
 
     A column without a name is ignored.
     """
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    head = text.partition("\n")[0]
-    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip(" \t") for cell in row)]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from None
+    rows = read_rows(data)
     if len(rows) < 2:
         raise ValueError("it has no rows below a line that names the columns")
     names = [cell.strip() for cell in rows[0][1]]
@@ -88,6 +82,22 @@ def table(data: bytes) -> Axis:
             raise ValueError(f"line {line} has {len(row)} fields, and the header has {len(names)}")
     columns = [n for n, name in enumerate(names) if name]
     return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for _, row in rows[1:]))
+
+
+def read_rows(data: bytes) -> list[tuple[int, list[str]]]:
+    """Return the cells of each row of a CSV file that is not blank, with its line. ValueError for no CSV file.
+
+    The first line shows what separates cells: commas, tabs or semicolons.
+    """
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    head = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
+    csv.field_size_limit(sys.maxsize)  # tables of models hold lists of all modules of a model in one field
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip(" \t") for cell in row)]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from None
 
 
 def count(axes: Sequence[Axis]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpusched.common.text import clean
 from gpusched.views import tables
@@ -17,24 +16,14 @@ _REASON_WIDTH = 200
 _HEAD = ("MODEL", "ALPHA", "MEDIAN", "LAYERS", "SKIPPED", "SECONDS", "DEVICE")
 
 
-@dataclass(frozen=True, slots=True)
-class EsdResults:
-    """The results of the models of a list. `files` are labels with paths; `undrawn`: models without pictures."""
-
-    models: tuple[ModelLine, ...]
-    files: tuple[tuple[str, str], ...]
-    undrawn: int = 0
-    can_retry: bool = False  # another try may help some failed model
-
-
-def page(results: EsdResults, cwd: str) -> list[Line]:
-    """Lay out the results; paths below `cwd` are shown relative to it."""
-    done = [model for model in results.models if model.state == "done"]
-    failed = [model for model in results.models if model.state == "failed"]
-    waiting = len(results.models) - len(done) - len(failed)
+def page(models: Sequence[ModelLine], files: Sequence[tuple[str, str]], cwd: str) -> list[Line]:
+    """Lay out the results of models, and labels with paths; those below `cwd` are shown relative to it."""
+    done = [model for model in models if model.state == "done"]
+    failed = [model for model in models if model.state == "failed"]
+    waiting = len(models) - len(done) - len(failed)
     parts: list[tables.Cell] = [(f"{len(done)} done", tables.STATES["succeeded"] if done else ""), ", "]
     parts.append((f"{len(failed)} failed", tables.STATES["failed"] if failed else ""))
-    total = count(len(results.models), "model")
+    total = count(len(models), "model")
     lines = [tables.line(*parts, f", {waiting} not yet" if waiting else "", f" of {total}")]
     if done:
         rows = [_row(model) for model in done[:SHOWN_MODELS]]
@@ -47,7 +36,12 @@ def page(results: EsdResults, cwd: str) -> list[Line]:
         ]
         lines += tables.grid(["FAILED", "AT STAGE: WHY"], broken, indent=2)
         lines += _rest(failed, SHOWN_FAILED)
-    return lines + tables.grid(["", ""], _last_rows(results, cwd, waiting))
+    last: list[Row] = [[label, short_path(path, cwd)] for label, path in files]
+    if waiting:
+        last.append(["next", "the same command goes on with what is not done"])
+    if failed:
+        last.append(["" if waiting else "next", "the same command with --retry-failed tries the failed ones again"])
+    return lines + tables.grid(["", ""], last)
 
 
 def _row(model: ModelLine) -> Row:
@@ -59,15 +53,3 @@ def _row(model: ModelLine) -> Row:
 
 def _rest(models: Sequence[ModelLine], limit: int) -> list[Line]:
     return [tables.line(f"  … and {len(models) - limit} more")] if len(models) > limit else []
-
-
-def _last_rows(results: EsdResults, cwd: str, waiting: int) -> list[Row]:
-    """Return the files and the next steps."""
-    rows: list[Row] = [[label, short_path(path, cwd)] for label, path in results.files]
-    if results.undrawn:
-        rows.append(["pictures", f"missing for {count(results.undrawn, 'model')}; the logs say why"])
-    if waiting:
-        rows.append(["next", "the same command goes on with what is not done"])
-    if results.undrawn or results.can_retry:
-        rows.append(["" if waiting else "next", "the same command with --retry-failed tries the failed ones again"])
-    return rows

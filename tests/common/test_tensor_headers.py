@@ -19,7 +19,7 @@ from tests.support.box import CASES
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in tensor_headers.read_directory(str(path)).tensors}
+    return {tensor.name: tensor.shape for tensor in tensor_headers.read_local(str(path)).tensors}
 
 
 def test_a_directory_with_one_file_and_one_with_many(tmp_path: Path) -> None:
@@ -33,17 +33,17 @@ def test_a_directory_with_one_file_and_one_with_many(tmp_path: Path) -> None:
 
 
 def test_an_adapter_names_its_base(tmp_path: Path) -> None:
-    found = tensor_headers.read_directory(str(tiny_models.adapter(tmp_path / "lora", "acme/base", 1)))
+    found = tensor_headers.read_local(str(tiny_models.adapter(tmp_path / "lora", "acme/base", 1)))
     assert (found.base, found.tensors) == ("acme/base", ())
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("empty", "is empty"), ("lfs", "Git LFS pointer"), ("no-such", "no such directory")],
+    [("empty", "is empty"), ("lfs", "Git LFS pointer"), ("no-such", "no tensors")],
 )
 def test_case_51_what_has_no_header_says_why(name: str, said: str) -> None:
-    found = tensor_headers.read(f"{CASES}/esd-51/51-repos/{name}")
-    assert found is not None and said in found.why_not and not found.tensors
+    found = tensor_headers.read_local(f"{CASES}/esd-51/51-repos/{name}")
+    assert said in found.why_not and not found.tensors
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_case_51_what_has_no_header_says_why(name: str, said: str) -> None:
 )
 def test_a_hostile_file_is_only_not_known(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
-    found = tensor_headers.read_directory(str(tmp_path))
+    found = tensor_headers.read_local(str(tmp_path))
     assert not found.tensors and found.why_not
 
 
 def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../secret"}}))
-    assert "secret cannot be read" in tensor_headers.read_directory(str(tmp_path)).why_not
+    assert "secret cannot be read" in tensor_headers.read_local(str(tmp_path)).why_not
 
 
 @pytest.mark.slow
@@ -81,13 +81,16 @@ def test_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     models = [("acme/tiny", ""), ("acme/tiny", commit), ("acme/tiny", "v2"), ("acme/other", "")]
-    assert all(tensor_headers.read(name) is None for name, _ in models)
-    found = hub_headers.ask(models)
+    adapter = str(tiny_models.adapter(tmp_path / "lora", "acme/tiny", 1))
+    loop = str(tiny_models.adapter(tmp_path / "loop", str(tmp_path / "loop"), 1))
+    found = hub_headers.ask([*models, (adapter, ""), (loop, "")])
     assert (
         found["acme/tiny", ""]
         == found["acme/tiny", commit]
-        == tensor_headers.read_directory(str(repository / "snapshots" / commit))
+        == found[adapter, ""]
+        == tensor_headers.read_local(str(repository / "snapshots" / commit))
     )
+    assert found[loop, ""].why_not == "it is an adapter"
     for model in models[2:]:
         assert found[model] == Shapes(why_not="it is not here, and HF_HUB_OFFLINE is set")
 

@@ -15,22 +15,14 @@ T = TypeVar("T")
 
 Rank = Annotated[int, msgspec.Meta(gt=0, lt=1 << 20)]
 Factor = Annotated[float, msgspec.Meta(gt=-1e30, lt=1e30)]  # a finite number
-Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 # Fields of a LoRA configuration that change no number of a merge: they are names, they steer training, or peft ignores
 # them too. Any other field that is set, and is none of AdapterConfig, may mean another computation.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out"}
     | {"inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"}
-    | {
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    }
+    | {"megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision", "runtime_config"}
+    | {"target_modules", "task_type"}
 )
 _UNSET: tuple[Any, ...] = (None, False, "", [], {})
 _LONGEST_PATTERN = 300
@@ -44,10 +36,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     r: Rank = 8
     lora_alpha: Factor = 8
     use_rslora: bool | None = None
-    use_dora: bool | None = None
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, Factor] | None = None
-    modules_to_save: list[Name] | None = None
     bias: Literal["none", "all", "lora_only"] = "none"
     # Other initialisations change the base at the start.
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal", "true", "false"] | None = None
@@ -60,12 +50,6 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
-
-    def saves(self, module: str) -> bool:
-        """Return True if this module, or a module around it, is stored whole beside the deltas."""
-        ends = tuple(self.modules_to_save or ())
-        parts = module.split(".")
-        return any(".".join(parts[: n + 1]).endswith(ends) for n in range(len(parts)))
 
 
 def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
@@ -80,7 +64,7 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
         settings = msgspec.convert(fields, AdapterConfig)
         for pattern in (*(settings.rank_pattern or {}), *(settings.alpha_pattern or {})):
             _check_pattern(pattern)
-    except ValueError as error:
+    except (ValueError, re.error, RecursionError, OverflowError) as error:
         raise ModelError(
             "merge",
             f"adapter {label}: its settings are not those of plain LoRA: {error}; merge it with the software that "
@@ -90,14 +74,10 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
 
 
 def _check_pattern(pattern: str) -> None:
-    """Raise ValueError for what is no regular expression, or may take exponential time to match."""
-    problem = f"the pattern {pattern[:60]!r} cannot be matched safely"
+    """Raise ValueError or an error of `re` for what is no regular expression, or may take exponential time to match."""
     if len(pattern) > _LONGEST_PATTERN or _NESTED_REPEAT.search(pattern):
-        raise ValueError(problem)
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        raise ValueError(problem) from None
+        raise ValueError(f"the pattern {pattern[:60]!r} cannot be matched safely")
+    re.compile(pattern)
 
 
 def _first_match(patterns: Mapping[str, T] | None, module: str, default: T) -> T:

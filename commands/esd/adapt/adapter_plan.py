@@ -12,20 +12,19 @@ from typing import Any
 
 from ..read.tensors import ModelError, TensorInfo
 from .adapter_config import AdapterConfig
-from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
-from .tied_weights import is_declared_tied, is_embedding, is_head, leaf, partners, unstored_head
+from .lora import CONV1D, EMBEDDING, LINEAR
 
 _PREFIX = "base_model.model."
 # The end of a name in an adapter's file, after ".lora_" -> the field of Lora that it belongs to.
-_PARTS = {
-    **{"A.weight": "a", "B.weight": "b", "embedding_A": "a", "embedding_B": "b"},
-    **{"magnitude_vector": "magnitude", "magnitude_vector.weight": "magnitude"},
-}
+_PARTS = {"A.weight": "a", "B.weight": "b", "embedding_A": "a", "embedding_B": "b"}
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
-_TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+_HEADS = frozenset({"lm_head", "embed_out", "decoder", "output_projection"})
+_TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})
+_EMBEDDINGS = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "shared", "tok_embeddings"})
 
 # Families that store the layers of these names transposed, (in, out); the shape of a square one does not say it.
 _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"})
@@ -38,23 +37,31 @@ class Lora:
 
     a: str = ""
     b: str = ""
-    magnitude: str = ""
     kind: str = LINEAR
     scale: float = 1.0
 
 
 @dataclass(slots=True)
 class TensorChange:
-    """The recipe for one tensor: read `base`, or `stored` from the adapter's file, then apply `adds` in order.
-
-    A `copy` is a module that was saved whole and shares its weight with no other.
-    """
+    """The recipe for one tensor: read `base`, or `stored` from the adapter's file, then apply `add`."""
 
     shape: tuple[int, ...]
     base: str = ""
     stored: str = ""
-    copy: bool = False
-    adds: list[Lora] = field(default_factory=list)
+    add: Lora | None = None
+
+
+def leaf(name: str) -> str:
+    """Return the name of a tensor's module without its path: `a.b.weight` -> `b`."""
+    return name.rpartition(".")[0].rpartition(".")[2]
+
+
+def is_head(name: str) -> bool:
+    return leaf(name) in _HEADS
+
+
+def is_embedding(name: str) -> bool:
+    return leaf(name) in _EMBEDDINGS
 
 
 def suffix_matches(name: str, names: Collection[str]) -> list[str]:
@@ -69,24 +76,19 @@ def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     return matches
 
 
+@dataclass(slots=True)
 class AdapterPlan:
-    """The changes that an adapter makes to a base, found by names and shapes."""
+    """The changes that an adapter makes to a base, found by names and shapes.
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        label: str,
-        stored: Mapping[str, TensorInfo],
-        base: Mapping[str, TensorInfo],
-        base_config: Mapping[str, Any],
-    ) -> None:
-        """`stored`: the tensors of the adapter's file by name. `base`: those of the base."""
-        self.config = config
-        self.label = label
-        self.stored = stored
-        self.base = base
-        self.base_config = base_config
-        self.changes: dict[str, TensorChange] = {}
+    `stored`: the tensors of the adapter's file by name. `base`: those of the base.
+    """
+
+    config: AdapterConfig
+    label: str
+    stored: Mapping[str, TensorInfo]
+    base: Mapping[str, TensorInfo]
+    base_config: Mapping[str, Any]
+    changes: dict[str, TensorChange] = field(default_factory=dict)
 
     def make(self) -> dict[str, TensorChange]:
         """Return the changed tensors by their name in the merged model.
@@ -97,14 +99,12 @@ class AdapterPlan:
         whole: dict[str, str] = {}
         for key in self.stored:
             self._sort(key, modules, whole)
-        # Embedding before head, as in every model: of a tied pair the last one that is loaded or added counts last.
-        for name in sorted(whole, key=is_head):
-            self._replace(name, whole[name])
-        for name in sorted(modules, key=is_head):
-            self._add(name, modules[name])
+        for name, key in whole.items():
+            self._replace(name, key)
+        for name, lora in modules.items():
+            self._add(name, lora)
         if not self.changes:
             raise self.refuse("its file holds no weights")
-        self._untie()
         return self.changes
 
     def refuse(self, reason: str) -> ModelError:
@@ -130,11 +130,9 @@ class AdapterPlan:
         if whole.setdefault(name, key) != key:
             raise self.refuse(f"{key} is in its file twice")
 
-    def _find(self, name: str, shape: tuple[int, ...], *, may_be_new: bool = False) -> str:
-        """Return the tensor of the base that this name means, itself or a tied partner of it; "" for a new one."""
+    def _find(self, name: str, *, may_be_new: bool = False) -> str:
+        """Return the tensor of the base that this name means; "" for a new one."""
         matches = suffix_matches(name, self.base)
-        if not matches and is_declared_tied(self.base_config) is not False:
-            matches = partners(name, self.base, shape)
         if len(matches) > 1:
             few = ", ".join(matches[:3])
             raise self.refuse(f"{name} matches {len(matches)} tensors of the base ({few}); which one is not clear")
@@ -144,76 +142,44 @@ class AdapterPlan:
 
     def _replace(self, name: str, key: str) -> None:
         shape = self.stored[key].shape
-        copy = self.config.saves(name.rpartition(".")[0])
-        theirs = self._find(name, shape, may_be_new=copy and leaf(name) in _TASK_HEADS)
-        if theirs and not _may_replace(shape, self.base[theirs].shape, name):
-            raise self.refuse(f"{name} has the shape {shape}, but {theirs} of the base has {self.base[theirs].shape}")
-        # A copy whose tensor is that of a tied partner was tied to it until now.
-        target = name if copy and not suffix_matches(name, [theirs]) else theirs
-        self.changes[target] = TensorChange(shape, base=theirs, stored=key, copy=copy)
+        is_output = is_head(name) or leaf(name) in _TASK_HEADS  # a base may lack it
+        theirs = self._find(name, may_be_new=is_output)
+        if theirs and shape != self.base[theirs].shape:
+            is_resized = is_output or is_embedding(name)  # more or fewer rows
+            if not is_resized or shape[1:] != self.base[theirs].shape[1:]:
+                raise self.refuse(
+                    f"{name} has the shape {shape}, but {theirs} of the base has {self.base[theirs].shape}"
+                )
+        # A head that was tied until now has the type of the embedding.
+        origin = theirs or (next(filter(is_embedding, self.base), "") if is_head(name) else "")
+        self.changes[theirs or name] = TensorChange(shape, base=origin, stored=key)
 
     def _add(self, name: str, lora: Lora) -> None:
         module = name.removesuffix(".weight")
-        if not lora.a or not lora.b or bool(lora.magnitude) != bool(self.config.use_dora):
-            raise self.refuse(f"{module} lacks a part of its LoRA weights, or has a magnitude against use_dora")
+        if not lora.a or not lora.b:
+            raise self.refuse(f"{module} lacks a part of its LoRA weights")
         if _EXPERT.search(name):
             raise self.refuse(
                 f"{module} is one of several experts; how these are rounded depends on the release of peft"
             )
-        a, b = self.stored[lora.a].shape, self.stored[lora.b].shape
-        theirs = self._find(name, a[1:] + b[:1] if lora.kind == EMBEDDING else b[:1] + a[1:])
+        theirs = self._find(name)
         info = self.base[theirs]
         if info.dtype not in _FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
-        is_saved = theirs in self.changes and self.changes[theirs].copy
-        target = name if is_saved else theirs  # tied to the saved one until now
-        change = self.changes.setdefault(target, TensorChange(info.shape, base=theirs))
-        is_embedded = [add.kind for add in change.adds] == [EMBEDDING]
-        if (is_saved and suffix_matches(name, [theirs])) or (change.adds and not (is_embedded and is_head(name))):
+        change = self.changes.setdefault(theirs, TensorChange(info.shape, base=theirs))
+        if change.add:
             raise self.refuse(f"{theirs} is changed more than once, in an order that is not known")
+        a, b = self.stored[lora.a].shape, self.stored[lora.b].shape
         rank = self.config.rank_of(module)
         if a[:1] != (rank,):
             raise self.refuse(f"{module} has the rank {a[0] if a else 0}, but its settings say {rank}")
-        if lora.kind != EMBEDDING:
-            lora.kind = self._kind(name, a, b, change.shape)
-        if not _fits(lora.kind, a, b, change.shape):
+        if leaf(name) in _CONV1D_NAMES and lora.kind == LINEAR:
+            model_type = self.base_config.get("model_type")
+            if not model_type:
+                raise self.refuse(f"no model_type in a config.json of the base says which way round {name} is stored")
+            lora.kind = CONV1D if model_type in _CONV1D_TYPES else LINEAR
+        product = b[:1] + a[1:] if lora.kind == LINEAR else a[1:] + b[:1]
+        if len(a) != 2 or b[1:] != a[:1] or product != change.shape:
             raise self.refuse(f"{module}: {a} and {b} do not fit the shape {change.shape} of the base")
         lora.scale = self.config.scale_of(module)
-        change.adds.append(lora)
-
-    def _kind(self, name: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> str:
-        if len(a) > 2:
-            return CONVOLUTION
-        model_type = self.base_config.get("model_type")
-        if model_type in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES:
-            return CONV1D
-        if model_type or not _fits(CONV1D, a, b, shape):
-            return LINEAR
-        if _fits(LINEAR, a, b, shape):
-            raise self.refuse(
-                f"{name} is square, and no model_type in a config.json of the base says which way round it is"
-            )
-        return CONV1D
-
-    def _untie(self) -> None:
-        """Keep the base's weight for a head whose tied embedding was saved whole."""
-        for name, change in list(self.changes.items()):
-            head = unstored_head(name, self.base, self.base_config) if change.copy and change.base == name else ""
-            if head:
-                self.changes.setdefault(head, TensorChange(self.base[name].shape, base=name))
-
-
-def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return True if A and B make a change of this shape."""
-    if kind == CONVOLUTION:
-        unmergeable = len(shape) == 5 and shape[2:4] == (1, 1)  # peft takes it for a 1x1 kernel
-        pointwise = b == (shape[0], a[0], *(1,) * (len(a) - 2))
-        return 3 <= len(a) <= 5 and shape == b[:1] + a[1:] and pointwise and not unmergeable
-    is_product = len(a) == len(b) == 2 and a[0] == b[1]
-    return is_product and shape == (b[:1] + a[1:] if kind == LINEAR else a[1:] + b[:1])
-
-
-def _may_replace(ours: tuple[int, ...], theirs: tuple[int, ...], name: str) -> bool:
-    """Return True for equal shapes, or for an embedding or a head with another number of rows."""
-    resized = is_head(name) or is_embedding(name) or leaf(name) in _TASK_HEADS
-    return ours == theirs or (resized and len(ours) == len(theirs) and ours[1:] == theirs[1:])
+        change.add = lora

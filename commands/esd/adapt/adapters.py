@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ import torch
 from ..read.tensors import ModelError, TensorInfo, TensorSource
 from . import lora
 from .adapter_config import AdapterConfig
-from .adapter_plan import AdapterPlan, TensorChange
-from .tied_weights import is_declared_tied, is_embedding, partners
+from .adapter_plan import AdapterPlan, TensorChange, is_embedding, is_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +76,21 @@ class MergedSource:
         weight = read(change.stored) if change.stored else self._base.read(change.base)
         if change.base:
             weight = weight.to(getattr(torch, self._base_infos[change.base].dtype))
-        for add in change.adds:
-            magnitude = read(add.magnitude) if add.magnitude else None
-            weight = lora.merge(weight, add.kind, read(add.a), read(add.b), add.scale, magnitude)
-        return weight
+        add = change.add
+        return lora.merge(weight, add.kind, read(add.a), read(add.b), add.scale) if add else weight
 
     def _refuse_a_weight_of_two_names(self) -> None:
-        """Raise ModelError for a change of a weight that the base stores twice, as its embedding and as its head."""
-        tied = is_declared_tied(self._base.config)
-        for name, change in self.changes.items():
-            if tied is False or change.copy or change.base != name:
-                continue
-            for other in partners(name, self._base_infos, self._base_infos[name].shape):
-                is_pair = is_embedding(other) != is_embedding(name)
-                if is_pair and (tied or torch.equal(self._base.read(name), self._base.read(other))):
-                    raise ModelError(
-                        "merge",
-                        f"adapter {self._adapter.label}: the base stores the weight {name} as {other} too, so it is "
-                        "not known whether both change; merge it with peft, and analyse the merged copy",
-                    )
+        """Raise ModelError for an addition to a weight that the base stores twice, as its embedding and as its head."""
+        infos = self._base_infos
+        for head, embedding in product(filter(is_head, infos), filter(is_embedding, infos)):
+            changes = [self.changes[name] for name in (head, embedding) if name in self.changes]
+            is_changed = any(change.add for change in changes) and infos[head].shape == infos[embedding].shape
+            if is_changed and torch.equal(self._base.read(head), self._base.read(embedding)):
+                raise ModelError(
+                    "merge",
+                    f"adapter {self._adapter.label}: the base stores one weight as {embedding} and as {head}, so it is "
+                    "not known whether both change; merge it with peft, and analyse the merged copy",
+                )
 
 
 def refuse_quantised(config: Mapping[str, Any], label: str) -> None:

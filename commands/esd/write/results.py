@@ -9,7 +9,6 @@ import json
 import math
 import os
 import statistics
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -107,7 +106,10 @@ def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> 
     stem = file_stem(name)
     text = table.to_csv().encode()
     write_file(directory / TABLES / f"{stem}.csv", text)
-    write_file(directory / SPECTRA / f"{stem}.npz", _spectra_file(table.spectra))
+    spectra: dict[str, Any] = {**table.spectra}
+    data = io.BytesIO()
+    np.savez(data, **spectra)  # has no times in it: the same spectra make the same bytes
+    write_file(directory / SPECTRA / f"{stem}.npz", data.getvalue())
     record = {
         "success": True,
         "layers": len(table.rows),
@@ -150,13 +152,3 @@ def _write_record(directory: Path, name: str, about: Mapping[str, Any], result: 
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_file(directory / RECORDS / f"{file_stem(name)}.json", text.encode())
     return record
-
-
-def _spectra_file(spectra: Mapping[str, NDArray[np.float64]]) -> bytes:
-    """Return an npz file without times in it, so that the same spectra make the same bytes."""
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, evals in spectra.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, evals, allow_pickle=False)
-    return data.getvalue()

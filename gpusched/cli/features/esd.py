@@ -102,7 +102,7 @@ def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> i
     backend = experiment.backend
     backend.close()
     experiment.announce(todo)
-    if not todo.has_work and not options.as_json:
+    if not todo.run and not options.as_json:
         say("nothing is left to do")
         return EXIT_SOME_FAILED if todo.failed else EXIT_OK
     return print_dry_run(dry_run(backend.queue_dir, todo.jobs, backend.options), options)
@@ -119,7 +119,7 @@ def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) ->
         if options.as_json:
             print_json(document(experiment, code))
         else:
-            print_page(page(read_results(experiment), current_directory()))
+            print_page(page(*read_results(experiment), current_directory()))
         sys.stdout.flush()
     except OSError:
         drop(sys.stdout)
