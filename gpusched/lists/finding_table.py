@@ -56,6 +56,8 @@ forceable unfinished: this is not a complete command
     a command has one line: join lines by a backslash at the end, or put them into a script; here-strings: <<< 'text'
 forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
+forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job may use a GPU that was not claimed for it
+    keep the variable: env -i CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" …
 hint stripped: its own choice of GPUs is removed by --strip-gpu-env
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines

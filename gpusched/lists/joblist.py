@@ -45,7 +45,7 @@ _PLAIN = re.compile(
     rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
 )
 _NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # the rest of a command after all of it was removed
-_IN_SCRIPTS = frozenset({"open-quote", "unfinished", "own-devices", "cpu-job", "stripped"})
+_IN_SCRIPTS = frozenset({"open-quote", "unfinished", "own-devices", "cleared-environment", "cpu-job", "stripped"})
 
 
 class CheckedCommand(NamedTuple):
@@ -72,7 +72,7 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     command = stripped(text)
     if strip and result.edits:
         command = stripped(apply_edits(result.edits, text))
-        removed = [faults.pop(code).at for code in ("own-devices", "cpu-job") if code in faults]
+        removed = [faults.pop(code).at for code in ("own-devices", "cleared-environment", "cpu-job") if code in faults]
         if removed:
             result.add("stripped", min(removed))
     if result.setup and not (strip and _NOTHING.fullmatch(command)):

@@ -124,6 +124,8 @@ def _check_devices(
 ) -> None:
     """Report words that choose other GPUs than the one claimed for the job, and add the edits that remove them."""
     removed: list[ShellWord] = []
+    if parts.cleared is not None and not any(b"CUDA_VISIBLE_DEVICES=" in word.text for word in parts.setters):
+        result.add("cleared-environment", base + parts.cleared.start)
     for word in parts.setters:
         setting = _GPU_SETTING.fullmatch(literal(word.text))
         if setting is None:

@@ -120,6 +120,16 @@ def test_a_mention_or_the_given_value_is_no_choice(line: str) -> None:
     assert not codes(line)
 
 
+def test_an_emptied_environment_loses_the_gpu() -> None:
+    for line in (
+        *("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x", "env -u CUDA_VISIBLE_DEVICES x"),
+        *("env --unset=CUDA_VISIBLE_DEVICES x", "env -uCUDA_VISIBLE_DEVICES x", "bash -c 'env -i x'"),
+    ):
+        assert codes(line) == {"cleared-environment"}
+    for line in ("env -u HOME x", "env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES x", "env x -i", "stdbuf -i 0 x"):
+        assert not codes(line)
+
+
 def test_a_line_that_only_sets_them_vanishes_when_stripped() -> None:
     for line in (b"export CUDA_VISIBLE_DEVICES=3\n", b"CUDA_VISIBLE_DEVICES=3; unset CUDA_DEVICE_ORDER\n"):
         assert {f.code for f in parse(line).errors} == {"own-devices", "setup-line"}
