@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shlex
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.attempts.setup import with_setup
 from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
 
@@ -243,7 +243,7 @@ class AttemptBook:
 
 def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:
     if options.settings.setup:
-        command = b". " + os.fsencode(shlex.quote(options.settings.setup)) + b" || exit $?\n" + command
+        command = with_setup(command, options.settings.setup, options.shell[0], directory)
     if not needs_script(command):
         return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file

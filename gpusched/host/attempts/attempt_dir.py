@@ -6,6 +6,7 @@ An attempt's directory is `<state>/attempts/<job>.<number>/`. In it:
   First it is empty. Then it holds the start mark, at the full size of a record and synced before the command starts,
   so that a full disk can no longer lose the exit code. Last it holds the exit record, written over the mark in one
   write and synced. Nobody reads a record from it while the lock is held.
+- `setup`: not empty while a set-up file has not come to its end (see `setup.py`).
 - `progress.json`: written by the job itself (GPUSCHED_PROGRESS).
 
 Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
@@ -94,6 +95,16 @@ def exists(path: str) -> bool:
 def read_progress(path: str) -> bytes | None:
     """Return the first PROGRESS_LIMIT_BYTES of the job's progress file; None if there is no file that can be read."""
     return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
+
+
+def setup_path(path: str) -> str:
+    return f"{path}/setup"
+
+
+def read_setup(path: str) -> str | None:
+    """Return where the set-up was when it ended the shell, as far as that is known; None if the command began."""
+    note = read_part(setup_path(path), FIELD_LIMIT)
+    return note.decode("utf-8", "replace").strip() if note else None
 
 
 def read_part(path: str, limit_bytes: int, *, at_end: bool = False) -> bytes | None:
