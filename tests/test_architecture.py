@@ -47,7 +47,7 @@ TABLE = (
     Row("host.attempts.attempt_dir", ()),
     Row("host.attempts.shepherd", ("host.attempts.attempt_dir", "common.processes")),
     Row("host.attempts.launcher", ("", "host.attempts.shepherd", "common.errors")),
-    Row("host.attempts.setup", ("host.attempts.attempt_dir", "common.files")),
+    Row("host.attempts.setup", ("host.attempts.attempt_dir", "common.*")),
     Row("host.attempts.reaper", ("host.attempts.attempt_dir", "host.locks", "core.model", "common.processes")),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
     Row("host.queue.metrics", ("host.store*", "core.documents")),

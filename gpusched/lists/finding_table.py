@@ -44,6 +44,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
 _TABLE = """
 error open-quote: this quote is not closed on its line
     a command has one line: join lines by a backslash at the end, or put them into a script
+error encoding: this is {problem}
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
@@ -106,6 +107,7 @@ error sweep.empty: no combination is left: all are excluded
 error sweep.zip: the lists of zip differ in length: {lengths}
 error sweep.csv: the table {path} cannot be read: {error}
     its path is relative to this YAML file, and its first line names the columns
+warning sweep.row: {path}: {note}
 error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.values: {name} has no values

@@ -6,14 +6,14 @@ Values are always text: 010 stays 010, and 1e-3 is not 0.001.
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import prod
+
+from gpusched.common.text_input import read_table
 
 MAX_JOBS = 1_000_000
 
@@ -68,36 +68,17 @@ def parameter(text: str) -> Axis:
     return Axis((name,), tuple((value,) for value in parsed))
 
 
-def table(data: bytes) -> Axis:
+def table(data: bytes, notes: list[str]) -> Axis:
     """Parse a CSV file: its header names the parameters, each row sets them. ValueError for a table of another form.
 
-    A column without a name is ignored.
+    A column without a name is ignored, and so is a row of empty cells.
     """
-    rows = read_rows(data)
+    rows = [row.cells for row in read_table(data, notes) if any(map(str.strip, row.cells))]
     if len(rows) < 2:
         raise ValueError("it has no rows below a line that names the columns")
-    names = [cell.strip() for cell in rows[0][1]]
-    for line, row in rows[1:]:
-        if len(row) != len(names):
-            raise ValueError(f"line {line} has {len(row)} fields, and the header has {len(names)}")
+    names = [cell.strip() for cell in rows[0]]
     columns = [n for n, name in enumerate(names) if name]
-    return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for _, row in rows[1:]))
-
-
-def read_rows(data: bytes) -> list[tuple[int, list[str]]]:
-    """Return the cells of each row of a CSV file that is not blank, with its line. ValueError for no CSV file.
-
-    The first line shows what separates cells: commas, tabs or semicolons.
-    """
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    head = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
-    csv.field_size_limit(sys.maxsize)  # tables of models hold lists of all modules of a model in one field
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        return [(reader.line_num, row) for row in reader if any(cell.strip(" \t") for cell in row)]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from None
+    return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for row in rows[1:]))
 
 
 def count(axes: Sequence[Axis]) -> int:

@@ -241,7 +241,7 @@ def test_a_range_without_end_is_refused() -> None:
     ],
 )
 def test_tables(data: bytes, rows: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
-    axis = table(data)
+    axis = table(data, [])
     assert {axis.names: list(axis.rows)} == rows
 
 
@@ -256,7 +256,20 @@ def test_tables(data: bytes, rows: dict[tuple[str, ...], list[tuple[str, ...]]])
 )
 def test_what_is_no_table(data: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        table(data)
+        table(data, [])
+
+
+def test_what_a_spreadsheet_adds_is_no_job(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes(b"sep=;\r\nid;p\r\n0;a\r\nid;p\r\n;\r\n")
+    swept = parse_sweep(Sweep("echo {id} {p}", each=f"{tmp_path}/p.csv"), SubmitOptions(Settings(), b"/"))
+    assert commands(swept) == ["echo 0 a"]
+    assert [f.message.partition(": ")[2] for f in swept.findings] == [
+        "line 4 repeats the names of the columns and is left out"
+    ]
+    job_file = "jobs:\n- command: echo {id} {p}\n  csv: p.csv\n"
+    found = parse(job_file.encode(), lambda path: (tmp_path / path).read_bytes())
+    assert commands(found) == ["echo 0 a"]
+    assert [(f.line, f.severity, f.code) for f in found.findings] == [(3, "warning", "sweep")]
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------
@@ -514,7 +527,7 @@ def test_values_reach_the_shell_unharmed_wherever_they_stand(uses: list[tuple[st
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=10).map(lambda value: value.translate(None, b"\0\r\n\"'")))
 def test_any_bytes_of_a_table_reach_the_shell(value: bytes) -> None:
-    axis = table(b'v\n"' + value + b'"\nend\n')
+    axis = table(b'v\n"' + value + b'"\nend\n', [])
     jobs = from_command(SHOW + "{v}", [axis])
     assert not jobs.errors, render_findings(jobs.errors)
     assert shell(jobs.specs[0].command) == b"<" + (value if value.strip(b" \t") else b"end") + b">"

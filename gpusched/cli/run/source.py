@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.text_input import encoding_problem
 from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def await_command() -> bytes:
             hint = "did the program that writes the commands fail? one shell command a line; lines with # are skipped"
             raise GpuschedError(what, where="standard input", hint=hint)
         data += more
+    if problem := encoding_problem(data):
+        raise GpuschedError(f"this is {problem}", where="standard input")
     return data
 
 

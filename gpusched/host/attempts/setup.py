@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shlex
 
+from gpusched.common.errors import GpuschedError
 from gpusched.common.files import write_atomically
+from gpusched.common.text_input import check_text
 from gpusched.host.attempts import attempt_dir
 
 _POSIX = (". {setup} || exit $?", ": >| {note}")
@@ -26,6 +28,19 @@ _BASH = (
     """case $gpusched_trap in ''|*gpusched_note*);; *) trap "($gpusched_trap"$'\\n'") || :" EXIT;; esac""",
     "unset gpusched_at gpusched_note gpusched_trap",
 )
+
+
+def check_setup(path: str) -> None:
+    """Raise GpuschedError for a set-up file that is no text, or that is not there."""
+    try:
+        with open(path, "rb") as file:
+            check_text(file.read())
+    except FileNotFoundError:
+        raise GpuschedError("there is no such file", where=f"--setup {path}") from None
+    except OSError as error:
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=f"--setup {path}") from None
+    except ValueError as error:
+        raise GpuschedError(str(error), where=f"--setup {path}") from None
 
 
 def with_setup(command: bytes, setup: str, shell: bytes, directory: str) -> bytes:
