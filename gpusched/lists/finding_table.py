@@ -108,6 +108,8 @@ error sweep.zip: the lists of zip differ in length: {lengths}
 error sweep.csv: the table {path} cannot be read: {error}
     its path is relative to this YAML file, and its first line names the columns
 warning sweep.row: {path}: {note}
+hint single: {name} has one value, {value}
+    if it stands for several, write -p {name}={form}
 error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.values: {name} has no values

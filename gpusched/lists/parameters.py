@@ -18,6 +18,10 @@ from gpusched.common.text_input import read_table
 MAX_JOBS = 1_000_000
 
 _NUMBER = r"[+-]?\d{1,15}(?:\.\d{1,12})?"
+_TOKEN = re.compile(r"""(?<![^\s\[({,:=])(?:"(?:[^"]|"")*"|'[^']*')|.""", re.DOTALL)  # a quoted text, or a character
+_RANGE = re.compile(r"range\(\s*(-?\d+(?:\s*,\s*-?\d+)?(?:\s*,\s*-?[1-9]\d*)?)\s*\)")
+_FLAT = re.compile(r"[\[(]([^][(){}]+)[\])]")  # a list in Python, of no lists
+_QUOTING = 'put a value with a single bracket in double quotes: "…"'
 _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 
@@ -58,14 +62,45 @@ def parameter(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
         raise ValueError("a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST")
-    try:
-        rows = list(csv.reader([values], strict=True, skipinitialspace=True)) if values else []
-    except csv.Error as error:
-        raise ValueError(f"the values of {name} cannot be read: {error}") from None
-    parsed = [each for row in rows for value in row for each in span(value) or [value]]
+    parsed = [each for value in _split(name, values) for each in span(value) or [value]]
     if not parsed:
         raise ValueError(f"{name} has no values")
     return Axis((name,), tuple((value,) for value in parsed))
+
+
+def _split(name: str, text: str) -> list[str]:
+    """Return the values between commas, but for those within brackets and quotes. Raises ValueError."""
+    values, brackets = [""], ""  # those that are open
+    for token in _TOKEN.findall(text):
+        if token == "," and not brackets:
+            values.append("")
+            continue
+        if token in "[({":
+            brackets += token
+        elif token in "])}" and brackets[-1:] + token not in ("[]", "()", "{}"):
+            raise ValueError(f"{token} closes nothing in the values of {name}: {_QUOTING}")
+        elif token in "])}":
+            brackets = brackets[:-1]
+        values[-1] += token
+    if brackets:
+        raise ValueError(f"{brackets[-1]} is not closed in the values of {name}: {_QUOTING}")
+    if text and not values[-1].strip():
+        raise ValueError(f'the values of {name} end in a comma: leave it out, or write "" for an empty value')
+    try:  # double quotes are those of a table
+        return [next(csv.reader([v], strict=True))[0] if v[:1] == '"' else v for v in map(str.lstrip, values) if text]
+    except csv.Error as error:
+        raise ValueError(f"the values of {name} cannot be read: {error}") from None
+
+
+def several(axis: Axis) -> str:
+    """Return how to write the values of a parameter that has one, which looks like several in Python; else nothing."""
+    value = axis.rows[0][0] if len(axis.rows) == 1 else ""
+    if match := _RANGE.fullmatch(value):
+        numbers = range(*map(int, match[1].split(",")))
+        step = f"..{abs(numbers.step)}" if abs(numbers.step) > 1 else ""
+        return f"{numbers[0]}..{numbers[-1]}{step}" if numbers else ""
+    inner = _FLAT.fullmatch(value)
+    return re.sub(r"[\s'\"]", "", inner[1]) if inner else ""
 
 
 def table(data: bytes, notes: list[str]) -> Axis:

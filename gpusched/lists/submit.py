@@ -188,7 +188,7 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
     """Return the jobs of a command with parameters. Raises GpuschedError for parameters that cannot be read."""
     from gpusched.lists.maker import from_command
-    from gpusched.lists.parameters import parameter, table
+    from gpusched.lists.parameters import parameter, several, table
 
     axes = []
     notes: list[str] = []
@@ -204,8 +204,13 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         hint = "-p lr=1e-3,1e-4 or -p seed=0..4; --each takes a CSV file with a header"
         raise GpuschedError(problem, where=where, hint=hint) from None
     jobs = from_command(sweep.command, axes, **options.reading)
-    dropped = tuple(place_fault(fault("sweep.row", path=sweep.each, note=note), 1) for note in notes)
-    return replace(jobs, findings=dropped + jobs.findings)
+    doubts = [fault("sweep.row", path=sweep.each, note=note) for note in notes]
+    doubts += [
+        fault("single", name=axis.names[0], value=axis.rows[0][0], form=form)
+        for axis in axes
+        if (form := several(axis))
+    ]
+    return replace(jobs, findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:

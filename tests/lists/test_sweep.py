@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -444,6 +445,55 @@ def test_values_may_be_quoted_as_in_a_table() -> None:
     for text in ("x", "x=", "=3", "1x=3", 'x="a'):
         with pytest.raises(ValueError):
             parameter(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[64,32],[128]", ["[64,32]", "[128]"]),
+        ('"[64,32]","[128]"', ["[64,32]", "[128]"]),
+        ("(0.9,0.999), (0.8,0.99)", ["(0.9,0.999)", "(0.8,0.99)"]),
+        ("{'a': 1, 'b': 2}", ["{'a': 1, 'b': 2}"]),
+        ("{'a,(': [1,2]},x", ["{'a,(': [1,2]}", "x"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("it's,that's", ["it's", "that's"]),
+        ('{"a": "b,c"}', ['{"a": "b,c"}']),
+        ("f(x,y)=1,2..4", ["f(x,y)=1", "2", "3", "4"]),
+        ('"[64",a&b,1,1', ["[64", "a&b", "1", "1"]),
+    ],
+)
+def test_brackets_and_quotes_stay_one_value(text: str, values: list[str]) -> None:
+    assert parameter(f"x={text}").rows == tuple((value,) for value in values)
+
+
+def test_what_is_half_a_value_is_refused() -> None:
+    for text, says in (
+        ("null,", "end in a comma"),
+        ("a, ", "end in a comma"),
+        ("[64,32", "[ is not closed"),
+        ("64],32", "] closes nothing"),
+        ("(1,2]", "] closes nothing"),
+        ('"a" b,c', "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            parameter(f"x={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("range(0,5)", "0..4"),
+        ("range(3)", "0..2"),
+        ("range(0, 10, 5)", "0..5..5"),
+        ("[1,2]", "1,2"),
+        ("('a', 'b')", "a,b"),
+        *((text, "") for text in ("[1,2],[3]", "[[1,2]]", "range(0)", "1,2", "{'a': 1}", "f(1,2)")),
+    ],
+)
+def test_a_list_in_python_gets_a_hint(text: str, form: str) -> None:
+    jobs = parse_sweep(Sweep("x {s}", (f"s={text}",)), SubmitOptions(Settings(), b"/"))
+    assert [f.hint.partition("-p s=")[2] for f in jobs.findings] == [form] * bool(form)
+    assert all(finding.severity == "hint" for finding in jobs.findings)
 
 
 def test_a_fault_in_it_shows_the_command() -> None:
