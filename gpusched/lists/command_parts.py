@@ -32,10 +32,19 @@ _ACTIVATES = re.compile(
     re.DOTALL,
 )
 _DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
+# What does its damage only when it runs: the finding of each.
+_HARMS = {
+    "remote": re.compile(rb"(?:ssh|mosh) .*\S", re.DOTALL),
+    "all-gpus": re.compile(
+        rb"(?:docker|podman|nerdctl) (?:.* )?--gpus[= ](?!\S*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_))", re.DOTALL
+    ),
+    "endless": re.compile(rb"tail (?!.*--pid)(?:.* )?(?:-\w*[fF]\w*|--follow\S*)(?: .*)?|sleep inf.*", re.DOTALL),
+}
 
 # A line that begins with one of these is not plain.
 NOTABLE = _RESERVED | _SETUP | _SHELLS | _WRAPPERS
 NOTABLE |= frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
+NOTABLE |= frozenset(b"ssh mosh nerdctl tail sleep".split())
 
 
 class CommandParts:
@@ -43,10 +52,10 @@ class CommandParts:
 
     `setters` are the words that put a variable into its environment or the shell's, or unset one of the shell's;
     `cleared` is the word by which env takes the GPU away, `declarer` that of an `export`, `unset` or the like. `script`
-    is a text that it runs in a shell, in quotes.
+    is a text that it runs in a shell, in quotes; `harm` the name of a finding.
     """
 
-    __slots__ = ("cleared", "declarer", "detaches", "name", "script", "setters", "setup")
+    __slots__ = ("cleared", "declarer", "detaches", "harm", "name", "script", "setters", "setup")
 
     def __init__(self, words: Sequence[ShellWord]) -> None:
         self.setters: list[ShellWord] = []
@@ -57,6 +66,8 @@ class CommandParts:
         self.name = name = _basename(literal(rest[0].text)) if rest else b""
         texts = [literal(word.text) for word in rest[1:]]
         line = b" ".join([name, *texts])
+        harms = (name for name, form in _HARMS.items() if form.match(line))
+        self.harm = next(harms, "") if b"timeout" not in wrappers else ""
         self.detaches = bool(_DETACHES.match(line))
         # with no program left: assignments alone, or `exec` for its redirections
         self.setup = name in _SETUP or bool(_ACTIVATES.match(line)) if rest else wrappers <= {b"exec"}
