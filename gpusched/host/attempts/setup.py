@@ -35,12 +35,9 @@ def check_setup(path: str) -> None:
     try:
         with open(path, "rb") as file:
             check_text(file.read())
-    except FileNotFoundError:
-        raise GpuschedError("there is no such file", where=f"--setup {path}") from None
-    except OSError as error:
-        raise GpuschedError(f"cannot be read: {error.strerror}", where=f"--setup {path}") from None
-    except ValueError as error:
-        raise GpuschedError(str(error), where=f"--setup {path}") from None
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise GpuschedError(problem, where=f"--setup {path}") from None
 
 
 def with_setup(command: bytes, setup: str, shell: bytes, directory: str) -> bytes:
