@@ -45,12 +45,12 @@ def with_setup(command: bytes, setup: str, shell: bytes, directory: str) -> byte
     note = attempt_dir.setup_path(directory)
     write_atomically(note, b"\n")
     lines = _BASH if os.path.basename(shell) == b"bash" else _POSIX
-    text = "; ".join(lines).format(setup=shlex.quote(_without_cr(setup, directory)), note=shlex.quote(note))
+    text = "; ".join(lines).format(setup=shlex.quote(_without_cr(setup, f"{note}.sh")), note=shlex.quote(note))
     return os.fsencode(text) + b"\n" + command
 
 
-def _without_cr(setup: str, directory: str) -> str:
-    r"""Return the path of the file; that of a copy if its lines end in \r\n."""
+def _without_cr(setup: str, copy: str) -> str:
+    r"""Return the path of the file; that of the copy, made here, if its lines end in \r\n."""
     try:
         with open(setup, "rb") as file:
             data = file.read()
@@ -58,6 +58,5 @@ def _without_cr(setup: str, directory: str) -> str:
         return setup  # the shell reports it in the log of the job
     if b"\r\n" not in data:
         return setup
-    copy = f"{directory}/setup.sh"
     write_atomically(copy, data.replace(b"\r\n", b"\n"))
     return copy
