@@ -50,6 +50,7 @@ TABLE = (
     Row("host.attempts.shepherd", ("host.attempts.*", "common.processes")),
     Row("host.attempts.starter", ("", "host.attempts.attempt_dir", "host.attempts.wire")),
     Row("host.attempts.launcher", ("host.attempts.starter", "host.attempts.wire", "common.errors")),
+    Row("host.attempts.setup", ("host.attempts.attempt_dir", "common.*")),
     Row("host.attempts.strays", ("host.attempts.attempt_dir", "common.processes")),
     Row(
         "host.attempts.reaper",

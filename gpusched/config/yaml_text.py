@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpusched.common.text_input import encoding_problem
+
 if TYPE_CHECKING:
     import yaml
 
@@ -21,6 +23,8 @@ def compose(data: bytes) -> yaml.Node | None:
     """Return the root of a file; None for an empty one. Raises InvalidYaml."""
     import yaml
 
+    if problem := encoding_problem(data):
+        raise InvalidYaml(f"this is {problem}")
     loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         return yaml.compose(data, Loader=loader)

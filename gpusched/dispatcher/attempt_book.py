@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shlex
 import signal
 from collections.abc import Iterable, Iterator
 
@@ -20,6 +19,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
+from gpusched.host.attempts.setup import with_setup
 from gpusched.host.attempts.strays import Census
 from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 from gpusched.lists.jobfile import needs_script
@@ -260,7 +260,7 @@ def _order(
     job, row, directory, settings = attempt.job, attempt.row, attempt.directory, options.settings
     return Order(
         directory=directory,
-        argv=_argv(options, job.command, attempt_dir.script_path(directory)),
+        argv=_argv(options, job.command, directory),
         cwd=job.cwd,
         environment={
             **environment,
@@ -279,11 +279,12 @@ def _order(
     )
 
 
-def _argv(options: QueueOptions, command: bytes, script: str) -> tuple[bytes, ...]:
+def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes, ...]:
     if options.settings.setup:
-        command = b". " + os.fsencode(shlex.quote(options.settings.setup)) + b" || exit $?\n" + command
+        command = with_setup(command, options.settings.setup, options.shell[0], directory)
     if not needs_script(command):
         return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file
+    script = attempt_dir.script_path(directory)
     write_atomically(script, command + b"\n")
     return (*options.shell[:-1], os.fsencode(script))

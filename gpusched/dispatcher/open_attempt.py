@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import is_disk_full
-from gpusched.core.jobs.lifecycle import MISPLACED, TERMINATED
+from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
 from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.snapshot import ENDED_FACTS
@@ -124,6 +124,9 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
     outcome = recorded_outcome(attempt.life.fields, attempt.is_cancelled)
     if outcome.kind is OutcomeKind.INTERRUPTED:
         return _interrupted(attempt, outcome, stopping_at)
+    if outcome.kind in OWN_ENDS and (where := attempt_dir.read_setup(attempt.directory)) is not None:
+        kind = OutcomeKind.NOT_STARTED if outcome.ok else outcome.kind
+        return replace(outcome, kind=kind, cause=SETUP_FAILED, note=where)
     if outcome.ok or outcome.kind not in OWN_ENDS:
         return outcome
     if stopping_at is not None and attempt.ended_at(0.0) >= stopping_at - SHUTDOWN_WINDOW_S:

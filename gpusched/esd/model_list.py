@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
+from gpusched.common.text_input import read_table
 from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
-from gpusched.lists.parameters import read_rows
 
 NAME_COLUMNS = ("full_name", "model_id")
 _OTHERS = ("source_model", "base_model_relation", "revision")
@@ -75,22 +75,22 @@ def read(path: str) -> ModelList:
 
 def parse(data: bytes, where: str) -> ModelList:
     """Read the models of a table. Raises GpuschedError for a table that cannot be read, or that has no models."""
+    notes: list[str] = []
     try:
-        rows = read_rows(data)
+        rows = read_table(data, notes)
     except ValueError as error:
-        hint = "put a field with a comma, a quote or a line break in double quotes"
-        raise GpuschedError(f"not a CSV file: {error}", where=where, hint=hint) from None
+        hint = "a table is CSV: put a field with a comma, a quote or a line break in double quotes"
+        raise GpuschedError(str(error), where=where, hint=hint if str(error).startswith("line") else "") from None
     if not rows:
         raise GpuschedError("the file is empty", where=where, hint=_HINT)
-    header = [cell.strip().lower() for cell in rows[0][1]]
+    header = [cell.strip().lower() for cell in rows[0].cells]
     key = next((name for name in NAME_COLUMNS if name in header), "")
     if not key:
         names = ", ".join(clean(name)[:40] for name in header)
         problem = f"there is no column full_name or model_id; the columns are: {names}"
         raise GpuschedError(problem, where=where, hint=_HINT)
     models: list[ModelRow] = []
-    notes: list[str] = []
-    for line, cells in rows[1:]:
+    for line, _, _, cells in rows[1:]:
         values = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
         if not values.get(key):
             notes.append(f"line {line} has no {key} and is left out")

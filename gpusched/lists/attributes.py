@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any
 
+from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_size, parse_size
 from gpusched.common.text import clean
 from gpusched.config.values import duration, whole
@@ -137,7 +138,9 @@ def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault
     """Return the fault of a value that `parse_value` refused with `error`."""
     text = clean(value[:60].decode("utf-8", "replace"))
     name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
-    return fault(name, at, key=key, value=text, form=error)
+    if look_alike := look_alikes.find(value.decode("utf-8", "replace"))[1]:
+        name = "attribute-value.look-alike"
+    return fault(name, at, key=key, value=text, form=error, look_alike=look_alike)
 
 
 def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | None:

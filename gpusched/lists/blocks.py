@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpusched.common import look_alikes
 from gpusched.common.text import clean
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.shell_syntax import literal
@@ -74,5 +75,7 @@ def _read(text: bytes, at: int, *, closes: bool) -> AttributeBlock:
         return AttributeBlock(words, at + 1)
     if not closes and rest[:1] in (b"", b"#"):
         return AttributeBlock(words, at)
-    word = clean(rest[:40].partition(b" ")[0].decode("utf-8", "replace"))
-    return AttributeBlock(words, -1, fault("attribute-syntax", at, word=word))
+    word = rest[:40].partition(b" ")[0].decode("utf-8", "replace")
+    name = look_alikes.find(word)[1]
+    row = "attribute-syntax.look-alike" if name else "attribute-syntax"
+    return AttributeBlock(words, -1, fault(row, at, word=clean(word), look_alike=name))

@@ -18,6 +18,7 @@ _ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 _WRAPPERS = frozenset(
     b"env sudo timeout time exec nice ionice taskset nohup setsid command builtin stdbuf chrt numactl unbuffer".split()
 )
+_CLEARS = re.compile(rb"-|-\w*i|--ignore-environment|(?:-u|--unset=)CUDA_VISIBLE_DEVICES")  # options of env
 _WITH_WORD = frozenset(b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split())
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
@@ -31,29 +32,42 @@ _ACTIVATES = re.compile(
     re.DOTALL,
 )
 _DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
+# What does its damage only when it runs: the finding of each.
+_HARMS = {
+    "remote": re.compile(rb"(?:ssh|mosh) .*\S", re.DOTALL),
+    "all-gpus": re.compile(
+        rb"(?:docker|podman|nerdctl) (?:.* )?--gpus[= ](?!\S*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_))", re.DOTALL
+    ),
+    "endless": re.compile(rb"tail (?!.*--pid)(?:.* )?(?:-\w*[fF]\w*|--follow\S*)(?: .*)?|sleep inf.*", re.DOTALL),
+}
 
 # A line that begins with one of these is not plain.
 NOTABLE = _RESERVED | _SETUP | _SHELLS | _WRAPPERS
 NOTABLE |= frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
+NOTABLE |= frozenset(b"ssh mosh nerdctl tail sleep".split())
 
 
 class CommandParts:
     """The parts of one simple command.
 
     `setters` are the words that put a variable into its environment or the shell's, or unset one of the shell's;
-    `declarer` is the word of an `export`, `unset` or the like. `script` is a text that it runs in a shell, in quotes.
+    `cleared` is the word by which env takes the GPU away, `declarer` that of an `export`, `unset` or the like. `script`
+    is a text that it runs in a shell, in quotes; `harm` the name of a finding.
     """
 
-    __slots__ = ("declarer", "detaches", "name", "script", "setters", "setup")
+    __slots__ = ("cleared", "declarer", "detaches", "harm", "name", "script", "setters", "setup")
 
     def __init__(self, words: Sequence[ShellWord]) -> None:
         self.setters: list[ShellWord] = []
+        self.cleared: ShellWord | None = None
         self.declarer: ShellWord | None = None
         self.script: ShellWord | None = None
         wrappers, rest = self._skip_wrappers(words)
         self.name = name = _basename(literal(rest[0].text)) if rest else b""
         texts = [literal(word.text) for word in rest[1:]]
         line = b" ".join([name, *texts])
+        harms = (name for name, form in _HARMS.items() if form.match(line))
+        self.harm = next(harms, "") if b"timeout" not in wrappers else ""
         self.detaches = bool(_DETACHES.match(line))
         # with no program left: assignments alone, or `exec` for its redirections
         self.setup = name in _SETUP or bool(_ACTIVATES.match(line)) if rest else wrappers <= {b"exec"}
@@ -70,13 +84,16 @@ class CommandParts:
         takes_word = False
         for n, word in enumerate(words):
             text = literal(word.text)
-            if _ASSIGNMENT.match(text):
+            is_unset = takes_word and text == b"CUDA_VISIBLE_DEVICES"
+            if b"env" in wrappers and (is_unset or _CLEARS.fullmatch(text)):
+                self.cleared = word
+            elif _ASSIGNMENT.match(text):
                 self.setters.append(word)
             elif _basename(text) in _WRAPPERS:
                 wrappers.add(_basename(text))
             elif not (wrappers and (takes_word or text.startswith(b"-") or _NUMBER.fullmatch(text))):
                 return wrappers, words[n:]
-            takes_word = text in _WITH_WORD
+            takes_word = text in _WITH_WORD and word is not self.cleared
         return wrappers, ()
 
 

@@ -44,6 +44,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
 _TABLE = """
 error open-quote: this quote is not closed on its line
     a command has one line: join lines by a backslash at the end, or put them into a script
+error encoding: this is {problem}
 error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
@@ -52,10 +53,16 @@ forceable backslash-blank: a space follows the backslash, so the shell does not 
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program
     if it continues the line above, end that line with a backslash
+warning look-alike: this is {name}
+    programs take it as it is; text that is meant to have it stands in quotes
+forceable look-alike.option: an option begins with {name}
+    write it anew by hand; --force runs the line as it is
 forceable unfinished: this is not a complete command
     a command has one line: join lines by a backslash at the end, or put them into a script; here-strings: <<< 'text'
 forceable own-devices: it sets or unsets {variable} itself, so the job would not use the GPU claimed for it
     leave it out, since gpusched sets it; --strip-gpu-env removes it, --force runs the line as it is
+forceable cleared-environment: it clears CUDA_VISIBLE_DEVICES, so the job may use a GPU that was not claimed for it
+    keep the variable: env -i CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" …
 hint stripped: its own choice of GPUs is removed by --strip-gpu-env
 forceable setup-line: each line runs in a shell of its own, so what this line sets is lost
     put it before each command with &&, or into a file for --setup FILE; --force skips such lines
@@ -65,6 +72,12 @@ warning cpu-job: {variable} hides all GPUs, but one is claimed for the job
     if this is a CPU job, begin the line with [gpus=0], or run a list of such lines with --gpus-per-job 0
 warning background: a process stays in the background: the shell returns while it still runs
     leave out nohup and &, or end the line with wait; the GPU stays claimed until the job has no process left
+warning remote: this runs on another machine, where nothing is claimed for it
+    start gpusched there: ssh HOST gpusched run LIST
+warning all-gpus: the container sees GPUs that are not claimed for the job
+    pass on what the job got: --gpus '"device='$CUDA_VISIBLE_DEVICES'"'
+warning endless: this never ends, so the job keeps its GPU until it is stopped
+    leave it out: logs are kept anyway; --time-limit or timeout ends it
 forceable script: this is a {language} script, not a file of commands
     write a file with lines like: {language} FILE
 hint shebang: the #! line is ignored: each line below runs by itself
@@ -92,6 +105,8 @@ error attribute-name: a name is for one job, and a directive is for all the line
     use tag=… for many jobs
 error attribute-value: {key} is {value!r}, but must be {form}
 error attribute-value.comma: {key} is {value!r}, but must be {form}; separate attributes by spaces, not by commas
+error attribute-value.look-alike: {key} is {value!r}, but must be {form}; it has {look_alike}
+error attribute-syntax.look-alike: {word!r} is not of the form key=value: this is {look_alike}
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
 error name-taken: line {owner} has the name {name} already
@@ -104,6 +119,9 @@ error sweep.empty: no combination is left: all are excluded
 error sweep.zip: the lists of zip differ in length: {lengths}
 error sweep.csv: the table {path} cannot be read: {error}
     its path is relative to this YAML file, and its first line names the columns
+warning sweep.row: {path}: {note}
+hint single: {name} has one value, {value}
+    if it stands for several, write -p {name}={form}
 error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.values: {name} has no values

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from gpusched.common.text_input import encoding_problem
 from gpusched.core.model import NO_ATTRIBUTES, Attributes
 from gpusched.lists.attributes import make, state
 from gpusched.lists.blocks import (
@@ -56,6 +57,7 @@ class LineFeed(JobCollector):
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
         self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
+        self._is_refused = False  # all of it, since it is in another encoding
         self._head: bytes | None = None  # of a command that continues in the next line
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
         self._defaults = NO_ATTRIBUTES  # the same as attributes
@@ -74,7 +76,7 @@ class LineFeed(JobCollector):
         """Parse the last line, which may have no newline."""
         complete = not self._tail
         if self._tail:
-            self._line(bytes(self._tail))
+            self._line(bytes(self._tail), has_end=False)
             self._tail.clear()
         if self._head is not None:
             self._dangling(self._head, complete)
@@ -82,8 +84,13 @@ class LineFeed(JobCollector):
 
     # ---- lines ----
 
-    def _line(self, line: bytes) -> None:
+    def _line(self, line: bytes, *, has_end: bool = True) -> None:
         self._number += 1
+        if self._number == 1 and (problem := encoding_problem(line + b"\n" * has_end)):
+            self._joined = [(0, 1, b"")]
+            self._is_refused = self._report(fault("encoding", problem=problem))
+        if self._is_refused:
+            return
         line = line.rstrip(b"\r")
         if self._number == 1:
             line = line.removeprefix(_BOM)

@@ -36,16 +36,19 @@ class JobFile:
 
 # Most lines are one simple command and need no parser. From left to right, as the shell reads, simple quotes,
 # expansions and redirections are replaced; if only plain characters remain, the line is one simple command. A line
-# with other characters goes to the parser, and so does one that may set up something or choose a GPU.
+# with other characters goes to the parser, and so does one that may set up something, choose a GPU, or quote a dash.
 _HIDDEN = re.compile(
-    rb"""'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*"|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
+    rb"""(?!['"]\xe2[\x80\x88])(?:'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*")"""
+    rb"""|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
     rb"""|(?<=[ \t])(?:\d?>&\d(?=[ \t]|$)|(?:\d?>>?|&>>?|<)[ \t]*(?=[\w./~'"$]))"""
 )
 _PLAIN = re.compile(
     rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
 )
 _NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # the rest of a command after all of it was removed
-_IN_SCRIPTS = frozenset({"open-quote", "unfinished", "own-devices", "cpu-job", "stripped"})
+_IN_SCRIPTS = frozenset(
+    {"open-quote", "unfinished", "own-devices", "cleared-environment", "cpu-job", "stripped", "look-alike"}
+)
 
 
 class CheckedCommand(NamedTuple):
@@ -72,7 +75,7 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     command = stripped(text)
     if strip and result.edits:
         command = stripped(apply_edits(result.edits, text))
-        removed = [faults.pop(code).at for code in ("own-devices", "cpu-job") if code in faults]
+        removed = [faults.pop(code).at for code in ("own-devices", "cleared-environment", "cpu-job") if code in faults]
         if removed:
             result.add("stripped", min(removed))
     if result.setup and not (strip and _NOTHING.fullmatch(command)):

@@ -9,10 +9,19 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpusched.common import look_alikes
 from gpusched.common.text import clean
 from gpusched.lists.command_parts import CLOSERS, CommandParts
 from gpusched.lists.finding_table import Fault, fault
-from gpusched.lists.shell_syntax import ShellWord, find_error, find_open_quote, literal, parse, simple_commands
+from gpusched.lists.shell_syntax import (
+    ShellWord,
+    find_error,
+    find_open_quote,
+    hide_quoted,
+    literal,
+    parse,
+    simple_commands,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -34,9 +43,11 @@ class LintResult:
     edits: list[Edit] = field(default_factory=list)  # that remove the line's own choice of GPUs
     setup: bool = False
 
-    def add(self, name: str, at: int, **values: str) -> None:
-        """Add the fault of a row of the table, unless there is one of its code."""
+    def add(self, name: str, at: int, /, **values: str) -> None:
+        """Add the fault of a row of the table, if it is the first of its code. A warning replaces one at its column."""
         new = fault(name, at, **values)
+        if new.severity == "warning":
+            self.faults = {c: each for c, each in self.faults.items() if (each.severity, each.at) != ("warning", at)}
         self.faults.setdefault(new.code, new)
 
 
@@ -74,6 +85,11 @@ def check(text: bytes, *, gpus: int = 1) -> LintResult:
     elif error is not None and not result.faults:
         result.add("unfinished", min(error.start_byte, len(text.rstrip()) - 1))
     _check_commands(root, text, 0, gpus, result)
+    if not text.isascii():
+        bare = hide_quoted(text).decode("utf-8", "surrogateescape")
+        at, name = look_alikes.find(bare)
+        if at >= 0:
+            result.add("look-alike", len(bare[:at].encode("utf-8", "surrogateescape")), name=name)
     return result
 
 
@@ -94,6 +110,7 @@ def _check_ends(text: bytes, result: LintResult) -> None:
 def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintResult) -> None:
     """Judge the commands of a text, or of the part at `base` in it that it passes to a shell."""
     detached: list[int] = []  # offsets of what no command has waited for yet
+    harms: list[tuple[str, int]] = []
     has_setup = has_program = has_trap = False
     for words in simple_commands(root, text):
         if words[0].text == b"&":
@@ -101,12 +118,17 @@ def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintR
             continue
         if words[0].text in CLOSERS:
             result.add("unfinished", base + words[0].start)
+        for word in words:
+            if name := look_alikes.in_option(literal(word.text).decode("utf-8", "replace")):
+                result.add("look-alike.option", base + word.start, name=name)
         parts = CommandParts(words)
         _check_devices(words, parts, text, base, gpus, result)
         if parts.detaches:
             detached.append(base + words[0].start)
         elif parts.name in _WAITERS:
             detached.clear()
+        if parts.harm:
+            harms.append((parts.harm, base + words[0].start))
         has_trap |= parts.name == b"trap"
         has_setup |= parts.setup
         has_program |= not parts.setup and parts.name not in _NEUTRAL
@@ -115,6 +137,8 @@ def _check_commands(root: Node, text: bytes, base: int, gpus: int, result: LintR
             _check_commands(parse(script), script, base + parts.script.start + 1, gpus, result)
     if detached and not has_trap:
         result.add("background", detached[0])
+    for name, at in harms:
+        result.add(name, at)
     if base == 0:
         result.setup = has_setup and not has_program
 
@@ -124,6 +148,8 @@ def _check_devices(
 ) -> None:
     """Report words that choose other GPUs than the one claimed for the job, and add the edits that remove them."""
     removed: list[ShellWord] = []
+    if parts.cleared is not None and not any(b"CUDA_VISIBLE_DEVICES=" in word.text for word in parts.setters):
+        result.add("cleared-environment", base + parts.cleared.start)
     for word in parts.setters:
         setting = _GPU_SETTING.fullmatch(literal(word.text))
         if setting is None:

@@ -6,18 +6,22 @@ Values are always text: 010 stays 010, and 1e-3 is not 0.001.
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import prod
 
+from gpusched.common.text_input import read_table
+
 MAX_JOBS = 1_000_000
 
 _NUMBER = r"[+-]?\d{1,15}(?:\.\d{1,12})?"
+_TOKEN = re.compile(r"""(?<![^\s\[({,:=])(?:"(?:[^"]|"")*"|'[^']*')|.""", re.DOTALL)  # a quoted text, or a character
+_RANGE = re.compile(r"range\(\s*(-?\d+(?:\s*,\s*-?\d+)?(?:\s*,\s*-?[1-9]\d*)?)\s*\)")
+_FLAT = re.compile(r"[\[(]([^][(){}]+)[\])]")  # a list in Python, of no lists
+_QUOTING = 'put a value with a single bracket in double quotes: "…"'
 _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 
@@ -58,46 +62,58 @@ def parameter(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
         raise ValueError("a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST")
-    try:
-        rows = list(csv.reader([values], strict=True, skipinitialspace=True)) if values else []
-    except csv.Error as error:
-        raise ValueError(f"the values of {name} cannot be read: {error}") from None
-    parsed = [each for row in rows for value in row for each in span(value) or [value]]
+    parsed = [each for value in _split(name, values) for each in span(value) or [value]]
     if not parsed:
         raise ValueError(f"{name} has no values")
     return Axis((name,), tuple((value,) for value in parsed))
 
 
-def table(data: bytes) -> Axis:
+def _split(name: str, text: str) -> list[str]:
+    """Return the values between commas, but for those within brackets and quotes. Raises ValueError."""
+    values, brackets = [""], ""  # those that are open
+    for token in _TOKEN.findall(text):
+        if token == "," and not brackets:
+            values.append("")
+            continue
+        if token in "[({":
+            brackets += token
+        elif token in "])}" and brackets[-1:] + token not in ("[]", "()", "{}"):
+            raise ValueError(f"{token} closes nothing in the values of {name}: {_QUOTING}")
+        elif token in "])}":
+            brackets = brackets[:-1]
+        values[-1] += token
+    if brackets:
+        raise ValueError(f"{brackets[-1]} is not closed in the values of {name}: {_QUOTING}")
+    if text and not values[-1].strip():
+        raise ValueError(f'the values of {name} end in a comma: leave it out, or write "" for an empty value')
+    try:  # double quotes are those of a table
+        return [next(csv.reader([v], strict=True))[0] if v[:1] == '"' else v for v in map(str.lstrip, values) if text]
+    except csv.Error as error:
+        raise ValueError(f"the values of {name} cannot be read: {error}") from None
+
+
+def several(axis: Axis) -> str:
+    """Return how to write the values of a parameter that has one, which looks like several in Python; else nothing."""
+    value = axis.rows[0][0] if len(axis.rows) == 1 else ""
+    if match := _RANGE.fullmatch(value):
+        numbers = range(*map(int, match[1].split(",")))
+        step = f"..{abs(numbers.step)}" if abs(numbers.step) > 1 else ""
+        return f"{numbers[0]}..{numbers[-1]}{step}" if numbers else ""
+    inner = _FLAT.fullmatch(value)
+    return re.sub(r"[\s'\"]", "", inner[1]) if inner else ""
+
+
+def table(data: bytes, notes: list[str]) -> Axis:
     """Parse a CSV file: its header names the parameters, each row sets them. ValueError for a table of another form.
 
-    A column without a name is ignored.
+    A column without a name is ignored, and so is a row of empty cells.
     """
-    rows = read_rows(data)
+    rows = [row.cells for row in read_table(data, notes) if any(map(str.strip, row.cells))]
     if len(rows) < 2:
         raise ValueError("it has no rows below a line that names the columns")
-    names = [cell.strip() for cell in rows[0][1]]
-    for line, row in rows[1:]:
-        if len(row) != len(names):
-            raise ValueError(f"line {line} has {len(row)} fields, and the header has {len(names)}")
+    names = [cell.strip() for cell in rows[0]]
     columns = [n for n, name in enumerate(names) if name]
-    return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for _, row in rows[1:]))
-
-
-def read_rows(data: bytes) -> list[tuple[int, list[str]]]:
-    """Return the cells of each row of a CSV file that is not blank, with its line. ValueError for no CSV file.
-
-    The first line shows what separates cells: commas, tabs or semicolons.
-    """
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    head = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = next((mark for mark in ",\t;" if mark in head), ",")
-    csv.field_size_limit(sys.maxsize)  # tables of models hold lists of all modules of a model in one field
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        return [(reader.line_num, row) for row in reader if any(cell.strip(" \t") for cell in row)]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from None
+    return Axis(tuple(names[n] for n in columns), tuple(tuple(row[n] for n in columns) for row in rows[1:]))
 
 
 def count(axes: Sequence[Axis]) -> int:

@@ -81,6 +81,11 @@ def find_open_quote(text: bytes) -> int:
     return next((match.start() for match in _LEXEME.finditer(text) if match["open"]), -1)
 
 
+def hide_quoted(text: bytes) -> bytes:
+    """Return the text with `_` for each byte of its quoted parts and its comments."""
+    return _LEXEME.sub(lambda match: b"_" * len(match[0]), text)
+
+
 def continues(text: bytes) -> bool:
     """Return True if the text ends in a backslash that joins the next line to it."""
     return text.endswith(b"\\") and any(match["end"] or match["inner"] for match in _LEXEME.finditer(text))

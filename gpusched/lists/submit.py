@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpusched.common.errors import GpuschedError
@@ -17,6 +17,7 @@ from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.store import Store, submission
 from gpusched.lists import jobfile
+from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.jobfile import JobFile
 
@@ -187,13 +188,14 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
     """Return the jobs of a command with parameters. Raises GpuschedError for parameters that cannot be read."""
     from gpusched.lists.maker import from_command
-    from gpusched.lists.parameters import parameter, table
+    from gpusched.lists.parameters import parameter, several, table
 
     axes = []
+    notes: list[str] = []
     where = f"--each {sweep.each}"
     try:
         if sweep.each is not None:
-            axes.append(table(read_source(sweep.each).data))
+            axes.append(table(read_source(sweep.each).data, notes))
         for text in sweep.parameters:
             where = f"-p {text}"
             axes.append(parameter(text))
@@ -201,7 +203,14 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         hint = "-p lr=1e-3,1e-4 or -p seed=0..4; --each takes a CSV file with a header"
         raise GpuschedError(problem, where=where, hint=hint) from None
-    return from_command(sweep.command, axes, **options.reading)
+    jobs = from_command(sweep.command, axes, **options.reading)
+    doubts = [fault("sweep.row", path=sweep.each, note=note) for note in notes]
+    doubts += [
+        fault("single", name=axis.names[0], value=axis.rows[0][0], form=form)
+        for axis in axes
+        if (form := several(axis))
+    ]
+    return replace(jobs, findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:

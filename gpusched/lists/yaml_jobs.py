@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.config.yaml_text import is_scalar, kind
 from gpusched.lists.attributes import ENV, KEYS, key_fault
-from gpusched.lists.finding_table import suggest
+from gpusched.lists.finding_table import fault, suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
 from gpusched.lists.parameters import Axis, span, table
@@ -142,12 +142,14 @@ class _YamlReader(Document):
         elif key == "zip":
             yield from self._zip(node)
         elif key == "csv":
-            path = self.text(node, "csv")
+            path, notes = self.text(node, "csv"), list[str]()
             try:
-                yield table(self._read(path))
+                yield table(self._read(path), notes)
             except (OSError, ValueError) as error:
                 problem = getattr(error, "strerror", None) or error
                 self.refuse("sweep.csv", self.spot(node), path=path, error=problem)
+            for note in notes:
+                self.maker.report(fault("sweep.row", path=path, note=note), Spot(self.spot(node).line))
         elif key == "repeat":
             text = self.text(node, "repeat")
             if re.fullmatch("[1-9][0-9]{0,6}", text):

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from gpusched.common import look_alikes
 from gpusched.common.errors import GpuschedError
 from gpusched.lists.template import Template, misspelt
 from gpusched.shards.plan import Shard, ShardPlan
@@ -33,6 +34,8 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def _quote(word: str) -> str:
+    if look_alikes.find(word)[1] and not re.search(r"[\0-,;-?\[-^`{-~]", word):
+        return word  # no quotes: they would hide it from the findings
     return word if _BARE_WORD.fullmatch(word) else shlex.quote(word)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
 import mmap
@@ -16,11 +15,11 @@ from contextlib import contextmanager
 from gpusched.common.errors import GpuschedError
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
+from gpusched.common.text_input import check_text, read_rows, split_lines
 
 Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file
 
 _WILDCARD = re.compile(r"[*?\[]")
-_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _KNOWN = "use lines, .jsonl, .csv, .tsv, .parquet, or a pattern of files"
 _UNKNOWN = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt", ".safetensors", ".yaml", ".yml")
 
@@ -32,6 +31,7 @@ class Items(ABC):
     suffix = ".txt"  # of an items file
     count: int
     digest = ""
+    notes: Sequence[str] = ()  # about rows that are no items
 
     @abstractmethod
     def open(self) -> Take:
@@ -107,45 +107,32 @@ class TextItems(Items):
         self.path = path
         self.suffix = suffix if suffix in (".jsonl", ".csv", ".tsv") else ".txt"
         self._data = _mapped(path)
-        if self._data[:65536].find(b"\0") >= 0:
-            raise _error(path, "not a text file: it has NUL bytes", _KNOWN)
+        notes: list[str] = []
+        try:
+            self._begin = check_text(self._data)  # a byte order mark is part of no item
+            is_table = suffix in (".csv", ".tsv")
+            positions = array("Q", [at for span in (self._rows(notes) if is_table else self._lines()) for at in span])
+        except ValueError as error:
+            raise _error(path, str(error), _KNOWN if "NUL" in str(error) else "") from None
+        self.notes = notes
         self.digest = hashlib.sha256(self._data).hexdigest()
-        self._begin = 3 if self._data[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark is part of no item
         self._end = b"\r\n" if self._data[: self._data.find(b"\n") + 1].endswith(b"\r\n") else b"\n"
-        self._starts, self._ends = array("Q"), array("Q")
-        is_table = suffix in (".csv", ".tsv")
-        for start, end in self._records() if is_table else self._lines():
-            self._starts.append(start)
-            self._ends.append(end)
+        self._starts, self._ends = positions[::2], positions[1::2]
         has_header = is_table and len(self._starts) > 0
         self._header = self._record(0) if has_header else b""
         self._first = int(has_header)  # the record that is item 0
         self.count = len(self._starts) - self._first
 
     def _lines(self) -> Iterator[tuple[int, int]]:
-        return (line.span() for line in _LINE.finditer(self._data, self._begin) if line[0].strip())
+        return (line.span() for line in split_lines(self._data, self._begin) if line[0].strip())
 
-    def _records(self) -> Iterator[tuple[int, int]]:
+    def _rows(self, notes: list[str]) -> Iterator[tuple[int, int]]:
         """Yield the positions of the header and of the records; a quoted newline ends no record."""
-        head = self._data[self._begin : self._data.find(b"\n") + 1 or None].decode("latin-1")
-        delimiter = "\t" if self.suffix == ".tsv" else next((mark for mark in ",\t;" if mark in head), ",")
-        at = read = self._begin
-
-        def lines() -> Iterator[str]:
-            nonlocal read
-            for line in _LINE.finditer(self._data, self._begin):
-                read = line.end()
-                yield line[0].decode("latin-1")  # a character for each byte
-
-        csv.field_size_limit(1 << 30)  # a field may be a whole document
-        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                if len(row) > 1 or any(cell.strip() for cell in row):
-                    yield at, read
-                at = read
-        except csv.Error as error:
-            raise _error(str(self.path), f"line {reader.line_num}: {error}") from None
+        lines = (
+            line[0].decode("latin-1") for line in split_lines(self._data, self._begin)
+        )  # a character for each byte
+        for row in read_rows(lines, notes, "\t" if self.suffix == ".tsv" else ""):
+            yield self._begin + row.start, self._begin + row.end
 
     def _record(self, number: int) -> bytes:
         """Return a record with a newline at its end, which the last one may lack."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.text import first_few
 from gpusched.config.layers import LoadedSettings, load
 from gpusched.config.run_settings import with_defaults
 from gpusched.core.jobs.reconcile import identity
@@ -66,6 +67,8 @@ class ShardStart:
         self._queue_dir = find_queue_dir(request, loaded.settings)
         self._options = submit_options(self._queue_dir, loaded, force=force, retry_failed=retry_failed)
         self._items = _open_items(request)
+        for text in first_few(self._items.notes):
+            notify(f"--items: {text}")
         self._earlier = read_earlier_run(self._queue_dir, request.owner)
 
     def open_devices(self) -> BoxDevices:

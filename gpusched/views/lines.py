@@ -20,7 +20,7 @@ def event_lines(event: Event) -> list[tuple[str, str]]:
     """Return the lines of an event: a time (for the first one) and a text."""
     mark = f"{event.kind}: " if event.kind in LOUD else ""
     head = f"{time.strftime('%H:%M:%S', time.localtime(event.at))} {mark}"
-    texts = [clean(text) for text in event.text.splitlines() or [""]]
+    texts = [clean(text) for text in event.text.rstrip("\n").split("\n")]
     return [(head if n == 0 else " " * 9, text) for n, text in enumerate(texts)]
 
 

@@ -242,6 +242,7 @@ _HINTS = {  # cause, kind of outcome or exit code -> advice
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
     "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
     "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
+    "setup_failed": "its command did not run: the file of --setup must come to its end, with status 0 and without exit",
     "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
     "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
     "timed_out": "--time-limit TIME gives the next one longer",

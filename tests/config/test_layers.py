@@ -154,6 +154,7 @@ def test_an_unknown_key_is_an_error_with_the_nearest_right_one(tmp_path: Path) -
         ("just words", None, "must hold settings"),
         (b"shell: \xff\xfe", None, "not UTF-8|not YAML"),
         ("shell: \0", None, "not YAML"),
+        ("shell: sh".encode("utf-16"), None, "UTF-16, not UTF-8"),
         ("&a [*a]", None, "must hold settings"),
         ("gpu_list: &a [*a]", 1, "one value"),
     ],

@@ -129,7 +129,6 @@ def test_uuids_and_their_beginnings() -> None:
         (" 2, 3", [2, 3]),
         ("0,2,-1,1", [0, 2]),
         ("0,9,1", [0]),
-        ("0,0,1", [0, 1]),
         ("GPU-00000002,GPU-00000000", [2, 0]),
         ("GPU-00000002,GPU-0000", [2]),
         ("GPU-00000002,0", [2]),
@@ -148,6 +147,13 @@ def test_a_mask_that_allows_nothing_is_a_clear_error(mask: str) -> None:
     assert error.exit_code == EXIT_CANNOT_WORK
     assert "CUDA_VISIBLE_DEVICES" in str(error)
     assert "unset" in error.hint
+
+
+@pytest.mark.parametrize("mask", ["2,2", "0,1,0", f"{BOX[2].uuid},{BOX[2].uuid}"])
+def test_a_mask_that_names_a_gpu_twice_is_refused_as_a_list_is(mask: str) -> None:
+    error = refusal(BOX, outer_mask=mask)
+    assert f"CUDA_VISIBLE_DEVICES={mask}: named more than once: {mask.rpartition(',')[2]}" in str(error)
+    assert error.exit_code == refusal(BOX, wanted="2,2").exit_code
 
 
 def test_a_mask_that_is_cut_short_is_told() -> None:

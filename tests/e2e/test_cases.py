@@ -396,3 +396,19 @@ def test_an_environment_wrapper_that_does_not_pass_term_on(box: Box) -> None:
     assert time.monotonic() - began < 15
     assert box.commands() == []
     assert subprocess.run(["pgrep", "-f", "^sleep 20.0202"], check=False).returncode == 1
+
+
+def test_case_58_a_list_in_utf_16_is_refused_by_name_from_a_file_and_from_a_pipe(box: Box) -> None:
+    (box.work / "list.txt").write_bytes("# from PowerShell\r\ntouch ran\r\n".encode("utf-16"))
+    for ended in (
+        box.gpusched("run", "list.txt"),
+        box.gpusched("check", "list.txt"),
+        box.gpusched("check", "-c", "echo {a}", "--each", "list.txt"),
+        box.gpusched("shard", "--items", "list.txt", "--num-shards", "2", "--", "cp", "{items_file}", "x"),
+    ):
+        assert ended.code == 2
+        assert "UTF-16, not UTF-8" in ended.text and "iconv -f UTF-16 -t UTF-8" in ended.text
+    with open(box.work / "list.txt", "rb") as file:
+        ended = box.spawn("run", "-", stdin=file.fileno()).wait()
+    assert ended.code == 2 and "standard input: this is UTF-16" in ended.err
+    assert not (box.work / "ran").exists()

@@ -84,7 +84,8 @@ def test_the_error_for_a_table_without_names_shows_its_header() -> None:
     [
         ("", "empty"),
         ("full_name\n", "has no models"),
-        ('full_name\n"acme/a\n', "not a CSV"),
+        ('full_name\n"acme/a\n', "line 2: unexpected end"),
+        ("full_name,revision\nacme/a\n", "line 2 has 1 fields, and the header has 2"),
         ("\xff\xfefull_name", "no column"),
     ],
 )
@@ -97,6 +98,17 @@ def test_a_field_may_be_very_long_and_a_row_without_a_name_is_told() -> None:
     found = parse(f'full_name,module_names\nacme/a,"{"x" * 200_000}"\n,y\n'.encode(), "atlas.csv")
     assert [row.name for row in found.rows] == ["acme/a"]
     assert found.notes == ("line 3 has no full_name and is left out",)
+
+
+def test_what_a_spreadsheet_adds_is_no_model() -> None:
+    found = parse("\ufeffsep=;\r\nfull_name;note\r\nacme/a;x\r\nfull_name;note\r\n;\r\n".encode(), "atlas.csv")
+    assert [row.name for row in found.rows] == ["acme/a"]
+    assert found.notes == (
+        "line 4 repeats the names of the columns and is left out",
+        "line 5 has no full_name and is left out",
+    )
+    with pytest.raises(GpuschedError, match=r"atlas.csv: this is UTF-16.*iconv"):
+        parse("full_name\nacme/a\n".encode("utf-16"), "atlas.csv")
 
 
 def test_two_revisions_of_a_model_have_results_of_their_own() -> None:

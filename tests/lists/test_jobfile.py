@@ -196,12 +196,29 @@ def test_what_else_is_open_is_refused_unless_forced(text: str) -> None:
     assert commands(parse(data, force=True)) == [text.encode()]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["a b\nc d\n", "# 한국어\r\na\r\nb\r\n", "a b"])
+def test_another_encoding_is_refused_once_by_its_name(encoding: str, text: str) -> None:
+    data = text.encode(encoding)
+    for pieces in ([data], [data[:3], data[3:]], [data[n : n + 1] for n in range(len(data))]):
+        feed = LineFeed(force=True)
+        parts = [*map(feed.feed, pieces), feed.finish()]
+        (finding,) = [finding for part in parts for finding in part.findings]
+        assert finding.code == "encoding" and finding.severity == "error"
+        assert "UTF-16" in finding.message and "iconv -f UTF-16" in finding.message
+        assert not [spec for part in parts for spec in part.specs]
+
+
+def test_lines_that_end_in_cr_alone_are_refused() -> None:
+    assert told(parse(b"a b\rc d\re f\r")) == [(1, "error", "encoding")]
+    assert commands(parse(b"a b\r\nc d\r")) == [b"a b", b"c d"]
+
+
 def test_a_nul_byte_is_refused() -> None:
     for data in (b"a\nb \0c\n", b"a\nb '\0'\n", b'a\nb "\0"\n'):
         jobs = parse(data, force=True)
         assert told(jobs) == [(2, "error", "nul-byte")]
         assert commands(jobs) == [b"a"]
-    assert "nul-byte" in {finding.code for finding in parse("a b\n".encode("utf-16")).errors}
 
 
 def test_a_backslash_at_the_end_of_the_file() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpusched.lists.finding_table import _TABLE, RULES
 from gpusched.lists.jobfile import parse
+from gpusched.lists.maker import from_command
 from gpusched.lists.shell_syntax import literal, simple_commands
 from gpusched.lists.shell_syntax import parse as parse_syntax
 from tests.support.paths import TESTS
@@ -118,6 +119,16 @@ def test_every_way_to_set_them_is_found_and_removed(line: str, expected: str) ->
 )
 def test_a_mention_or_the_given_value_is_no_choice(line: str) -> None:
     assert not codes(line)
+
+
+def test_an_emptied_environment_loses_the_gpu() -> None:
+    for line in (
+        *("env -i PATH=/bin x", "env - x", "nohup env --ignore-environment x", "env -u CUDA_VISIBLE_DEVICES x"),
+        *("env --unset=CUDA_VISIBLE_DEVICES x", "env -uCUDA_VISIBLE_DEVICES x", "bash -c 'env -i x'"),
+    ):
+        assert codes(line) == {"cleared-environment"}
+    for line in ("env -u HOME x", "env -i CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES x", "env x -i", "stdbuf -i 0 x"):
+        assert not codes(line)
 
 
 def test_a_line_that_only_sets_them_vanishes_when_stripped() -> None:
@@ -341,6 +352,98 @@ def test_half_a_command_is_told(line: str) -> None:
 )
 def test_a_whole_command_is_left_alone(line: str) -> None:
     assert not codes(line)
+
+
+# ---- damage that shows too late ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("ssh host 'python3 train.py'", "remote"),
+        ("cd x && ssh -t host nvidia-smi", "remote"),
+        ("docker run --rm --gpus all image x", "all-gpus"),
+        ("docker run -it --gpus=2 image x", "all-gpus"),
+        ("docker run --gpus '\"device=0\"' image", "all-gpus"),
+        ("docker run -d --gpus all image x", "all-gpus"),  # the same column: in place of "background"
+        ("x; tail -f /dev/null", "endless"),
+        ("x > log & tail -F log", "endless"),
+        ("bash -c 'x; sleep infinity'", "endless"),
+    ],
+)
+def test_damage_is_warned_of_before_it_is_done(line: str, code: str) -> None:
+    assert codes(line) - {"background"} == {code}
+    assert all(finding.severity == "warning" for finding in parse(line.encode() + b"\n").findings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    lines(
+        """
+        ssh-keygen -t rsa
+        python ssh.py --gpus all
+        docker run --gpus '"device='$CUDA_VISIBLE_DEVICES'"' image x
+        docker build --tag x .
+        tail -n 5 log
+        tail --pid=$P -f log
+        timeout 60 tail -f log
+        sleep 5
+        """
+    ),
+)
+def test_no_damage_is_no_warning(line: str) -> None:
+    assert not codes(line)
+
+
+def test_a_newer_warning_takes_the_place_of_an_older_one_at_its_column() -> None:
+    (finding,) = parse(b"docker run -d --gpus all image x\n").findings
+    assert finding.code == "all-gpus"
+
+
+# ---- look-alikes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "says"),
+    [
+        ("x a – b", 5, "U+2013 EN DASH; did you mean -?"),
+        ("x 모델 “hi”", 6, 'U+201C LEFT DOUBLE QUOTATION MARK; did you mean "?'),
+        ("x ‘hi’", 3, "U+2018 LEFT SINGLE QUOTATION MARK; did you mean '?"),
+        ("x a\u00a0b", 4, "U+00A0 NO-BREAK SPACE; did you mean a space?"),
+        ("x\u200b --seed 3", 2, "U+200B ZERO WIDTH SPACE; it has no width"),
+        ("x a\x85b", 4, "U+0085 NEXT LINE; did you mean a space?"),
+        ("x −5", 3, "U+2212 MINUS SIGN; did you mean -?"),
+    ],
+)
+def test_look_alikes_are_warned_of_by_name(line: str, column: int, says: str) -> None:
+    for force in (False, True):
+        (finding,) = parse(line.encode() + b"\n", force=force).findings
+        assert (finding.severity, finding.code, finding.column) == ("warning", "look-alike", column)
+        assert finding.message == f"this is {says}"
+
+
+@pytest.mark.parametrize(
+    "line", ["x –lr 3", "x '–lr' 3", "x —lr=3", "x ‑v", "x -–lr 3", "x \u200b--lr 3", "x \u00a0-v"]
+)
+def test_an_option_that_begins_with_a_look_alike_is_refused(line: str) -> None:
+    (finding,) = parse(line.encode() + b"\n").findings
+    assert (finding.severity, finding.code, finding.column, finding.forceable) == ("error", "look-alike", 3, True)
+    assert "an option begins with U+" in finding.message
+    (swept,) = from_command(line, []).findings
+    assert (swept.code, swept.severity) == ("look-alike", "error")
+    (job,) = parse(line.encode() + b"\n", force=True).specs
+    assert job.command == line.encode()
+
+
+@pytest.mark.parametrize("line", ["x 'it’s “fine” – ok'", 'x "— said he"', "x 모델 값 é", "x # – “note”", "x --a=b"])
+def test_text_in_quotes_and_other_letters_are_left_alone(line: str) -> None:
+    assert not codes(line)
+
+
+def test_look_alikes_in_attributes_are_named() -> None:
+    for block in ("[gpus=2\u00a0mem=1G] x", "[name=“a”] x", "[–gpus=2] x", "#gpusched:\u00a0mem=1G"):
+        (finding,) = parse(block.encode() + b"\n").errors
+        assert "U+" in finding.message and "did you mean" in finding.message
 
 
 # ---- words -------------------------------------------------------------------------------------------

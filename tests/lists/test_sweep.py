@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -241,7 +242,7 @@ def test_a_range_without_end_is_refused() -> None:
     ],
 )
 def test_tables(data: bytes, rows: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
-    axis = table(data)
+    axis = table(data, [])
     assert {axis.names: list(axis.rows)} == rows
 
 
@@ -256,7 +257,20 @@ def test_tables(data: bytes, rows: dict[tuple[str, ...], list[tuple[str, ...]]])
 )
 def test_what_is_no_table(data: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        table(data)
+        table(data, [])
+
+
+def test_what_a_spreadsheet_adds_is_no_job(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes(b"sep=;\r\nid;p\r\n0;a\r\nid;p\r\n;\r\n")
+    swept = parse_sweep(Sweep("echo {id} {p}", each=f"{tmp_path}/p.csv"), SubmitOptions(Settings(), b"/"))
+    assert commands(swept) == ["echo 0 a"]
+    assert [f.message.partition(": ")[2] for f in swept.findings] == [
+        "line 4 repeats the names of the columns and is left out"
+    ]
+    job_file = "jobs:\n- command: echo {id} {p}\n  csv: p.csv\n"
+    found = parse(job_file.encode(), lambda path: (tmp_path / path).read_bytes())
+    assert commands(found) == ["echo 0 a"]
+    assert [(f.line, f.severity, f.code) for f in found.findings] == [(3, "warning", "sweep")]
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------
@@ -433,6 +447,55 @@ def test_values_may_be_quoted_as_in_a_table() -> None:
             parameter(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[64,32],[128]", ["[64,32]", "[128]"]),
+        ('"[64,32]","[128]"', ["[64,32]", "[128]"]),
+        ("(0.9,0.999), (0.8,0.99)", ["(0.9,0.999)", "(0.8,0.99)"]),
+        ("{'a': 1, 'b': 2}", ["{'a': 1, 'b': 2}"]),
+        ("{'a,(': [1,2]},x", ["{'a,(': [1,2]}", "x"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("it's,that's", ["it's", "that's"]),
+        ('{"a": "b,c"}', ['{"a": "b,c"}']),
+        ("f(x,y)=1,2..4", ["f(x,y)=1", "2", "3", "4"]),
+        ('"[64",a&b,1,1', ["[64", "a&b", "1", "1"]),
+    ],
+)
+def test_brackets_and_quotes_stay_one_value(text: str, values: list[str]) -> None:
+    assert parameter(f"x={text}").rows == tuple((value,) for value in values)
+
+
+def test_what_is_half_a_value_is_refused() -> None:
+    for text, says in (
+        ("null,", "end in a comma"),
+        ("a, ", "end in a comma"),
+        ("[64,32", "[ is not closed"),
+        ("64],32", "] closes nothing"),
+        ("(1,2]", "] closes nothing"),
+        ('"a" b,c', "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            parameter(f"x={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("range(0,5)", "0..4"),
+        ("range(3)", "0..2"),
+        ("range(0, 10, 5)", "0..5..5"),
+        ("[1,2]", "1,2"),
+        ("('a', 'b')", "a,b"),
+        *((text, "") for text in ("[1,2],[3]", "[[1,2]]", "range(0)", "1,2", "{'a': 1}", "f(1,2)")),
+    ],
+)
+def test_a_list_in_python_gets_a_hint(text: str, form: str) -> None:
+    jobs = parse_sweep(Sweep("x {s}", (f"s={text}",)), SubmitOptions(Settings(), b"/"))
+    assert [f.hint.partition("-p s=")[2] for f in jobs.findings] == [form] * bool(form)
+    assert all(finding.severity == "hint" for finding in jobs.findings)
+
+
 def test_a_fault_in_it_shows_the_command() -> None:
     (found,) = from_command("python 'x", []).errors
     assert (found.line, found.column, found.source) == (1, 8, b"python 'x")
@@ -514,7 +577,7 @@ def test_values_reach_the_shell_unharmed_wherever_they_stand(uses: list[tuple[st
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=10).map(lambda value: value.translate(None, b"\0\r\n\"'")))
 def test_any_bytes_of_a_table_reach_the_shell(value: bytes) -> None:
-    axis = table(b'v\n"' + value + b'"\nend\n')
+    axis = table(b'v\n"' + value + b'"\nend\n', [])
     jobs = from_command(SHOW + "{v}", [axis])
     assert not jobs.errors, render_findings(jobs.errors)
     assert shell(jobs.specs[0].command) == b"<" + (value if value.strip(b" \t") else b"end") + b">"

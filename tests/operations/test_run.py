@@ -116,8 +116,11 @@ def test_a_start_that_states_less_keeps_the_limits_of_the_dispatcher(monkeypatch
 
 
 def test_a_setup_that_is_no_file_is_refused() -> None:
-    with pytest.raises(GpuschedError, match="there is no such file"):
+    with pytest.raises(GpuschedError, match="No such file"):
         submit.submit_options(submit.find_queue_dir("list.txt", Settings()), loaded(setup="nowhere.sh"))
+    Path("setup.sh").write_bytes("export A=1\n".encode("utf-16"))
+    with pytest.raises(GpuschedError, match="UTF-16"):
+        submit.submit_options(submit.find_queue_dir("list.txt", Settings()), loaded(setup="setup.sh"))
 
 
 # ---- the whole of a run ----------------------------------------------------------------------------

@@ -69,6 +69,22 @@ def test_a_record_of_empty_cells_is_an_item_and_a_blank_line_is_none(tmp_path: P
     assert shard_of(items, tmp_path, [1, 2]) == b"a,b,c\n,,\n4,5,6\n"
 
 
+def test_what_a_spreadsheet_adds_is_no_item(tmp_path: Path) -> None:
+    text = "\ufeffsep=;\r\n# made by hand\r\nid;t\r\n0;a\r\nid;t\r\n1;b\r\n"
+    items = open_items(written(tmp_path, "a.csv", text.encode()))
+    assert items.count == 2
+    assert shard_of(items, tmp_path, [1]) == b"id;t\r\n1;b\r\n"
+    assert items.notes == ["line 5 repeats the names of the columns and is left out"]
+    for name, data, says in (
+        ("u.csv", "id\n1\n".encode("utf-16"), "UTF-16"),
+        ("u.txt", "한\n글 abc\n".encode("utf-16-be"), "UTF-16BE"),
+        ("r.txt", b"a\rb\r", r"\\r alone"),
+        ("w.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields"),
+    ):
+        with pytest.raises(GpuschedError, match=says):
+            open_items(written(tmp_path, name, data))
+
+
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
 
 

@@ -138,6 +138,10 @@ def test_a_single_word_is_a_command_line() -> None:
     assert command_line(["a", "--x={suffix}", "$HOME"]) == "a --x={suffix} '$HOME'"
 
 
+def test_quotes_of_ours_hide_no_look_alike() -> None:
+    assert command_line(["a", "–lr", "“b”", "한", "“b $c”", "–lr;"]) == "a –lr “b” '한' '“b $c”' '–lr;'"
+
+
 @pytest.mark.parametrize(
     ("command", "wish", "from_items", "why"),
     [

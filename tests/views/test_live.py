@@ -21,7 +21,7 @@ from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import DeviceUse, Event, JobState, RunningView
 from gpusched.core.plan.board import BoardDevice, Frame
 from gpusched.dispatcher import Observer
-from gpusched.views.lines import PatientWriter
+from gpusched.views.lines import PatientWriter, event_lines
 from gpusched.views.report import group_line, running_line
 from gpusched.views.tables import cut
 from gpusched.views.terminal.layout import Picture, lay_out
@@ -360,3 +360,8 @@ def test_what_was_kept_comes_when_the_terminal_reads_again(pair: tuple[int, Text
         read += len(os.read(master, 65536))
         writer.flush()
     assert not writer.behind
+
+
+def test_only_a_newline_begins_another_line_of_an_event() -> None:
+    event = Event(NOW, "launched", "job 1: echo 'a\u2028b\x85c\x0bd'\nand more\n")
+    assert [text for _, text in event_lines(event)] == [r"job 1: echo 'a\u2028b\x85c\x0bd'", "and more"]

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
+from gpusched.common.text_input import encoding_problem
+
 from ..parts.model import (
     SHOWN,
     MergePart,
@@ -184,6 +186,6 @@ def line_blocks(path: str) -> Iterator[bytes]:
 
 def bom_bytes(data: bytes) -> int:
     """Return how many bytes a byte order mark takes at the start of a text. PartUnreadable for another encoding."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise PartUnreadable("is UTF-16; only UTF-8 is merged (iconv -f UTF-16 -t UTF-8)", 1)
+    if problem := encoding_problem(data):
+        raise PartUnreadable(f"is {problem}", 1)
     return len(BOM) if data.startswith(BOM) else 0

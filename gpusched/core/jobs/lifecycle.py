@@ -71,6 +71,7 @@ FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
 MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom"})  # another GPU is no remedy, unless it is larger
 MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the GPUs anew
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
+SETUP_FAILED = "setup_failed"  # the command never began, since the set-up ended the shell
 CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
 
@@ -118,7 +119,8 @@ def _is_loss(outcome: Outcome) -> bool:
     """Return True if the end is probably no fault of the job."""
     if outcome.cause in FREE_CAUSES or outcome.cause == TERMINATED or asks_again(outcome):
         return True
-    return outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and outcome.cause != "bad_command"
+    has_no_fault = outcome.cause not in ("bad_command", SETUP_FAILED)
+    return outcome.kind in (OutcomeKind.LOST, OutcomeKind.NOT_STARTED) and has_no_fault
 
 
 def asks_again(outcome: Outcome) -> bool:

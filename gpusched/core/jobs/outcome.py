@@ -75,6 +75,7 @@ _CAUSE_WORDS = {
     "removed": "removed from the list",
     "unkillable": "it survived SIGKILL",
     "bad_command": "it could not be started",
+    "setup_failed": "its set-up failed",
     "idle": "no process on its GPUs (--idle-timeout)",
 }
 _EXIT_WORDS = {

@@ -132,7 +132,10 @@ def _apply_mask(devices: Sequence[Device], mask: str, order: str | None, warning
         if len(matches) != 1 or bool(_INDEX.fullmatch(entry)) != by_index:
             bad = entry
             break
-        visible += (device for device in _instances(devices, matches) if device not in visible)
+        inside = _instances(devices, matches)
+        if visible and inside[0] in visible:
+            raise GpuschedError(f"named more than once: {entry}", where=f"{_MASK}={mask}", hint="name each GPU once")
+        visible += inside
     if not visible:
         what = f"{_MASK}={mask} allows no GPU" if mask.strip() else f"{_MASK} is set and empty: no GPU is allowed"
         hint = f"unset {_MASK}, or set it to some of: {_labels(devices)}"

@@ -6,6 +6,7 @@
   written over the mark in one write and synced. Nobody reads a record from it while the lock is held.
 - A copy of the record goes to `$XDG_RUNTIME_DIR/gpusched/` while the life file takes none (a full copy-on-write disk).
 - `<state>/lives/<job>.<number>.sh`: a command that is too long for an argument. `.seen`: its processes at a poll.
+  `.setup`: not empty while a set-up file has not come to its end (see `setup.py`).
 - `<state>/attempts/<job>.<number>/`: the job's own directory (GPUSCHED_ATTEMPT_DIR), in which it may do what it likes.
   In it `progress.json`, written by the job itself (GPUSCHED_PROGRESS). It names the attempt in all calls.
 
@@ -152,6 +153,17 @@ def exists(path: str) -> bool:
 def read_progress(path: str) -> bytes | None:
     """Return the first PROGRESS_LIMIT_BYTES of the job's progress file; None if there is no file that can be read."""
     return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
+
+
+def setup_path(path: str) -> str:
+    """Return the path of the note that tells whether the set-up has come to its end."""
+    return f"{_new_life_path(path)}.setup"
+
+
+def read_setup(path: str) -> str | None:
+    """Return where the set-up was when it ended the shell, as far as that is known; None if the command began."""
+    note = read_part(setup_path(path), FIELD_LIMIT)
+    return note.decode("utf-8", "replace").strip() if note else None
 
 
 def read_part(path: str, limit_bytes: int, *, at_end: bool = False, since: int = 0) -> bytes | None:

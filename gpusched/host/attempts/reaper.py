@@ -90,9 +90,11 @@ def continue_shepherd(mark: Mapping[str, str], *, freeze: bool = False) -> None:
 
 def remove_files(directory: str) -> None:
     """Remove the files of an attempt that is booked; its directory stays if it holds anything of the job."""
-    for path in (attempt_dir.life_path, attempt_dir.script_path, attempt_dir.seen_path):
+    setup = attempt_dir.setup_path(directory)
+    files = (attempt_dir.life_path(directory), attempt_dir.script_path(directory), attempt_dir.seen_path(directory))
+    for path in (*files, setup, f"{setup}.sh"):
         with suppress(OSError):
-            os.unlink(path(directory))
+            os.unlink(path)
     with suppress(OSError):
         if os.listdir(directory) == [attempt_dir.PROGRESS]:  # booked too
             os.unlink(f"{directory}/{attempt_dir.PROGRESS}")
