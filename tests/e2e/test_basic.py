@@ -289,7 +289,7 @@ def test_what_can_never_be_met_is_refused_at_once(box: Box, options: str, word: 
 
 
 def test_an_outer_mask_is_the_allowed_set(box: Box) -> None:
-    ended = box.run("echo $CUDA_VISIBLE_DEVICES", "sleep 0.3", CUDA_VISIBLE_DEVICES=f"{box.uuid(2)},{box.uuid(1)[:12]}")
+    ended = box.run("sleep 1", "sleep 0.3", CUDA_VISIBLE_DEVICES=f"{box.uuid(2)},{box.uuid(1)[:12]}")
     assert ended.code == 0
     assert [row.indices for row in box.jobs()] == [[2], [1]]
     ended = box.gpusched("run", box.write("true", name="b.txt"), "--gpu-list", "0", CUDA_VISIBLE_DEVICES="1,2")
