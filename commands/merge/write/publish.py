@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
@@ -82,6 +82,7 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     is_complete = not (errors or lacking)
     check_replacement(task, digest, [*errors, *lacking])
     document = describe(task, count, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
+    document["remove_parts"] = options.remove_parts and is_complete
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
     out.commit()
@@ -94,7 +95,25 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
-    return summary, [*report.warnings(), *lacking], errors, EXIT_SOME_FAILED if errors else EXIT_OK
+    elif options.remove_parts:
+        errors = _remove_parts(task)
+        return summary, report.warnings(), errors, EXIT_CANNOT_WORK if errors else EXIT_OK
+    kept = ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
+    return summary, [*report.warnings(), *lacking, *kept], errors, EXIT_SOME_FAILED if errors else EXIT_OK
+
+
+def _remove_parts(task: MergeTask) -> list[str]:
+    """Remove the parts, once the output is whole on disk. Return what cannot be removed, or has changed since."""
+    errors = []
+    for part in task.parts:
+        try:
+            if _stamp(part.path) == part.stamp:
+                os.unlink(part.path)
+            else:
+                errors.append(f"{shown(part.name)} has changed since it was merged; it is kept")
+        except OSError as error:
+            errors.append(f"{shown(part.name)} is merged, and cannot be removed: {error.strerror}")
+    return errors
 
 
 def _hash_all(task: MergeTask, out: MergeOutput) -> str:
