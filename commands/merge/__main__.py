@@ -77,34 +77,20 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, and return its exit code."""
-    code = errors.EXIT_OK
     try:
-        for task in read_tasks(argv):
-            code = max(code, _run(task))
+        results = merge(read_tasks(argv))
     except errors.GpuschedError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return errors.EXIT_INTERRUPTED
-    return code
-
-
-def _run(task: MergeTask) -> int:
-    """Merge one output; of several, the others are made if it fails because of its parts."""
-    try:
-        summary, warnings, problems, code = merge(task)
-    except MergeRefused as error:
-        if error.exit_code != errors.EXIT_SOME_FAILED:
-            raise
-        return _fail(str(error), error.exit_code)
-    except (OSError, MemoryError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
-        return _fail(f"{shown(task.output)}: {why}", errors.EXIT_CANNOT_WORK)
-    for text in warnings:
-        _print(f"gpusched: warning: {text}", sys.stderr)
-    for text in problems:
-        _fail(text, code)
-    _print(summary, sys.stdout)
-    return code
+    for result in results:
+        for text in result.warnings:
+            _print(f"gpusched: warning: {text}", sys.stderr)
+        for text in result.errors:
+            _fail(text, result.code)
+        if result.summary:
+            _print(result.summary, sys.stdout)
+    return max(result.code for result in results)
 
 
 def _fail(text: str, code: int) -> int:

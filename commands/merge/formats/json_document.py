@@ -37,7 +37,6 @@ class JsonArrays(RecordFormat):
         if len(self._kinds) > 1:
             which = ", ".join(f"{shown(name)} is an {kind}" for kind, name in self._kinds.items())
             raise MergeRefused(f"mixed parts: {which}", hint="merge the arrays and the objects into a file each")
-        self.task.counts_items = "object" not in self._kinds
         return records
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
@@ -65,6 +64,7 @@ class JsonArrays(RecordFormat):
         if not isinstance(document, dict | list):
             raise PartUnreadable("is neither a JSON array nor an object", 1)
         self._kinds.setdefault("array" if isinstance(document, list) else "object", part.name)
+        self.task.counts_items = "object" not in self._kinds
         if isinstance(document, dict):
             return iter([data.strip(b" \t\r\n")])
         return map(bytes, document)

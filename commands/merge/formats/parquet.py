@@ -79,9 +79,7 @@ class ParquetTables:
             yield from tables
             return
         whole = pa.concat_tables([schema.empty_table(), *(table for _, _, table in tables)])
-        places = self.task.places(parts, [part.records for part in parts])
-        if places is None:
-            report.note_order()
+        places = self.task.places("", parts, [part.records for part in parts])
         yield "all parts together", 0, whole if places is None else whole.take(pa.array(places, pa.int64()))
 
     def _part_by_part(self, schema: Any, report: MergeReport) -> Iterator[Rows]:

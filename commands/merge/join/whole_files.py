@@ -50,6 +50,8 @@ class WholeFileFormat:
         """Return the length of a part, or that of all lists and arrays of its dict, but those that --sum adds up."""
         if not isinstance(value, Mapping):
             return self._length(value)
+        if not value:
+            return 0
         named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]  # often plain values
         lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None} - {None}
         return lengths.pop() if len(lengths) == 1 else None

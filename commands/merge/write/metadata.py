@@ -41,7 +41,7 @@ def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str
         "output": {"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
         "records": records,
         "expected": task.options.expect,
-        "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,
+        "order": task.order_in_words,
         "missing": [_head(one) | {"why": one.skipped} for one in task.missing],
         "left_out": [one._asdict() for one in report.left_out],
         "left_out_records": sum(report.lost.values()),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
@@ -17,7 +19,31 @@ from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path
 
-MergeResult = tuple[str, list[str], list[str], int]  # summary, warnings, errors, exit code
+
+class MergeResult(NamedTuple):
+    """The result of one merge in words; without a summary, nothing was written."""
+
+    summary: str
+    warnings: list[str]
+    errors: list[str]
+    code: int
+
+
+@contextmanager
+def keeping_failure(task: MergeTask, results: list[MergeResult]) -> Iterator[None]:
+    """Add what fails inside this context to the results: of several outputs, the others are made.
+
+    A refusal for another reason than the parts is raised: it is about all of them.
+    """
+    try:
+        yield
+    except MergeRefused as error:
+        if error.exit_code != EXIT_SOME_FAILED:
+            raise
+        results.append(MergeResult("", [], [str(error)], error.exit_code))
+    except (OSError, MemoryError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
+        results.append(MergeResult("", [], [f"{shown(task.output)}: {why}"], EXIT_CANNOT_WORK))
 
 
 def open_output(task: MergeTask) -> MergeOutput:
@@ -77,6 +103,7 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     records = "" if count is None else count_of(count, "record")
     is_expected = options.expect in (None, count)
     wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
+    wrong += _parts_of_other_attempts(task, is_expected=options.expect is not None and is_expected)
     errors, lacking = report.errors() + wrong, [f"{shown(one.name)} is missing: {one.skipped}" for one in task.missing]
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     is_complete = not (errors or lacking)
@@ -97,9 +124,10 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
     elif options.remove_parts:
         errors = _remove_parts(task)
-        return summary, report.warnings(), errors, EXIT_CANNOT_WORK if errors else EXIT_OK
+        return MergeResult(summary, report.warnings(), errors, EXIT_CANNOT_WORK if errors else EXIT_OK)
     kept = ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
-    return summary, [*report.warnings(), *lacking, *kept], errors, EXIT_SOME_FAILED if errors else EXIT_OK
+    code = EXIT_SOME_FAILED if errors else EXIT_OK
+    return MergeResult(summary, [*report.warnings(), *lacking, *kept], errors, code)
 
 
 def _remove_parts(task: MergeTask) -> list[str]:
@@ -126,6 +154,23 @@ def _hash_all(task: MergeTask, out: MergeOutput) -> str:
         if _stamp(part.path) != part.stamp:
             raise MergeRefused("has changed while it was read", where=part.name, hint="wait until its writer has ended")
     return digest
+
+
+def _parts_of_other_attempts(task: MergeTask, *, is_expected: bool) -> list[str]:
+    """Return what is wrong with parts that an earlier attempt than the one that succeeded may have written."""
+    wrong: list[str] = []
+    for part in task.parts:
+        if part.shard is None or part.run is None or part.records is None or part.skipped:
+            continue
+        counts = f"{count_of(part.records, 'record')} of {count_of(part.shard.count, 'item')}"
+        if part.run.is_before(part.stamp[3] / 1e9) and part.run.attempts > 1:
+            text = f"{shown(part.name)} was written before the attempt that succeeded, and has {counts}"
+            fits = part.records == part.shard.count or is_expected
+            (task.report.notes if fits else wrong).append(text)
+        elif task.counts_items and part.records > part.shard.count and part.run.attempts > 1 and not is_expected:
+            text = f"{shown(part.name)}: {counts}, and its shard had {part.run.attempts} attempts"
+            wrong.append(f"{text}: a script that appends leaves items twice; remove the file and use --retry-failed")
+    return wrong
 
 
 def _short_parts(task: MergeTask) -> list[dict[str, Any]]:

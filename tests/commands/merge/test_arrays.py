@@ -504,10 +504,13 @@ def test_a_damaged_parquet_part_takes_no_other_with_it(
     kept = [] if first else items[1][:8]
     begin = "" if first else "from record 9 on it "
     assert said.code == 1 and f"x_gpu_1.parquet: {begin}is no Parquet file, or is cut or damaged" in said.err, said
-    if strategy == "strided":
-        assert "the parts do not have one record for each item" in said.err
     found = pq.read_table(tmp_path / "x_merged.parquet")
-    assert found.column("id").to_pylist() == [*items[0], *kept, *items[2]]
+    if strategy == "strided" and first:  # what is there has its order
+        assert found.column("id").to_pylist() == sorted([*items[0], *items[2]])
+    else:
+        assert found.column("id").to_pylist() == [*items[0], *kept, *items[2]]
+    if strategy == "strided" and not first:
+        assert "x_merged.parquet: 8 rows for 10 items in x_gpu_1.parquet, so the parts stand one after" in said.err
     assert found.column("name").to_pylist() == [f"name {item}" for item in found.column("id").to_pylist()]
     told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
     assert [part["records"] for part in told["parts"]] == [10, len(kept), 10] and not told["complete"]

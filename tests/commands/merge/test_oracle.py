@@ -131,7 +131,7 @@ def draw_arrays(data: st.DataObject, *, scalars: bool) -> list[Any]:
 
 def joined(arrays: list[Any]) -> Any:
     """Return the arrays as NumPy joins them; None where it would change a type, or cannot."""
-    filled = [array for array in arrays if array.shape != (0,)] or arrays
+    filled = [array for array in arrays if array.shape[:1] != (0,)] or arrays[:1]
     if len({(array.dtype, array.shape[1:], array.ndim) for array in filled}) > 1:
         return None
     if filled[0].ndim:
