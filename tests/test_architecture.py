@@ -95,7 +95,7 @@ TABLE = (
             "",
             "commands.merge*",
             "common.*",
-            "shards.attempt_times",
+            "shards.on_disk",
             "shards.merge_options",
             "shards.patterns",
             "shards.plan",

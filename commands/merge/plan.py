@@ -1,4 +1,4 @@
-"""The plan of `gpusched shard`: the merges that it asks for. Reads the plan file, and no part."""
+"""The plan of `gpusched shard`: the merges that it asks for, and the record of what they have made."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
-from gpusched.shards.attempt_times import ShardRun, read_runs
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_recorded
-from gpusched.shards.plan import ShardPlan, from_document
+from gpusched.shards.on_disk import ShardRun, matched_files, read_runs
+from gpusched.shards.plan import PLAN, ShardPlan, from_document
 
+from .merge import merge
 from .parts.groups import FileGroup, find_groups
 from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown, suffix_of
+from .write.publish import MergeResult
+from .write.record import keep_record
 
 
-def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
-    """Return a task for each output that the plan's patterns make. `options` go before those of the plan."""
-    plan = read_plan(path)
-    options = with_recorded(options, plan.merge or MergeOptions())
+def run_plan(path: str, options: MergeOptions) -> list[MergeResult]:
+    """Merge what the plan's patterns name. `options` go before those of the plan."""
+    plan, tasks = read_plan(path), list[MergeTask]()
+    files = matched_files(plan)
+    try:
+        tasks += tasks_of_plan(path, plan, with_recorded(options, plan.merge or MergeOptions()))
+        results = merge(tasks)
+    except GpuschedError as error:
+        results = [MergeResult("", [], [str(error)], error.exit_code)]
+    if os.path.basename(path) == PLAN:
+        keep_record(os.path.dirname(path), files, tasks, results)
+    return results
+
+
+def tasks_of_plan(path: str, plan: ShardPlan, options: MergeOptions) -> list[MergeTask]:
+    """Return a task for each output that the plan's patterns make."""
     notes: list[str] = []
     runs = _read_runs(path, notes)
     files = find_groups(plan, runs, allow_partial=options.allow_partial)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.merge_record import read_record
 from gpusched.common.text import clean, last_line, mask_secrets
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done
@@ -149,6 +150,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
         failed = islice(job_table.jobs(store, [JobState.FAILED]), SHOWN_JOBS)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
+        record = read_record(queue_dir.path)
         return QueueReport(
             make_scene(queue_dir, store, queue.now),
             summarize_queue(queue, queue_dir.name),
@@ -161,6 +163,8 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             failed=[] if every_job else _with_last(store, failed),
             groups=[report.group_line(group, rate or 0.0) for group, rate in measure_groups(queue, views)],
             jobs=_with_last(store, job_table.jobs(store)) if every_job else (),
+            merged=record.lines() if record is not None else (),
+            warnings=record.messages() if record is not None else (),
         )
 
 

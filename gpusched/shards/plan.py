@@ -17,6 +17,7 @@ VERSION = 1
 _PLAIN_FIELDS = ("created_at", "total", "shuffle_seed", "strategy", "items", "command")  # the same in the document
 TAG = "shards"  # of every job that runs a shard
 MERGE = "merge"  # the name of the job that merges
+PLAN = "shard_plan.json"  # the file of the plan, in the directory of its queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.common.natural_order import natural_key
-from gpusched.shards.attempt_times import CLOCKS_DIFFER_S, ShardRun
+from gpusched.shards.on_disk import CLOCKS_DIFFER_S, ShardRun
 from gpusched.shards.patterns import split_pattern
 
 from .model import MergeRefused, shown, suffix_of
@@ -100,8 +100,11 @@ def _of_last_run(files: FilesByText, run: ShardRun | None) -> FilesByText:
         by_kind.setdefault(re.sub("[0-9]+", "0", text), {})[text] = path
     kept: FilesByText = {}
     for kind in by_kind.values():
-        own = {text: path for text, path in kind.items() if run is not None and run.covers(os.stat(path).st_mtime)}
-        kept |= own or kind
+        times = {text: os.stat(path).st_mtime for text, path in kind.items()}
+        inside = [
+            {text for text in kind if run is not None and run.covers(times[text], s)} for s in (0, CLOCKS_DIFFER_S)
+        ]
+        kept |= {text: kind[text] for text in inside[0] or inside[1] or kind}
     return kept
 
 

@@ -15,7 +15,7 @@ from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.split import shuffled
 
 if TYPE_CHECKING:
-    from gpusched.shards.attempt_times import ShardRun
+    from gpusched.shards.on_disk import ShardRun
     from gpusched.shards.plan import Shard, ShardPlan
 
 SHOWN = 5  # of like things
@@ -118,6 +118,7 @@ class MergePart:
     stamp: tuple[Any, ...] = ()  # another one after a change
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
+    is_short: bool = False  # fewer records than its shard has items
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
 
 

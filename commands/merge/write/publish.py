@@ -27,6 +27,9 @@ class MergeResult(NamedTuple):
     warnings: list[str]
     errors: list[str]
     code: int
+    output: str = ""
+    sha256: str = ""
+    is_complete: bool = False
 
 
 @contextmanager
@@ -122,12 +125,13 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
-    elif options.remove_parts:
-        errors = _remove_parts(task)
-        return MergeResult(summary, report.warnings(), errors, EXIT_CANNOT_WORK if errors else EXIT_OK)
-    kept = ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
+        lacking += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
     code = EXIT_SOME_FAILED if errors else EXIT_OK
-    return MergeResult(summary, [*report.warnings(), *lacking, *kept], errors, code)
+    if is_complete and options.remove_parts:
+        errors = _remove_parts(task)
+        code = EXIT_CANNOT_WORK if errors else EXIT_OK
+    result = MergeResult(summary, [*report.warnings(), *lacking], errors, code)
+    return result._replace(output=task.output, sha256=digest, is_complete=is_complete)
 
 
 def _remove_parts(task: MergeTask) -> list[str]:
@@ -184,7 +188,8 @@ def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
         return []
     short = []
     for part, shard, records in counted:
-        if records < shard.count and part.name not in task.report.lost:
+        part.is_short = records < shard.count
+        if part.is_short and part.name not in task.report.lost:
             row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
             text = f"{shown(part.name)}: {count_of(records, 'record')} of {count_of(shard.count, 'item')}"
             short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})

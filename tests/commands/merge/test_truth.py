@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.shards.attempt_times import ShardRun
+from gpusched.shards.on_disk import ShardRun
 from tests.support.merging import FORMATS, dealt, merge, write_plan
 
 Capture = pytest.CaptureFixture[str]

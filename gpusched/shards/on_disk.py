@@ -1,14 +1,16 @@
-"""The attempts of a plan's shards as their queue has them: a file belongs to the attempt that has written it."""
+"""The files that the shards of a plan have left, and the attempts that have written them."""
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 
+from gpusched.common.merge_record import Stamp, file_stamp
 from gpusched.core.model import AttemptRow, OutcomeKind
 from gpusched.host.queue.queue_dirs import list_queues, locate
 from gpusched.host.store import Store, attempt_table, job_table
-from gpusched.shards.plan import TAG
+from gpusched.shards.plan import TAG, Shard, ShardPlan
 
 CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
 
@@ -21,9 +23,9 @@ class ShardRun:
     started_at: float
     ended_at: float = float("inf")
 
-    def covers(self, at: float) -> bool:
+    def covers(self, at: float, tolerance_s: float) -> bool:
         """Return True if a file that was written at this moment may be by this attempt."""
-        return not self.is_before(at) and at <= self.ended_at + CLOCKS_DIFFER_S
+        return self.started_at - tolerance_s <= at <= self.ended_at + tolerance_s
 
     def is_before(self, at: float) -> bool:
         """Return True if a file that was written at this moment is by an earlier attempt."""
@@ -54,3 +56,19 @@ def _run(attempts: list[AttemptRow]) -> ShardRun | None:
         return None
     last = next((one for one in reversed(begun) if one.outcome is not None and one.outcome.ok), begun[-1])
     return ShardRun(len(begun), last.started_at, last.ended_at or float("inf"))
+
+
+def matched_files(plan: ShardPlan) -> dict[str, Stamp]:
+    """Return all files that the patterns of a plan name, with what tells a change of them."""
+    patterns = {pattern for shard in plan.shards for pattern in shard.outputs}
+    stamps = {path: file_stamp(path) for pattern in patterns for path in glob.iglob(pattern)}
+    return {path: stamp for path, stamp in stamps.items() if stamp is not None}
+
+
+def lacks_file(plan: ShardPlan, shard: Shard) -> bool:
+    """Return True if one of the patterns of a shard names no file that is newer than the plan."""
+    newest = [
+        max([stamp[1] for path in glob.iglob(pattern) if (stamp := file_stamp(path))], default=0)
+        for pattern in shard.outputs
+    ]
+    return any(at / 1e9 < plan.created_at - CLOCKS_DIFFER_S for at in newest)
