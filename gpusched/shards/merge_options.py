@@ -66,11 +66,16 @@ class MergeOptions:
         "natural",
         choices=("natural", "given"),
     )
-    expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N")
+    expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N", shard="--merge-expect")
     nan: str = _option(
-        "Write NaN and Infinity in JSON as null, or leave their records out.", "null", choices=("null", "refuse")
+        "Write NaN and Infinity in JSON as null, or leave their records out.",
+        "null",
+        choices=("null", "refuse"),
+        shard="--merge-nan",
     )
-    allow_pickle: bool = _option("Load .pt files whole: this runs the code that they name.", False)
+    allow_pickle: bool = _option(
+        "Load .pt files whole: this runs the code that they name.", False, shard="--merge-allow-pickle"
+    )
     remove_parts: bool = _option("Remove the parts once the output is complete on disk.", False)
     overwrite: bool = _option("Replace a file that no merge has made, or a complete one.", False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown
@@ -137,7 +138,7 @@ class DictMerge:
 
     def _join_plain(self, key: str, values: Sequence[HeldValue], *, is_summed: bool) -> Any:
         several = [value for _, value in values]
-        if is_summed and not all(isinstance(value, int | float) for value in several):
+        if is_summed and not all(isinstance(value, Real) for value in several):
             raise MergeRefused(f"--sum {shown(key)}: it is no number in all parts")
         if is_summed:
             return sum(several)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 from ..parts.model import MergePart, MergeRefused, MergeTask, reading
@@ -68,6 +69,6 @@ def plain_values(value: Any) -> dict[str, Any]:
     for name, held in islice(value.items(), 1000) if isinstance(value, Mapping) else ():
         if inner := plain_values(held):
             values[str(name)] = inner
-        elif held is None or isinstance(held, bool | int | float | str):
-            values[str(name)] = held
+        elif held is None or isinstance(held, str | Real):
+            values[str(name)] = getattr(held, "item", lambda held=held: held)()  # a scalar of NumPy becomes Python's
     return values

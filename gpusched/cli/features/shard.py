@@ -61,9 +61,9 @@ OPTIONS = (
         "--shards-per-gpu",
         metavar="N",
         type=AT_LEAST_ONE,
-        default=4,
+        default=None,
         help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
-        "for a script that takes minutes to load.  [default: 4]",
+        "for a script that takes minutes to load.  [default: 4, of a single GPU 1]",
     ),
     click.option(
         "--min-items-per-shard",
@@ -71,7 +71,7 @@ OPTIONS = (
         metavar="N",
         type=AT_LEAST_ONE,
         default=4,
-        help="Make fewer shards if they would have fewer than N items.  [default: 4]",
+        help="Without --num-shards, make fewer shards if they would have fewer than N items.  [default: 4]",
     ),
     click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
     click.option(

@@ -527,16 +527,8 @@ def test_case_46_pt(tmp_path: Path, capsys: Capture) -> None:
     paths = [tmp_path / f"p_gpu_{number}.pt" for number in range(4)]
     said = merge(capsys, "-o", tmp_path / "p.pt", *paths)
     assert said.code == 1
-    assert "p_gpu_1.pt: holds numpy" in said.err and "--allow-pickle" in said.err
+    assert "p_gpu_1.pt: holds" not in said.err, "a scalar of NumPy needs no trust"
     assert "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
-    found = torch.load(tmp_path / "p.pt", weights_only=True)
-    assert found["rows"] == [1, 2, 5] and found["w"].shape == (3, 3) and found["w"].device.type == "cpu"
-    said = merge(capsys, "-o", tmp_path / "p.pt", *paths, "--allow-pickle")
-    assert (
-        said.code == 1
-        and "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
-        and "p_gpu_1.pt: holds" not in said.err
-    )
     found = torch.load(tmp_path / "p.pt", weights_only=False)
     assert found["rows"] == [1, 2, 3, 5] and found["w"].shape == (4, 3) and found["score"] == 0.5
 

@@ -184,3 +184,65 @@ def test_one_file_for_each_shard_is_one_output_whatever_the_wildcard_stands_for(
     said = merge(capsys, "--plan", write_plan(tmp_path / "p.json", 9, 3, f"{tmp_path}/gsm8k_*_{{suffix}}.{form}"))
     assert said.code == 0, said
     assert read(tmp_path / f"gsm8k_beam_20240101_merged.{form}") == list(range(9))
+
+
+# ---- NumPy in .pt, and accuracies ------------------------------------------------------------------
+
+
+def test_plain_arrays_and_scalars_of_numpy_need_no_trust(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(2):
+        arrays = {"x": np.array([[i, 1.5]]), "t": np.array([f"é{i}"]), "n": np.array([i]), "w": torch.ones(1, 2)}
+        torch.save(
+            {**arrays, "loss": np.float64(0.5), "k": np.int64(2 + i), "b": np.bool_(True)}, tmp_path / f"p{i}.pt"
+        )
+    said = merge(capsys, "-o", tmp_path / "all.pt", tmp_path / "p0.pt", tmp_path / "p1.pt", "--sum", "k")
+    assert said.code == 0, said
+    found = torch.load(tmp_path / "all.pt", weights_only=False)
+    assert found["x"].tolist() == [[0, 1.5], [1, 1.5]] and found["x"].dtype == np.float64
+    assert found["t"].tolist() == ["é0", "é1"] and found["n"].tolist() == [0, 1] and found["w"].shape == (2, 2)
+    assert found["loss"] == 0.5 and found["k"] == 5 and found["b"]
+    torch.save({"x": torch.zeros(1, 2), "loss": np.float64(0.5)}, tmp_path / "p1.pt")
+    said = merge(capsys, "-o", tmp_path / "more.pt", tmp_path / "p0.pt", tmp_path / "p1.pt")
+    assert said.code == 1 and "'x' is float32, rows of (2,), and NumPy float64, rows of (2,)" in said.err
+    torch.save({"x": np.array(["a"], dtype=object)}, tmp_path / "p1.pt")
+    said = merge(capsys, "-o", tmp_path / "more.pt", tmp_path / "p1.pt")
+    assert said.code == 1 and "which is not loaded without trust; --allow-pickle" in said.err, said
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "value", "weight", "name"),
+    [
+        ({"accuracy": 1.0, "num_questions": 90}, {"accuracy": 0.0, "num_questions": 10}, 0.9, 100, "num_questions"),
+        (
+            {"accuracy": 1.0, "num_samples": 90, "count": 1},
+            {"accuracy": 0.0, "count": 10},
+            0.9,
+            100,
+            "num_samples/count",
+        ),
+        ({"accuracy": 1.0, "answered": 90}, {"accuracy": 0.0, "answered": 10}, 2 / 3, 3, "items"),
+    ],
+)
+def test_accuracies_are_weighted_by_the_count_beside_them(
+    tmp_path: Path,
+    capsys: Capture,
+    left: dict[str, float],
+    right: dict[str, float],
+    value: float,
+    weight: int,
+    name: str,
+) -> None:
+    for i, values in enumerate((left, right)):
+        torch.save({"trees": [{"nodes": i}] * (2 - i), **values}, tmp_path / f"x_gpu_{i}.pt")
+    plan = write_plan(tmp_path / "p.json", 3, 2, f"{tmp_path}/*_{{suffix}}.pt")
+    assert merge(capsys, "--plan", plan).code == 0
+    held = json.loads((tmp_path / "x_merged_metadata.json").read_text())
+    assert held["overall"] == {"accuracy": {"value": pytest.approx(value), "weight": weight, "weighted_by": name}}
+    assert [one["metadata"]["accuracy"] for one in held["parts"]] == [1.0, 0.0]
+
+
+def test_an_accuracy_without_a_weight_is_none_over_all(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(2):
+        torch.save({"x": [i], "accuracy": i / 2}, tmp_path / f"p{i}.pt")
+    assert merge(capsys, "-o", tmp_path / "all.pt", tmp_path / "p0.pt", tmp_path / "p1.pt").code == 0
+    assert json.loads((tmp_path / "all_merged_metadata.json").read_text())["overall"] == {}
