@@ -21,7 +21,7 @@ from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
-from gpusched.shards.outputs import check_formats, with_outputs
+from gpusched.shards.outputs import check_formats, output_matcher, with_outputs
 from gpusched.shards.plan import PLAN, ShardPlan
 from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
@@ -166,4 +166,7 @@ class ShardStart:
 
 
 def _open_items(request: ShardRequest) -> Items:
-    return NumberItems(request.total or 0) if request.items is None else open_items(request.items)
+    if request.items is None:
+        return NumberItems(request.total or 0)
+    output = request.merge_in_full.output if request.merge_in_full is not None else None
+    return open_items(request.items, output_matcher(request.patterns, request.output_dir or "", output, os.getcwd()))

@@ -306,7 +306,7 @@ def test_the_merge_job_of_a_queue_of_version_0_1_is_kept() -> None:
 
 
 def test_a_plan_of_version_0_1_is_read() -> None:
-    document = {
+    document: dict[str, Any] = {
         "version": 1, "created_at": 7.5, "total": 5, "order": "given", "shuffle_seed": None, "strategy": "contiguous",
         "num_shards": 1, "items": "/w/in.txt", "command": "cp {items_file} {suffix}",
         "merge": {"output": "/w/all.txt", "sum": ["n"], "key": None, "on_duplicate": "error", "by": "given",

@@ -53,7 +53,7 @@ OPTIONS = (
         "--items",
         metavar="FILE",
         help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
-        ".parquet. A pattern in quotes: the files that it matches.",
+        ".parquet. A pattern in quotes: the files that it matches. -: the lines of standard input.",
     ),
     click.option("--num-shards", metavar="N", type=AT_LEAST_ONE, help="Make N shards."),
     click.option("--shard-size", metavar="N", type=AT_LEAST_ONE, help="Make shards of at most N items."),

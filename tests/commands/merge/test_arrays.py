@@ -464,8 +464,7 @@ def test_parquet_without_columns(tmp_path: Path, capsys: Capture) -> None:
         pq.write_table(pa.table({"x": [1, 2]}).select([]), path)
     said = merge(capsys, "-o", tmp_path / "a.parquet", *paths)
     assert said.code == 0, said
-    said = merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x")
-    assert said.code == 1 and "p0.parquet: has no field of the name" in said.err
+    assert merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x").code == 0, "no row lacks it"
 
 
 def test_parquet_repeated_times_of_any_unit_are_found(tmp_path: Path, capsys: Capture) -> None:
