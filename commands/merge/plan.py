@@ -43,6 +43,11 @@ def tasks_of_plan(path: str, plan: ShardPlan, options: MergeOptions) -> list[Mer
         hint = f"looked for {patterns}" if patterns else "its shards name no outputs: gpusched shard --merge PATTERN"
         older = "".join(f"; {_stale_text(paths)}" for paths in [*files.stale.values()][:1])
         raise MergeRefused(f"no shard has left a file{older}", where=path, hint=hint)
+    if files.unserved:
+        text = f"no shard has left a file for {shown(', '.join(files.unserved))}"
+        if not options.allow_partial:
+            raise MergeRefused(text, where=path, hint="--allow-partial merges what is there")
+        notes.append(text)
     tasks = []
     for task in [_task(plan, group, options, files.stale, runs) for group in files.groups]:
         if len(files.groups) == 1 or suffix_of(task.output) in MERGE_FORMATS:

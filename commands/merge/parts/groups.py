@@ -40,6 +40,7 @@ class ShardFiles(NamedTuple):
     groups: list[FileGroup]
     stale: dict[int, list[str]]  # by shard: older than the plan
     notes: list[str]
+    unserved: list[str]  # patterns for which no shard has left a file
 
 
 def find_groups(plan: ShardPlan, runs: Mapping[str, ShardRun] = {}, *, allow_partial: bool = False) -> ShardFiles:
@@ -55,7 +56,7 @@ def find_groups(plan: ShardPlan, runs: Mapping[str, ShardRun] = {}, *, allow_par
             of_shards[shard] = _of_last_run(files, runs.get(plan.shards[shard].suffix))
             if dropped := sorted(os.path.basename(files[text]) for text in files.keys() - of_shards[shard].keys()):
                 notes.append(f"{shown(', '.join(dropped))}: of an attempt that failed, and not merged")
-        if all(len(files) == 1 for files in of_shards.values()):
+        if of_shards and all(len(files) == 1 for files in of_shards.values()):
             groups.append(patterns.group(number, {shard: dict(files) for shard, files in of_shards.items()}))
             continue
         if not allow_partial:
@@ -63,7 +64,9 @@ def find_groups(plan: ShardPlan, runs: Mapping[str, ShardRun] = {}, *, allow_par
         for text in {text for files in of_shards.values() for text in files}:
             some = {shard: {text: files[text]} for shard, files in of_shards.items() if text in files}
             groups.append(patterns.group(number, some))
-    return ShardFiles(sorted(groups, key=lambda group: natural_key(group.output)), stale, notes)
+    outputs = plan.shards[0].outputs if plan.shards else ()
+    unserved = [pattern for number, pattern in enumerate(outputs) if number not in fresh]
+    return ShardFiles(sorted(groups, key=lambda group: natural_key(group.output)), stale, notes, unserved)
 
 
 def _claimed_files(
@@ -77,7 +80,9 @@ def _claimed_files(
                 claims.setdefault(path, {}).setdefault(shard.shard, (number, text))
     # The JSON that a script left beside a part of another format goes into the metadata.
     beside = {name for path in claims if suffix_of(path) not in ("", "json") for name in script_metadata_names(path)}
-    fresh: dict[int, dict[int, FilesByText]] = {}
+    fresh: dict[int, dict[int, FilesByText]] = {
+        number: {} for path in claims.keys() & beside for number, _ in claims[path].values()
+    }
     stale: dict[int, list[str]] = {}
     for path in sorted(claims.keys() - beside):
         owners = claims[path]

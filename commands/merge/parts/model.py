@@ -118,6 +118,7 @@ class MergePart:
     stamp: tuple[Any, ...] = ()  # another one after a change
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each list and array, where it is one dict
     is_short: bool = False  # fewer records than its shard has items
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
 

@@ -182,10 +182,14 @@ def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
 
     Counts that may be of something else than records are taken for counts of items once one of them is exactly that.
     """
-    parts = [part for part in task.parts if part.shard and part.records is not None and not part.skipped]
-    counted = [(part, part.shard, part.records or 0) for part in parts if part.shard]
-    if not task.counts_items and all(records != shard.count or not records for _, shard, records in counted):
-        return []
+    parts = [(part, part.shard) for part in task.parts if part.shard and not part.skipped]
+    if task.counts_items:
+        counted = [(part, shard, part.records) for part, shard in parts if part.records is not None]
+    else:
+        of_items = {key for part, shard in parts for key, rows in part.rows.items() if rows == shard.count and rows}
+        counted = [(part, shard, min(part.rows.get(key, 0) for key in of_items)) for part, shard in parts if of_items]
+        has_rows = any(any(part.rows.values()) for part, _ in parts)
+        counted = counted or [(part, shard, 0) for part, shard in parts if has_rows and not any(part.rows.values())]
     short = []
     for part, shard, records in counted:
         part.is_short = records < shard.count
