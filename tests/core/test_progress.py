@@ -104,7 +104,7 @@ def test_the_time_left_is_that_of_the_slowest_running_job() -> None:
     at = view(10, "").attempt.started_at
     slow = [view(10, '{"done": 1, "total": 10}'), view(10, '{"done": 5, "total": 10}')]
     assert slowest_left_s(slow, 5.0, at + 4) == pytest.approx(36)
-    assert group_line(group, 5.0, 36.0).text == "25/40 items  5.0/s  ~36 s left  2 of 4 jobs done"
+    assert group_line(group, 5.0, 36.0).text == "25/40 items  5.0/s  ~35 s left  2 of 4 jobs done"
     silent = [view(10, ""), view(10, "")]
     assert slowest_left_s(silent, 5.0, at + 1) == pytest.approx(3), "ten items at 2.5 items per second"
     assert slowest_left_s(silent, 5.0, at + 5) is None, "it takes longer than expected"
