@@ -99,7 +99,16 @@ TABLE = (
     Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),
     Row(
         "commands.merge*",
-        ("", "commands.merge*", "common.*", "shards.merge_options", "shards.patterns", "shards.plan", "shards.split"),
+        (
+            "",
+            "commands.merge*",
+            "common.*",
+            "shards.on_disk",
+            "shards.merge_options",
+            "shards.patterns",
+            "shards.plan",
+            "shards.split",
+        ),
         ANYTHING,
     ),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),

@@ -15,6 +15,7 @@ from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_ro
 
 from .merge import merge
 from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown
+from .write.publish import MergeResult
 
 _ABOUT = f"""Make one file of many parts. Formats, by suffix: {" ".join(f".{name}" for name in MERGE_FORMATS)}.
 A record or part that cannot be read is named and left out: the exit code is then 1. Parts that do not go together are
@@ -45,16 +46,20 @@ class MergeParser(argparse.ArgumentParser):
         raise MergeRefused(shown(message), hint="see 'gpusched merge --help'", exit_code=errors.EXIT_USAGE)
 
 
-def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
-    """Return the merges that a command line asks for."""
+def run(argv: Sequence[str] | None) -> list[MergeResult]:
+    """Merge what a command line asks for."""
     words: dict[str, Any] = vars(MergeParser().parse_args(argv))
     paths: list[str] = words.pop("parts")
     words |= {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
     options = MergeOptions(**words)
     if options.plan is not None and not paths:
-        from .plan import tasks_of_plan
+        from .plan import run_plan
 
-        return tasks_of_plan(options.plan, options)
+        return run_plan(options.plan, options)
+    return merge([_read_task(paths, options)])
+
+
+def _read_task(paths: Sequence[str], options: MergeOptions) -> MergeTask:
     problems = {
         "--plan names the parts; none beside it": options.plan is not None,
         "--on-duplicate needs --key, which names the field": options.on_duplicate != "error" and not options.key,
@@ -72,39 +77,25 @@ def read_tasks(argv: Sequence[str] | None) -> list[MergeTask]:
             task.parts.append(MergePart(path, name))
         else:
             task.missing.append(MergePart(path, name, skipped="there is no such file"))
-    return [task]
+    return task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, and return its exit code."""
-    code = errors.EXIT_OK
     try:
-        for task in read_tasks(argv):
-            code = max(code, _run(task))
+        results = run(argv)
     except errors.GpuschedError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return errors.EXIT_INTERRUPTED
-    return code
-
-
-def _run(task: MergeTask) -> int:
-    """Merge one output; of several, the others are made if it fails because of its parts."""
-    try:
-        summary, warnings, problems, code = merge(task)
-    except MergeRefused as error:
-        if error.exit_code != errors.EXIT_SOME_FAILED:
-            raise
-        return _fail(str(error), error.exit_code)
-    except (OSError, MemoryError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
-        return _fail(f"{shown(task.output)}: {why}", errors.EXIT_CANNOT_WORK)
-    for text in warnings:
-        _print(f"gpusched: warning: {text}", sys.stderr)
-    for text in problems:
-        _fail(text, code)
-    _print(summary, sys.stdout)
-    return code
+    for result in results:
+        for text in result.warnings:
+            _print(f"gpusched: warning: {text}", sys.stderr)
+        for text in result.errors:
+            _fail(text, result.code)
+        if result.summary:
+            _print(result.summary, sys.stdout)
+    return max(result.code for result in results)
 
 
 def _fail(text: str, code: int) -> int:

@@ -1,45 +1,63 @@
-"""The plan of `gpusched shard`: the merges that it asks for. Reads the plan file, and no part."""
+"""The plan of `gpusched shard`: the merges that it asks for, and the record of what they have made."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpusched.common.errors import EXIT_USAGE
+from gpusched.common.errors import EXIT_USAGE, GpuschedError
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_recorded
-from gpusched.shards.plan import ShardPlan, from_document
+from gpusched.shards.on_disk import ShardRun, matched_files, read_runs
+from gpusched.shards.plan import PLAN, ShardPlan, from_document
 
+from .merge import merge
 from .parts.groups import FileGroup, find_groups
 from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown, suffix_of
+from .write.publish import MergeResult
+from .write.record import keep_record
 
-CLOCKS_DIFFER_S = 2.0  # between this machine and the one that keeps the files
+
+def run_plan(path: str, options: MergeOptions) -> list[MergeResult]:
+    """Merge what the plan's patterns name. `options` go before those of the plan."""
+    plan, tasks = read_plan(path), list[MergeTask]()
+    files = matched_files(plan)
+    try:
+        tasks += tasks_of_plan(path, plan, with_recorded(options, plan.merge or MergeOptions()))
+        results = merge(tasks)
+    except GpuschedError as error:
+        results = [MergeResult("", [], [str(error)], error.exit_code)]
+    if os.path.basename(path) == PLAN:
+        keep_record(os.path.dirname(path), files, tasks, results)
+    return results
 
 
-def tasks_of_plan(path: str, options: MergeOptions) -> list[MergeTask]:
-    """Return a task for each output that the plan's patterns make. `options` go before those of the plan."""
-    plan = read_plan(path)
-    options = with_recorded(options, plan.merge or MergeOptions())
-    groups = find_groups(plan)
-    if not groups:
+def tasks_of_plan(path: str, plan: ShardPlan, options: MergeOptions) -> list[MergeTask]:
+    """Return a task for each output that the plan's patterns make."""
+    notes: list[str] = []
+    runs = _read_runs(path, notes)
+    files = find_groups(plan, runs, allow_partial=options.allow_partial)
+    if not files.groups:
         patterns = shown(", ".join(pattern for shard in plan.shards[:3] for pattern in shard.outputs))
         hint = f"looked for {patterns}" if patterns else "its shards name no outputs: gpusched shard --merge PATTERN"
-        raise MergeRefused("no shard has left a file", where=path, hint=hint)
-    if not options.allow_partial:
-        _refuse_scattered(groups, path)
-    tasks, notes = [], []
-    for task in [_task(plan, group, options) for group in groups]:
-        is_format = suffix_of(task.output) in MERGE_FORMATS
-        if len(groups) == 1 or (is_format and task.parts):
+        older = "".join(f"; {_stale_text(paths)}" for paths in [*files.stale.values()][:1])
+        raise MergeRefused(f"no shard has left a file{older}", where=path, hint=hint)
+    if files.unserved:
+        text = f"no shard has left a file for {shown(', '.join(files.unserved))}"
+        if not options.allow_partial:
+            raise MergeRefused(text, where=path, hint="--allow-partial merges what is there")
+        notes.append(text)
+    tasks = []
+    for task in [_task(plan, group, options, files.stale, runs) for group in files.groups]:
+        if len(files.groups) == 1 or suffix_of(task.output) in MERGE_FORMATS:
             tasks.append(task)
         else:
-            why = "all its parts are older than the plan" if is_format else "its suffix names no format"
-            notes.append(f"{shown(os.path.basename(task.output))} is not made: {why}")
+            notes.append(f"{shown(os.path.basename(task.output))} is not made: its suffix names no format")
     if not tasks:
         raise MergeRefused("\n  ".join(["nothing to merge:", *notes]), where=path)
     _name_outputs(tasks, options.output)
-    tasks[0].report.notes += notes
+    tasks[0].report.notes += [*files.notes, *notes]
     return tasks
 
 
@@ -56,21 +74,35 @@ def read_plan(path: str) -> ShardPlan:
     return plan
 
 
-def _task(plan: ShardPlan, group: FileGroup, options: MergeOptions) -> MergeTask:
-    output, files = group
+def _read_runs(path: str, notes: list[str]) -> dict[str, ShardRun]:
+    try:
+        return read_runs(path)
+    except GpuschedError as error:
+        notes.append(f"which attempts have written the files cannot be read: {error}")
+        return {}
+
+
+def _task(
+    plan: ShardPlan,
+    group: FileGroup,
+    options: MergeOptions,
+    stale: Mapping[int, Sequence[str]],
+    runs: Mapping[str, ShardRun],
+) -> MergeTask:
     is_in_order = plan.strategy != "strided" and plan.shuffle_seed is None
-    task = MergeTask(output, [], options, None if is_in_order else plan)
+    task = MergeTask(group.output, [], options, None if is_in_order else plan)
     for shard in plan.shards:
-        path = files.get(shard.shard, "")
-        if not path:
-            why = "it has left no file"
-        elif os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
-            why = f"{shown(os.path.basename(path))} is older than the plan; it is not merged"
-        else:
-            task.parts.append(MergePart(path, path, shard))
-            continue
-        task.missing += [MergePart(path, shard.suffix, shard, skipped=why)] if path or shard.count else []
+        if path := group.files.get(shard.shard):
+            task.parts.append(MergePart(path, path, shard, runs.get(shard.suffix)))
+        elif shard.count:
+            older = stale.get(shard.shard)
+            why = f"{_stale_text(older)}; it is not merged" if older else "it has left no file"
+            task.missing.append(MergePart("", shard.suffix, shard, skipped=why))
     return task
+
+
+def _stale_text(paths: Sequence[str]) -> str:
+    return f"{shown(', '.join(map(os.path.basename, paths)), 120)} is older than the plan"
 
 
 def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
@@ -88,14 +120,3 @@ def _name_outputs(tasks: Sequence[MergeTask], output: str | None) -> None:
             raise MergeRefused(why, where=task.output, hint=hint, exit_code=EXIT_USAGE)
         for part in task.parts:
             part.name = name_from(os.path.abspath(directory), part.path)
-
-
-def _refuse_scattered(groups: Sequence[FileGroup], path: str) -> None:
-    """Refuse where no two shards have left files that belong together: their names differ in more than the suffix."""
-    firsts = dict(next(iter(files.items())) for _, files in groups)  # shard -> a file of it
-    if len(firsts) < 2 or any(len(files) > 1 for _, files in groups):
-        return
-    names = shown(", ".join(os.path.basename(path) for path in list(firsts.values())[:3]))
-    why = f"no files of two shards belong together, since more than the suffix differs: {names}"
-    hint = "if none is missing, name in --merge what differs, by {start} or {seed}: the same command then only merges"
-    raise MergeRefused(why, where=path, hint=hint)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs.lifecycle import InvalidTransition
@@ -115,7 +116,10 @@ REQUEUE = JobChange(
     "--failed",
     JobState.QUEUED,
     done="queued again",
-    rule="only failed and cancelled jobs are queued again",
+    rule="only failed and cancelled jobs are queued again (--again: succeeded ones too)",
+)
+REPEAT = replace(
+    REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
 )
 HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(
@@ -123,9 +127,14 @@ RELEASE = JobChange(
 )
 
 
-def requeue(queue_dir: QueueDir, jobs: Sequence[str] = (), *, failed: bool = False) -> ChangeReport:
-    """Queue these failed or cancelled jobs again, or every failed one, with all their tries."""
-    return _change_each(queue_dir, jobs, REQUEUE, every=failed)
+def requeue(
+    queue_dir: QueueDir, jobs: Sequence[str] = (), *, failed: bool = False, again: bool = False
+) -> ChangeReport:
+    """Queue these failed or cancelled jobs again, or every failed one, with all their tries.
+
+    With `again`, jobs that have succeeded too.
+    """
+    return _change_each(queue_dir, jobs, REPEAT if again else REQUEUE, every=failed)
 
 
 def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpusched.common.merge_record import read_record
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
@@ -23,7 +24,8 @@ def explain(queue_dir: QueueDir, job: str) -> JobReport:
         row = job_table.get(queue.store, queues.parse_job(job, queue.store))
         attempts = attempt_table.attempts(queue.store, row.id)
         scene = make_scene(queue.queue_dir, queue.store, queue.now)
-        return JobReport(scene, row, attempts, _current(queue, row, attempts, scene.resume))
+        current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
+        return JobReport(scene, row, attempts, current)
 
 
 def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: str) -> list[str]:
@@ -41,6 +43,12 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
     if row.state is JobState.RUNNING:
         return [*_running(queue, row, attempts), *goes_on]
     return []
+
+
+def _merge_messages(queue_dir: QueueDir, row: JobRow) -> list[str]:
+    """Return the warnings and errors of a merge, if the job is the one that has run last."""
+    record, own = read_record(queue_dir.path), dict(row.env).get(b"GPUSCHED_MERGE")
+    return record.messages() if record is not None and own == record.merge.encode() else []
 
 
 def _running(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow]) -> Iterator[str]:

@@ -10,9 +10,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.merge_record import read_record
 from gpusched.common.text import clean, last_line, mask_secrets
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
-from gpusched.core.jobs.progress import ItemGroup, groups, items_done
+from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.host import locks
@@ -79,6 +80,10 @@ def read_running(queue: OpenQueue) -> list[RunningView]:
     return views
 
 
+def _of_group(views: Sequence[RunningView], group: ItemGroup) -> list[RunningView]:
+    return [view for view in views if view.job.items and view.job.tags == group.tags]
+
+
 def measure_groups(queue: OpenQueue, views: Sequence[RunningView]) -> list[tuple[ItemGroup, float | None]]:
     """Return the groups of jobs that say how many items they do, each with its items per second now.
 
@@ -87,7 +92,7 @@ def measure_groups(queue: OpenQueue, views: Sequence[RunningView]) -> list[tuple
     """
     measured: list[tuple[ItemGroup, float | None]] = []
     for group in groups(queue_totals.item_counts(queue.store), views):
-        own = [view for view in views if view.job.items and view.job.tags == group.tags]
+        own = _of_group(views, group)
         counted = [view for view in own if items_done(view.job.items, parse_progress(view.attempt.progress))]
         spent = queue_totals.item_seconds(queue.store, group.tags)
         spent += sum(max(0.0, queue.now - view.attempt.started_at) for view in counted)
@@ -149,6 +154,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
         failed = islice(job_table.jobs(store, [JobState.FAILED]), SHOWN_JOBS)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
+        record = read_record(queue_dir.path)
         return QueueReport(
             make_scene(queue_dir, store, queue.now),
             summarize_queue(queue, queue_dir.name),
@@ -159,8 +165,13 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             waiting=waiting,
             reasons=wait_reasons(queue) | held,
             failed=[] if every_job else _with_last(store, failed),
-            groups=[report.group_line(group, rate or 0.0) for group, rate in measure_groups(queue, views)],
+            groups=[
+                report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
+                for group, rate in measure_groups(queue, views)
+            ],
             jobs=_with_last(store, job_table.jobs(store)) if every_job else (),
+            merged=record.lines() if record is not None else (),
+            warnings=record.messages() if record is not None else (),
         )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.merge_record import MergeRecord, file_stamp, read_record
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, StoredJob
 from gpusched.host.store import attempt_table, job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.shards.files import read_plan
+from gpusched.shards.jobs import merge_id
+from gpusched.shards.on_disk import lacks_file, matched_files
 from gpusched.shards.plan import MERGE, TAG, ShardPlan
 from gpusched.views.words import count
 
@@ -29,6 +32,7 @@ class EarlierRun:
     ended_at: Sequence[float] = ()  # of the shards
     merge_started_at: Mapping[int, float] = field(default_factory=dict)  # last start of each merge, by the job's id
     stored_jobs: Sequence[StoredJob] = ()
+    record: MergeRecord | None = None  # of the last merge
 
     def has_split_of(self, plan: ShardPlan) -> bool:
         """Return True if there is an earlier plan, with the split of this one."""
@@ -65,13 +69,40 @@ class EarlierRun:
         last = max(merges, key=lambda job: job.occurrence)
         will_run = {"queued", "running", "held", *(["failed"] if retry_failed else [])}
         is_pending = any(self.states.get(shard.suffix, "queued") in will_run for shard in plan.shards)
+        is_pending |= retry_failed and bool(self.faulty_shards(plan))
         others = [at for job_id, at in self.merge_started_at.items() if job_id != last.id]
         is_older = max([*self.ended_at, *others], default=0.0) > self.merge_started_at.get(last.id, 0.0)
-        output = plan.merge.output if plan.merge is not None else None
-        is_lost = last.state.value == "succeeded" and output is not None and not os.path.exists(output)
         # a merge that failed is retried as it is
         is_over = last.state.value == "succeeded" or (last.state.value == "failed" and not retry_failed)
-        return last.occurrence + (is_over and (is_pending or is_lost or is_older))
+        is_other = self._has_other_files(plan, has_output=last.state.value == "succeeded")
+        return last.occurrence + (is_over and (is_pending or is_older or is_other))
+
+    def _has_other_files(self, plan: ShardPlan, *, has_output: bool) -> bool:
+        """Return True if the files on disk are others than those that the last merge has read and made."""
+        output = plan.merge.output if plan.merge is not None else None
+        if has_output and output is not None and not os.path.exists(output):
+            return True
+        if self.record is None:
+            return False
+        files = matched_files(plan)
+        if any(self.record.files.get(path) != stamp for path, stamp in files.items()):
+            return True
+        return not self.record.is_on_disk() if has_output else self.record.files.keys() != files.keys()
+
+    def faulty_shards(self, plan: ShardPlan) -> list[str]:
+        """Return the shards that have succeeded, and whose files are missing, short or unreadable."""
+        if plan.merge is None or not self.has_split_of(plan) or (self.record is not None and self.record.is_complete()):
+            return []
+        faults: dict[str, str] = {}
+        if self.record is not None and self.record.merge == merge_id(plan, plan.merge).decode():
+            faults = {
+                suffix: path
+                for suffix, path in self.record.faults.items()
+                if not path or self.record.files.get(path) == file_stamp(path)
+            }
+        plan = replace(plan, created_at=self.created_at(plan, 0.0))
+        done = [shard for shard in plan.shards if self.states.get(shard.suffix) == "succeeded"]
+        return [shard.suffix for shard in done if shard.suffix in faults or lacks_file(plan, shard)]
 
 
 def read_earlier_run(queue_dir: QueueDir, owner: bytes) -> EarlierRun:
@@ -95,6 +126,7 @@ def _read(queue_dir: QueueDir, store: Store) -> EarlierRun:
             for job in merges
         },
         stored_jobs=submission.stored_jobs(store),
+        record=read_record(queue_dir.path),
     )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import mmap
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -38,12 +39,17 @@ class Items(ABC):
         """Return a function that makes the content of items files; what it holds in memory goes with it."""
 
 
-def open_items(name: str) -> Items:
-    """Open the items that --items names. Raises GpuschedError for an unreadable file or an unknown format."""
+def open_items(name: str, is_output: Callable[[str], bool] = lambda path: False) -> Items:
+    """Open the items that --items names, without files that the run itself writes; "-" is standard input.
+
+    Raises GpuschedError for an unreadable file or an unknown format.
+    """
+    if name == "-":
+        return TextItems(name, ".txt")
     expanded = os.path.expanduser(name)
     path = os.path.abspath(expanded)
     if not os.path.exists(path) and _WILDCARD.search(name):
-        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)))
+        return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)), is_output)
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
         raise _error(path, "no regular file", "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
@@ -62,7 +68,9 @@ def _error(path: str, what: str, hint: str = "") -> GpuschedError:
 
 
 def _mapped(path: str) -> mmap.mmap | bytes:
-    """Return the bytes of a file, mapped into memory."""
+    """Return the bytes of a file, mapped into memory, or those of standard input."""
+    if path == "-":
+        return sys.stdin.buffer.read()
     with open(path, "rb") as file:
         is_empty = os.fstat(file.fileno()).st_size == 0
         return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -81,9 +89,10 @@ class NumberItems(Items):
 class FileItems(Items):
     """The files that a pattern matches, gpu_2 before gpu_10. An items file has their absolute paths."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, is_output: Callable[[str], bool] = lambda path: False) -> None:
         self.path = pattern
-        files = [path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path)]
+        paths = glob.iglob(pattern, recursive=True)
+        files = [path for path in paths if os.path.isfile(path) and not is_output(path)]
         if not files:
             raise _error(pattern, "no file matches this", "put the pattern in quotes; ** matches folders")
         self._files = sorted(files, key=natural_key)

@@ -51,13 +51,13 @@ def _merge_job(plan: ShardPlan, merge: MergeOptions, command: str) -> JobSpec:
     """Make the job that merges. A merge with other options is another job."""
     kind = DependencyKind.ENDED if merge.allow_partial else DependencyKind.SUCCEEDED
     # PYTHONSAFEPATH: the stage imports no module that lies in the working directory.
-    env = ((b"PYTHONSAFEPATH", b"1"), (b"GPUSCHED_MERGE", _merge_id(plan, merge)))
+    env = ((b"PYTHONSAFEPATH", b"1"), (b"GPUSCHED_MERGE", merge_id(plan, merge)))
     attributes = Attributes(gpus=0, name=MERGE, after=(Dependency(kind, (TAG,)),), env=env)
     text = command.encode("utf-8", "surrogateescape")
     return JobSpec(text, text, len(plan.shards) + 1, 1, attributes)
 
 
-def _merge_id(plan: ShardPlan, merge: MergeOptions) -> bytes:
+def merge_id(plan: ShardPlan, merge: MergeOptions) -> bytes:
     """Return a hash of the options and the inputs of the merge. The text is that of version 0.1, whose queues stay."""
     # The options of version 0.1, where sum was "sums".
     first = ("output", "sum", "key", "on_duplicate", "allow_partial")

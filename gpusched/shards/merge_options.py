@@ -66,8 +66,27 @@ class MergeOptions:
         "natural",
         choices=("natural", "given"),
     )
-    expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N")
-    allow_pickle: bool = _option("Load .pt files whole: this runs the code that they name.", False)
+    expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N", shard="--merge-expect")
+    nan: str = _option(
+        "Write NaN and Infinity in JSON as null, or leave their records out.",
+        "null",
+        choices=("null", "refuse"),
+        shard="--merge-nan",
+    )
+    allow_pickle: bool = _option(
+        "Load .pt files whole: this runs the code that they name.", False, shard="--merge-allow-pickle"
+    )
+    promote: bool = _option(
+        "Join .parquet columns of other types, such as whole numbers and floats, where no value changes.",
+        False,
+        shard="--merge-promote",
+    )
+    header: str | None = _option(
+        "Say whether the first row of .csv and .tsv parts has the names of the columns, where it is all numbers.",
+        choices=("yes", "no"),
+        shard="--merge-header",
+    )
+    remove_parts: bool = _option("Remove the parts once the output is complete on disk.", False)
     overwrite: bool = _option("Replace a file that no merge has made, or a complete one.", False)
 
 
@@ -92,7 +111,7 @@ class OptionRow(NamedTuple):
 
     @property
     def full_help(self) -> str:
-        return self.help + (f"  [default: {self.default}]" if self.choices else "")
+        return self.help + (f"  [default: {self.default}]" if self.choices and self.default else "")
 
 
 def option_rows() -> list[OptionRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
@@ -22,10 +22,29 @@ def check_formats(patterns: Sequence[str], output: str | None) -> None:
     paths += [] if output is None else [("--merge-output", output)]
     for flag, path in paths:
         suffix = os.path.splitext(path)[1].lower().removeprefix(".")
-        is_any = flag == "--merge" and (not suffix or re.search(r"[][*?{}]", suffix))
+        has_wildcard = re.search(r"[][*?{}]", suffix) if suffix else "*" in os.path.basename(path)
+        is_any = flag == "--merge" and has_wildcard
+        if flag == "--merge" and (not os.path.basename(path) or os.path.isdir(os.path.expanduser(path))):
+            hint = "name the files: 'out/*_{suffix}.jsonl'"
+            raise GpuschedError("is a directory, and a pattern names files", where=f"{flag} {path}", hint=hint)
         if suffix not in MERGE_FORMATS and not is_any:
             hint = f"use {' '.join(f'.{name}' for name in MERGE_FORMATS)}"
             raise GpuschedError("its suffix names no format that can be merged", where=f"{flag} {path}", hint=hint)
+
+
+def output_matcher(patterns: Sequence[str], output_dir: str, output: str | None, cwd: str) -> Callable[[str], bool]:
+    """Return a function that tells the files of a sharded run: parts, merged files, and the metadata beside them."""
+    literals = {"suffix": r"(?:gpu_\d+|shard_\d+|merged)", "items_file": ".*"}
+    texts = []
+    for pattern in [*patterns, *([output] if output else [])]:
+        path = os.path.normpath(os.path.join(cwd, os.path.expanduser(pattern.replace("{output_dir}", output_dir))))
+        stem = os.path.splitext(path)[0]
+        for whole in (path, f"{stem}_metadata.json", f"{stem}_merged_metadata.json", f"{path}.incomplete"):
+            pieces = re.split(r"\{(\w+)\}", whole)
+            named = [literals.get(name, r"-?\d+") for name in pieces[1::2]] + [""]
+            plain = [re.escape(text).replace(r"\*", "[^/]*") for text in pieces[::2]]
+            texts.append("".join(text + name for text, name in zip(plain, named, strict=True)))
+    return lambda path: any(re.fullmatch(text, path) for text in texts)
 
 
 def with_outputs(plan: ShardPlan, patterns: Sequence[str], output_dir: str, cwd: str) -> ShardPlan:

@@ -17,6 +17,8 @@ VERSION = 1
 _PLAIN_FIELDS = ("created_at", "total", "shuffle_seed", "strategy", "items", "command")  # the same in the document
 TAG = "shards"  # of every job that runs a shard
 MERGE = "merge"  # the name of the job that merges
+SHARDS_PER_GPU = 4
+PLAN = "shard_plan.json"  # the file of the plan, in the directory of its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class SplitOptions:
 
     num_shards: int | None = None
     shard_size: int | None = None
-    shards_per_gpu: int = 4
+    shards_per_gpu: int | None = None  # None: SHARDS_PER_GPU where there are several GPUs
     min_items: int = 4
     strided: bool = False
     shuffle: int | None = None

@@ -68,6 +68,8 @@ def prepare_queue(
         files.write_plan(queue_dir.path, replace(plan, created_at=earlier.created_at(plan, queues.now())))
         if options.retry_failed:
             _release_held(queue)
+            for suffix in earlier.faulty_shards(plan):
+                job_table.requeue(queue.store, _shard_id(queue, suffix), again=True)
         yield
     finally:
         os.close(lock)
@@ -103,6 +105,10 @@ def _release_held(queue: Queue) -> None:
     for job in job_table.jobs(queue.store, [JobState.HELD]):
         if job.cause == CAUSE_FAILURES and TAG in job.tags:
             job_table.release(queue.store, job.id)
+
+
+def _shard_id(queue: Queue, suffix: str) -> int:
+    return next(job.id for job in job_table.jobs(queue.store) if job.name == suffix and TAG in job.tags and job.listed)
 
 
 def _make_directory(path: str | None, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.shards.command import command_line
 from gpusched.shards.merge_options import MergeOptions, shard_rows
-from gpusched.shards.plan import SplitOptions
+from gpusched.shards.plan import SHARDS_PER_GPU, SplitOptions
 
 # Options whose flags are not called like their fields.
 _FLAGS = {"min_items": "--min-items-per-shard", **{row.name: row.shard for row in shard_rows()}}
@@ -92,6 +92,7 @@ class ShardRequest:
         """Return the values that the split depends on, as the plan keeps them. `digest` is that of the items."""
         return {
             **asdict(self.split),
+            "shards_per_gpu": self.split.shards_per_gpu or SHARDS_PER_GPU,  # as version 0.1 keeps it
             "total": self.total,
             "weights": None,  # which version 0.1 had
             "digest": digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpusched.common.errors import GpuschedError
 from gpusched.lists.parameters import MAX_JOBS
 from gpusched.shards import split
-from gpusched.shards.plan import Shard, ShardPlan, SplitOptions
+from gpusched.shards.plan import SHARDS_PER_GPU, Shard, ShardPlan, SplitOptions
 from gpusched.views.words import count
 
 SUFFIXES = {"gpu": "gpu_{}", "shard": "shard_{:05}"}
@@ -21,16 +21,20 @@ def count_shards(total: int, options: SplitOptions, slots: int) -> tuple[int, st
     if options.shard_size is not None:
         n, least = -(-total // options.shard_size), 1
     else:
-        n, least = options.num_shards or max(1, slots) * options.shards_per_gpu, options.min_items
+        per_slot = options.shards_per_gpu or (SHARDS_PER_GPU if slots > 1 else 1)
+        n, least = max(1, slots) * per_slot, options.min_items
+    if options.num_shards is not None:
+        n, least = options.num_shards, 1
     most = max(1, total // least)
     if n > MAX_JOBS:
         raise GpuschedError(f"{n:,} shards are more than {MAX_JOBS:,}", hint="a larger --shard-size makes fewer")
     if n <= most:
         return n, ""
-    if options.num_shards is None and most >= slots:
+    if options.num_shards is None and most >= max(1, slots):
         return most - most % max(1, slots), ""  # each GPU still has as many as the others
     items, shards = count(total, "item"), count(most, "shard")
-    return most, f"too few items for more: {items} in {shards} (--min-items-per-shard {least})"
+    why = "" if least == 1 else f" (--min-items-per-shard {least})"
+    return most, f"too few items for more: {items} in {shards}{why}"
 
 
 def make_plan(total: int, options: SplitOptions, n: int, slots: int) -> ShardPlan:

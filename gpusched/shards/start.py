@@ -18,13 +18,12 @@ from gpusched.lists.submit import refused
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import QUIET_SESSION, RunSession, ignore, run_jobs
 from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
-from gpusched.shards import files
 from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
-from gpusched.shards.outputs import check_formats, with_outputs
-from gpusched.shards.plan import ShardPlan
+from gpusched.shards.outputs import check_formats, output_matcher, with_outputs
+from gpusched.shards.plan import PLAN, ShardPlan
 from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.sizing import count_shards, make_plan
@@ -157,7 +156,7 @@ class ShardStart:
         options = {"force": self._options.force, "strip_gpu_env": settings.strip_gpu_env, "gpus": settings.gpus_per_job}
         merge = None
         if plan.merge is not None:
-            merge = merge_command(sys.executable, f"{self._queue_dir.path}/{files.PLAN}", plan.merge.output)
+            merge = merge_command(sys.executable, f"{self._queue_dir.path}/{PLAN}", plan.merge.output)
         jobs = refused(
             make_jobs(plan, self._request.line, self._request.output_dir or "", merge, options=options), "shard"
         )
@@ -170,4 +169,7 @@ class ShardStart:
 
 
 def _open_items(request: ShardRequest) -> Items:
-    return NumberItems(request.total or 0) if request.items is None else open_items(request.items)
+    if request.items is None:
+        return NumberItems(request.total or 0)
+    output = request.merge_in_full.output if request.merge_in_full is not None else None
+    return open_items(request.items, output_matcher(request.patterns, request.output_dir or "", output, os.getcwd()))

@@ -21,9 +21,11 @@ def group_rows(summary: GroupSummary) -> list[Row]:
     done = f"{group.ended} of {group.jobs} done, {int(group.done)} of {count(group.items, 'item')}{speed}"
     rows: list[Row] = [[clean(group.name), done], *_missing_rows(summary)]
     if summary.details.outputs:
-        rows.append(["merged", list(summary.details.outputs[-SHOWN:])])
+        rows.append(["merged", [clean(text) for text in summary.details.outputs[-SHOWN:]]])
+    if summary.details.warnings:
+        rows.append(["warned", [clean(text) for text in summary.details.warnings[:SHOWN]]])
     if summary.details.errors:
-        rows.append(["wrong", list(summary.details.errors[:SHOWN])])
+        rows.append(["wrong", [clean(text) for text in summary.details.errors[:SHOWN]]])
     return rows if took is None or len(took.jobs) < 2 else [*rows, *_time_rows(took)]
 
 

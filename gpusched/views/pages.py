@@ -51,6 +51,8 @@ def queue_page(report: QueueReport) -> list[Line]:
         lines.append(line((clean(what), "bold red")))
     lines.append(counted(head.counts.parts()))
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
+    lines += [line(f"merged  {clean(short_path(text, scene.cwd))}") for text in report.merged]
+    lines += [line((f"        {clean(text)}", "yellow")) for text in report.warnings[:SHOWN_JOBS]]
     blocks = (
         device_table(report.devices),
         _running(report.running),

@@ -192,11 +192,16 @@ class GroupLine:
     text: str
 
 
-def group_line(group: ItemGroup, per_s: float) -> GroupLine:
-    """Return the line of a group. `per_s`: its present rate, in items per second; 0 if unknown."""
+def group_line(group: ItemGroup, per_s: float, slowest_s: float | None = 0.0) -> GroupLine:
+    """Return the line of a group. `per_s`: its present rate, in items per second; 0 if unknown.
+
+    `slowest_s`: the time that its slowest running job needs; None if nobody knows.
+    """
     parts = [f"{int(group.done)}/{count(group.items, 'item')}"]
     if group.done < group.items and per_s > 0:
-        parts += [rate(per_s), f"{about((group.items - group.done) / per_s)} left"]
+        parts.append(rate(per_s))
+        if slowest_s is not None:
+            parts.append(f"{about(max((group.items - group.done) / per_s, slowest_s))} left")
     parts.append(f"{group.ended} of {count(group.jobs, 'job')} done")
     return GroupLine(clean(group.name), group.fraction, "  ".join(parts))
 

@@ -62,6 +62,8 @@ class QueueReport:
     failed: Sequence[JobWithLast]
     groups: Sequence[GroupLine] = ()
     jobs: Sequence[JobWithLast] = ()  # every job, where all are wanted
+    merged: Sequence[str] = ()  # what its merge has made
+    warnings: Sequence[str] = ()  # and what it has told
 
 
 @dataclass(frozen=True, slots=True)

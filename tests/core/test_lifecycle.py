@@ -43,6 +43,7 @@ running failed failed
 running cancelled cancelled
 failed requeued queued
 cancelled requeued queued
+succeeded repeated queued
 """
 STATED = {
     (None if before == "-" else JobState(before), JobEvent(event)): JobState(after)
@@ -79,9 +80,8 @@ def test_the_table_cannot_be_changed() -> None:
         TRANSITIONS[JobState.RUNNING, JobEvent.HELD] = JobState.HELD  # type: ignore[index]
 
 
-def test_a_success_is_final_and_nothing_else_is() -> None:
-    stuck = {state for state in JobState if all((state, event) not in TRANSITIONS for event in JobEvent)}
-    assert stuck == {JobState.SUCCEEDED}
+def test_a_success_is_final_unless_it_is_repeated_by_name() -> None:
+    assert [event for event in JobEvent if (JobState.SUCCEEDED, event) in TRANSITIONS] == [JobEvent.REPEATED]
 
 
 # ---- the judgement ---------------------------------------------------------------------------------

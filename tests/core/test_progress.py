@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.jobs.progress import ItemCount, ItemGroup, Span, groups, items_done, times
+from gpusched.core.jobs.progress import ItemCount, ItemGroup, Span, groups, items_done, slowest_left_s, times
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import JobSpec, JobState, Outcome, OutcomeKind, Requirements, RunningView
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, submission
@@ -97,6 +97,19 @@ def test_a_group_counts_what_its_running_jobs_say() -> None:
     assert group_line(found[1], 2.5).text == "25/60 items  2.5/s  ~15 s left  2 of 6 jobs done"
     assert group_line(found[1], 0.05).text == "25/60 items  3.0/min  ~12 min left  2 of 6 jobs done"
     assert group_line(found[0], 0.0).text == "0/3 items  0 of 1 job done"
+
+
+def test_the_time_left_is_that_of_the_slowest_running_job() -> None:
+    group = ItemGroup(("t",), 4, 2, 40, 25.0)
+    at = view(10, "").attempt.started_at
+    slow = [view(10, '{"done": 1, "total": 10}'), view(10, '{"done": 5, "total": 10}')]
+    assert slowest_left_s(slow, 5.0, at + 4) == pytest.approx(36)
+    assert group_line(group, 5.0, 36.0).text == "25/40 items  5.0/s  ~35 s left  2 of 4 jobs done"
+    silent = [view(10, ""), view(10, "")]
+    assert slowest_left_s(silent, 5.0, at + 1) == pytest.approx(3), "ten items at 2.5 items per second"
+    assert slowest_left_s(silent, 5.0, at + 5) is None, "it takes longer than expected"
+    assert group_line(group, 5.0, None).text == "25/40 items  5.0/s  2 of 4 jobs done"
+    assert slowest_left_s([], 5.0, at) == slowest_left_s(silent, 0.0, at + 9) == 0.0
 
 
 @given(st.integers(1, 1000), st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats(-10, 1e9)))

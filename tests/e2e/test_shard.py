@@ -489,3 +489,98 @@ def test_killed_at_any_point_and_started_again_the_merged_file_is_the_same(box: 
         assert sum(attempt.outcome is not None and attempt.outcome.ok for attempt in row.attempts) == 1
     left = {name for name in os.listdir(box.work) if "again" in name}
     assert left == {f"again.{form}", "again_merged_metadata.json"}
+
+
+# ---- what is on disk decides -----------------------------------------------------------------------
+
+ON_DISK = ("--total", "8", "--num-shards", "2", "--suffix", "gpu", *MERGE)
+
+
+def test_what_is_gone_is_told_and_made_again_when_that_is_asked_for(box: Box) -> None:
+    assert shard(box, *ON_DISK).code == 0
+    for name in ("out/gpu_0.jsonl", "out/gpu_1.jsonl", "all.jsonl"):
+        (box.work / name).unlink()
+    said = shard(box, *ON_DISK)
+    assert said.code == 1 and "merged " not in said.out and "no shard has left a file" in said.out, said.text
+    said = shard(box, *ON_DISK, "--retry-failed")
+    assert said.code == 0 and "merged   all.jsonl: 8 records of 2 parts" in said.out, said.text
+    assert merged(box) == list(range(8)) and attempts(box)["gpu_0"] == attempts(box)["gpu_1"] == 2
+
+
+@pytest.mark.parametrize("damage", ["", '{"item": 4}\n', '{"item": 4, "te'])
+def test_a_shard_whose_part_is_short_or_cut_runs_again(box: Box, damage: str) -> None:
+    assert shard(box, *ON_DISK).code == 0
+    (box.work / "out/gpu_1.jsonl").write_text(damage)
+    said = shard(box, *ON_DISK)  # a part that has changed is merged again
+    assert said.code == 1 and "gpu_1.jsonl" in said.out, said.text
+    assert merged(box) == list(range(8)), "an incomplete result replaces no complete one"
+    assert attempts(box)["gpu_1"] == 1
+    said = shard(box, *ON_DISK, "--retry-failed")
+    assert said.code == 0 and merged(box) == list(range(8)), said.text
+    assert {name: n for name, n in attempts(box).items() if "gpu" in name} == {"gpu_0": 1, "gpu_1": 2}
+
+
+def test_an_edited_part_is_merged_again_and_parts_may_be_gone_once_it_is(box: Box) -> None:
+    assert shard(box, *ON_DISK).code == 0
+    part = box.work / "out/gpu_1.jsonl"
+    part.write_text(part.read_text().replace('"item": 4', '"item": 44'))
+    assert shard(box, *ON_DISK).code == 0
+    assert merged(box) == [0, 1, 2, 3, 44, 5, 6, 7]
+    (box.work / "out/gpu_0.jsonl").unlink()
+    part.unlink()
+    before = attempts(box)
+    for options in ((), ("--retry-failed",)):
+        said = shard(box, *ON_DISK, *options)
+        assert said.code == 0 and "merged   all.jsonl: 8 records" in said.out, said.text
+    assert attempts(box) == before
+
+
+def test_a_corrected_pattern_runs_no_shard_again(box: Box) -> None:
+    wrong = ("--total", "8", "--num-shards", "2", "--suffix", "gpu", "--merge-output", "all.jsonl", "--merge")
+    assert shard(box, *wrong, "o/{suffix}.jsonl").code == 1
+    said = shard(box, *wrong, "out/{suffix}.jsonl", "--retry-failed")
+    assert said.code == 0 and merged(box) == list(range(8)), said.text
+    assert attempts(box)["gpu_0"] == 1
+
+
+def test_a_script_that_appends_and_is_started_again_leaves_no_complete_file(box: Box) -> None:
+    words = ("bash", "-c", "seq {start} $(({end} - 1)) >> {suffix}.txt; [ -e go ]")
+    options = ("--total", "8", "--num-shards", "2", "--suffix", "gpu", "--merge", "{suffix}.txt")
+    assert shard(box, *options, words=words).code == 1
+    (box.work / "go").touch()
+    said = shard(box, *options, "--retry-failed", words=words)
+    assert said.code == 1 and "gpu_0.txt: 8 records of 4 items, and its shard had 2 attempts" in said.out, said.text
+    for n in range(2):
+        (box.work / f"gpu_{n}.txt").unlink()
+    said = shard(box, *options, "--retry-failed", words=words)
+    assert said.code == 0 and (box.work / "merged.txt").read_text().split() == [str(n) for n in range(8)], said.text
+
+
+def test_the_file_of_the_attempt_that_succeeded_is_merged(box: Box) -> None:
+    script = "f=x_$(date +%s%N)_{suffix}.txt; seq {start} $(({end} - 1)) > $f; mkdir go_{suffix} || exit 0; exit 1"
+    words = ("bash", "-c", script)
+    (box.work / "go_gpu_0").mkdir()
+    options = ("--total", "8", "--num-shards", "2", "--suffix", "gpu", "--merge", "x_*_{suffix}.txt", "--retries", "1")
+    said = shard(box, *options, "--merge-output", "all.txt", words=words)
+    assert said.code == 0, said.text
+    assert (box.work / "all.txt").read_text().split() == [str(n) for n in range(8)]
+
+
+def test_the_warnings_of_the_merge_are_told_at_the_end_and_later(box: Box) -> None:
+    (box.work / "work.py").write_text(SCRIPT.replace('"text": "x" * item', '"text": float("nan")'))
+    text = "gpu_0.jsonl, line 1: NaN or Infinity is written as null"
+    said = shard(box, *ON_DISK)
+    assert said.code == 0 and re.search(rf"warned +out/{text}", said.out), said.text
+    assert text in box.gpusched("status", "-q", "q").out
+    assert text in box.gpusched("explain", "merge", "-q", "q").out
+    assert text not in box.gpusched("explain", "gpu_0", "-q", "q").out
+
+
+def test_a_job_that_has_succeeded_is_queued_again_by_name(box: Box) -> None:
+    assert shard(box, *ON_DISK).code == 0
+    refused = box.gpusched("requeue", "gpu_1", "-q", "q")
+    assert refused.code == 1 and "(--again: succeeded ones too)" in refused.text
+    (box.work / "out/gpu_1.jsonl").unlink()
+    assert box.gpusched("requeue", "gpu_1", "--again", "-q", "q").code == 0
+    assert shard(box, *ON_DISK).code == 0
+    assert merged(box) == list(range(8)) and attempts(box)["gpu_1"] == 2

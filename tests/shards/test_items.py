@@ -18,6 +18,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.natural_order import natural_key
 from gpusched.shards.files import read_plan, write_items, write_plan
 from gpusched.shards.items import NumberItems, open_items
+from gpusched.shards.outputs import check_formats, output_matcher
 from gpusched.shards.plan import SplitOptions
 from gpusched.shards.sizing import make_plan
 
@@ -219,3 +220,28 @@ def test_the_plan_is_for_this_user_alone_and_no_link_is_followed(tmp_path: Path)
     path.symlink_to(tmp_path / "other")
     with pytest.raises(GpuschedError, match="cannot be read"):
         read_plan(queue)
+
+
+def test_what_the_run_writes_is_no_item(tmp_path: Path) -> None:
+    outputs = ["x_gpu_0.jsonl", "x_shard_00003.jsonl", "x_merged.jsonl", "x_merged_metadata.json", "all.jsonl"]
+    for name in ("a.jsonl", "x_gpu.jsonl", "b_gpu_0.jsonl", *outputs, "all_merged_metadata.json", "o/y_0_5.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    patterns = ["x_{suffix}.jsonl", "{output_dir}/y_{start}_*.jsonl"]
+    is_output = output_matcher(patterns, f"{tmp_path}/o", f"{tmp_path}/all.jsonl", str(tmp_path))
+    items = open_items(f"{tmp_path}/**/*.json*", is_output)
+    left = items.open()(range(items.count)).decode().split()
+    assert [Path(path).name for path in left] == ["a.jsonl", "b_gpu_0.jsonl", "x_gpu.jsonl"]
+
+
+def test_lines_of_standard_input_are_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\nb c\nd")))
+    items = open_items("-")
+    assert items.count == 3 and items.open()([2, 0]) == b"d\na\n"
+
+
+@pytest.mark.parametrize("pattern", ["DIR/", "DIR", "DIR/{suffix}", "DIR/{suffix}/"])
+def test_a_pattern_that_names_no_file_is_refused(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(GpuschedError, match=r"directory|names no format"):
+        check_formats([pattern.replace("DIR", str(tmp_path))], None)
+    check_formats([f"{tmp_path}/*_{{suffix}}*", f"{tmp_path}/{{suffix}}.jsonl"], None)

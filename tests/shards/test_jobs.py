@@ -95,7 +95,8 @@ def test_fewer_items_than_it_is_worth_make_fewer_shards_and_it_says_so() -> None
     assert count_shards(3, SplitOptions(shard_size=1), 2) == (3, "")
     assert count_shards(20, SplitOptions(), 2) == (4, "")
     n, note = count_shards(8, SplitOptions(num_shards=4), 4)
-    assert (n, note) == (2, "too few items for more: 8 items in 2 shards (--min-items-per-shard 4)")
+    assert (n, note) == (4, ""), "an explicit number wins"
+    assert count_shards(3, SplitOptions(num_shards=4), 4) == (3, "too few items for more: 3 items in 3 shards")
     assert count_shards(3, SplitOptions(), 2) == (
         1,
         "too few items for more: 3 items in 1 shard (--min-items-per-shard 4)",
@@ -309,7 +310,7 @@ def test_the_merge_job_of_a_queue_of_version_0_1_is_kept() -> None:
 
 
 def test_a_plan_of_version_0_1_is_read() -> None:
-    document = {
+    document: dict[str, Any] = {
         "version": 1, "created_at": 7.5, "total": 5, "order": "given", "shuffle_seed": None, "strategy": "contiguous",
         "num_shards": 1, "items": "/w/in.txt", "command": "cp {items_file} {suffix}",
         "merge": {"output": "/w/all.txt", "sum": ["n"], "key": None, "on_duplicate": "error", "by": "given",
@@ -321,6 +322,22 @@ def test_a_plan_of_version_0_1_is_read() -> None:
                   "cwd": "/w"},
     }  # fmt: skip
     plan = from_document(document)
-    assert to_document(plan) == document
+    kept = to_document(plan)
+    assert kept == {**document, "merge": {**kept["merge"], **document["merge"]}}  # which has more options now
     request = ShardRequest(("cp",), items="in.txt", split=SplitOptions(num_shards=1))
     assert {**request.split_inputs("d"), "cwd": "/w"} == plan.inputs, "another start keeps the split"
+
+
+@pytest.mark.parametrize(
+    ("options", "total", "slots", "right"),
+    [
+        (SplitOptions(num_shards=5), 6, 2, 5),  # an explicit number wins over the least number of items
+        (SplitOptions(num_shards=9), 6, 2, 6),
+        (SplitOptions(), 100, 1, 1),  # one GPU: nothing to even out
+        (SplitOptions(), 100, 2, 8),
+        (SplitOptions(shards_per_gpu=4), 100, 1, 4),
+        (SplitOptions(), 10, 2, 2),
+    ],
+)
+def test_the_number_of_shards(options: SplitOptions, total: int, slots: int, right: int) -> None:
+    assert count_shards(total, options, slots)[0] == right

@@ -37,7 +37,6 @@ class JsonArrays(RecordFormat):
         if len(self._kinds) > 1:
             which = ", ".join(f"{shown(name)} is an {kind}" for kind, name in self._kinds.items())
             raise MergeRefused(f"mixed parts: {which}", hint="merge the arrays and the objects into a file each")
-        self.task.counts_items = "object" not in self._kinds
         return records
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
@@ -54,7 +53,8 @@ class JsonArrays(RecordFormat):
                     report.leave_out(part.name, line, NO_KEY)
                     continue
                 identity = b"" if name is None else field_identity(value[name])
-            yield line, b"\n" + without_nan(element, report, part.name, line), identity, 1
+            if text := without_nan(element, self.task, report, part.name, line):
+                yield line, b"\n" + text, identity, 1
 
     def _elements(self, part: MergePart, data: bytes) -> Iterator[bytes]:
         """Return the elements of an array, or the one object."""
@@ -64,6 +64,7 @@ class JsonArrays(RecordFormat):
         if not isinstance(document, dict | list):
             raise PartUnreadable("is neither a JSON array nor an object", 1)
         self._kinds.setdefault("array" if isinstance(document, list) else "object", part.name)
+        self.task.counts_items = "object" not in self._kinds
         if isinstance(document, dict):
             return iter([data.strip(b" \t\r\n")])
         return map(bytes, document)
@@ -102,4 +103,6 @@ class JsonObjects(WholeFileFormat):
 
     def save(self, merged: Any, out: MergeOutput) -> None:
         data = json.dumps(merged, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass")
-        out.write(without_nan(data, self.task.report, out.name, 1) + b"\n")
+        if not (text := without_nan(data, self.task, self.task.report, out.name, 1)):
+            raise MergeRefused("would hold NaN, which is not JSON (--nan null writes null)", where=out.path)
+        out.write(text + b"\n")

@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from ..join.records import LINE, Checked, LineFormat, field_identity
-from ..parts.model import MergePart, MergeReport, shown
+from ..parts.model import MergePart, MergeReport, MergeTask, shown
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
 _decode_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
@@ -32,8 +32,7 @@ class JsonLines(LineFormat):
             if len(records) > 1:
                 report.note_at(part.name, number, f"{len(records)} records on one line: each gets its own")
                 yield from ((number, record + b"\n", 1) for record in records)
-            elif records:
-                plain = without_nan(body, report, part.name, number)
+            elif records and (plain := without_nan(body, self.task, report, part.name, number)):
                 yield number, text if plain == body and text.endswith(b"\n") else plain + b"\n", 1
 
     def identity(self, record: bytes) -> bytes | None:
@@ -68,11 +67,14 @@ def read_line(body: bytes) -> list[bytes]:
     return records
 
 
-def without_nan(text: bytes, report: MergeReport, part: str, line: int) -> bytes:
-    """Return the same JSON text with null for NaN and the infinities, which is reported."""
+def without_nan(text: bytes, task: MergeTask, report: MergeReport, part: str, line: int) -> bytes:
+    """Return JSON text with null for NaN and the infinities, which is reported; nothing if --nan refuses them."""
     if b"NaN" not in text and b"Infinity" not in text:
         return text
     plain = _TOKENS.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", text)
+    if plain != text and task.options.nan == "refuse":
+        report.leave_out(part, line, "holds NaN or Infinity, which is not JSON (--nan null writes null)")
+        return b""
     if plain != text:
-        report.note_at(part, line, "NaN or Infinity is written as null")
+        report.note_at(part, line, "NaN or Infinity is written as null (--nan)")
     return plain

@@ -30,14 +30,22 @@ class ParquetTables:
 
     def write(self, out: MergeOutput) -> int | None:
         """Write the rows of all parts that can be read."""
+        rowless: list[tuple[MergePart, Any]] = []
         for part in self.task.parts:
             with reading(part, self.report, "Parquet file"):
-                schema = _open(part).schema_arrow
-                if self.key is not None and self.key not in schema.names:
+                file = _open(part)
+                if file.metadata.num_rows == 0:
+                    rowless.append((part, file.schema_arrow))
+                    continue
+                if self.key is not None and self.key not in file.schema_arrow.names:
                     raise PartUnreadable(NO_KEY)
-                self._schemas.append((part, schema))
+                self._schemas.append((part, file.schema_arrow))
+        for part, _ in rowless:  # it decides nothing, unless there are no others
+            part.records = 0
+        self._schemas = self._schemas or rowless[:1]
         if not self._schemas:
             return None
+        self._plain_categories()
         schema = self._union()
         rows, held = 0, [schema.empty_table()]
         with pq.ParquetWriter(out.file, schema) as writer:
@@ -51,15 +59,44 @@ class ParquetTables:
                 writer.write_table(pa.concat_tables(held))
         return rows
 
+    def _plain_categories(self) -> None:
+        """Take categories for plain values where not all parts have the same type of them, or the same order."""
+        for name in {
+            field.name: None for _, schema in self._schemas for field in schema if types.is_dictionary(field.type)
+        }:
+            kinds = set(_types(name, (schema for _, schema in self._schemas)))
+            if len(kinds) == 1 and not (next(iter(kinds)).ordered and self._has_several_orders(name)):
+                continue
+            self.report.note(
+                f"column {shown(name)!r}: its categories differ from part to part, and become plain values"
+            )
+            for n, (part, schema) in enumerate(self._schemas):
+                at = schema.get_field_index(name)
+                if at >= 0 and types.is_dictionary(schema.field(at).type):
+                    schema = schema.set(
+                        at, schema.field(at).with_type(schema.field(at).type.value_type)
+                    ).remove_metadata()
+                    self._schemas[n] = part, schema
+
+    def _has_several_orders(self, name: str) -> bool:
+        orders = set()
+        for part, schema in self._schemas:
+            with reading(part, self.report, "Parquet file"):
+                chunks = _open(part).read([name])[name].chunks if name in schema.names else []
+                orders |= {tuple(chunk.dictionary.to_pylist()) for chunk in chunks}
+        return len(orders) > 1
+
     def _union(self) -> Any:
         """Return all columns in the order in which they come, each in a type that holds the values of all parts."""
         _, union = self._schemas[0]
         texts = union.metadata
         for part, schema in self._schemas:
             try:
-                union = widened(union, schema)
+                union = widened(union, schema, promote=self.task.options.promote)
             except (pa.ArrowException, ValueError) as error:
                 hint = "write that column alike in all parts, or leave this one out"
+                if type(error) is ValueError:
+                    hint += "; --promote joins both where no value changes"
                 raise MergeRefused(shown(error), where=part.name, hint=hint) from None
         for number, column in enumerate(union):
             if any(kind != column.type for kind in _types(column.name, (schema for _, schema in self._schemas))):
@@ -74,14 +111,12 @@ class ParquetTables:
 
     def _rows(self, schema: Any, report: MergeReport) -> Iterator[Rows]:
         """Yield all rows that can be read, in the order of the items if the parts allow it."""
-        parts, tables = [part for part, _ in self._schemas], self._part_by_part(schema, report)
+        tables = self._part_by_part(schema, report)
         if self.task.order is None:
             yield from tables
             return
         whole = pa.concat_tables([schema.empty_table(), *(table for _, _, table in tables)])
-        places = self.task.places(parts, [part.records for part in parts])
-        if places is None:
-            report.note_order()
+        places = self.task.places("", self.task.parts, [part.records for part in self.task.parts])
         yield "all parts together", 0, whole if places is None else whole.take(pa.array(places, pa.int64()))
 
     def _part_by_part(self, schema: Any, report: MergeReport) -> Iterator[Rows]:
@@ -121,17 +156,43 @@ def _batches(file: Any) -> Any:
 def _under(schema: Any, table: Any, part: MergePart) -> Any:
     """Return the rows of a table under the columns of `schema`; columns that it lacks are null."""
     try:
+        for at, field in enumerate(table.schema):
+            kind = schema.field(field.name).type
+            if types.is_dictionary(field.type) and not types.is_dictionary(kind):
+                table = table.set_column(at, field.name, table[at].cast(field.type.value_type))
+            elif not _is_exact(field.type, kind):
+                table = table.set_column(at, field.name, _promoted(table[at], kind, field.name, part))
         return pa.concat_tables([schema.empty_table(), table], promote_options="permissive").cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise MergeRefused(f"does not fit into the types of all parts: {error}", where=part.name) from None
 
 
-def widened(one: Any, other: Any) -> Any:
-    """Return the columns of two schemas in types that hold every value exactly. ValueError, ArrowException if none."""
+def _promoted(column: Any, kind: Any, name: str, part: MergePart) -> Any:
+    """Return a column in another type. Raises MergeRefused for a value that it would change."""
+
+    def changes(some: Any) -> bool:
+        try:
+            return not some.cast(kind, safe=True).cast(some.type, safe=True).equals(some)
+        except (pa.ArrowException, ValueError):
+            return True
+
+    if changes(column):
+        row = next((row for row in range(len(column)) if changes(column.slice(row, 1))), 0)
+        value = shown(column[row].as_py(), 60)
+        why = f"column {shown(name)!r}, row {(part.records or 0) + row + 1}: {value} is not exact in {kind}"
+        raise MergeRefused(why, where=part.name, hint="write that column alike in all parts")
+    return column.cast(kind, safe=True)
+
+
+def widened(one: Any, other: Any, *, promote: bool = False) -> Any:
+    """Return the columns of two schemas in types that hold every value exactly. ValueError, ArrowException if none.
+
+    With `promote`, of types that may: each value is then compared.
+    """
     merged = pa.unify_schemas([one, other], promote_options="permissive")
     for column in merged:
         kinds = _types(column.name, (other, one))
-        if not all(_is_exact(kind, column.type) for kind in kinds):
+        if not promote and not all(_is_exact(kind, column.type) for kind in kinds):
             which = ", and ".join(map(str, kinds))
             raise ValueError(f"column {column.name!r} is {which} in others: no type holds both exactly")
     return merged

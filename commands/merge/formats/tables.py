@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from types import SimpleNamespace
 
 from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, note_lacking
@@ -22,17 +24,26 @@ class CsvTables(RecordFormat):
         csv.field_size_limit(FIELD_BYTES)
         # It returns the line. With \r\n, since only the characters of the line's end are surely quoted in a field.
         self._writer = csv.writer(SimpleNamespace(write=str), delimiter=self.delimiter, lineterminator="\r\n")
+        self._has_header = task.options.header != "no"
         self._headers: dict[str, list[str]] = {}
+        filled = []
         for part in task.parts:
             with reading(part, self.report):
-                if header := self._header(part):
-                    self._headers[part.path] = header
-        self.columns = self._union([part for part in task.parts if part.path in self._headers])
-        if self.columns:
+                first_rows = [row for _, row in islice(self._rows(part), 2)]
+                if first_rows:
+                    self._headers[part.path] = self._header(part, first_rows[0])
+                filled += [part] if len(first_rows) > self._has_header else []
+        # A part without rows decides nothing.
+        self.columns = self._union(filled or [part for part in task.parts if part.path in self._headers])
+        if self.columns and self._has_header:
             self.prefix = self._line(self.columns)
 
-    def _header(self, part: MergePart) -> list[str]:
-        header = next((row for _, row in self._rows(part)), [])
+    def _header(self, part: MergePart, header: list[str]) -> list[str]:
+        if not self._has_header:
+            return [str(number) for number in range(len(header))]
+        if self.options.header is None and all(map(_is_number, header)):
+            why = f"its first row looks like data and not like names: {shown(self.delimiter.join(header), 60)}"
+            raise MergeRefused(why, where=part.name, hint="--header yes or --header no says what it is")
         if twice := sorted(name for name in {*header} if header.count(name) > 1):
             raise PartUnreadable(f"names the column {shown(twice[0])!r} twice", 1)
         if len(header) == 1 and any(mark in header[0] for mark in {*",;\t|"} - {self.delimiter}):
@@ -61,7 +72,8 @@ class CsvTables(RecordFormat):
         if self.options.key is not None and key is None:
             raise PartUnreadable(NO_KEY)
         rows = self._rows(part)
-        next(rows)
+        if self._has_header:
+            next(rows)
         for line, row in rows:
             if len(row) != len(header):
                 report.leave_out(part.name, line, f"has {count_of(len(row), 'field')} under a header of {len(header)}")
@@ -88,6 +100,13 @@ class TsvTables(CsvTables):
     """The rows of .tsv parts."""
 
     delimiter = "\t"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(re.search("[0-9]", cell)) and float(cell) is not None
+    except ValueError:
+        return False
 
 
 def _lines(part: MergePart) -> Iterator[str]:

@@ -84,9 +84,9 @@ class RecordFormat:
             if self.options.key is not None:
                 heads.append((part, line, key))
         file.flush()
-        places = self.task.places(self.task.parts, [part.records for part in self.task.parts])
-        if places is None:
-            self.report.note_order()
+        places = None
+        if self.task.counts_items:
+            places = self.task.places("", self.task.parts, [part.records for part in self.task.parts])
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if starts[-1] else b""
 
         def placed(_: MergeReport) -> Iterator[PlacedRecord]:

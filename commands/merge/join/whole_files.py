@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 from ..parts.model import MergePart, MergeRefused, MergeTask, reading
@@ -35,6 +36,7 @@ class WholeFileFormat:
             with reading(part, self.task.report, self.noun):
                 values.append((part, self.read(part)))
                 part.records = self._leading(values[-1][1])
+                part.rows = self._rows(values[-1][1]) if isinstance(values[-1][1], Mapping) else {}
                 part.values = part.values or plain_values(values[-1][1])
         if not values:
             return None
@@ -50,9 +52,14 @@ class WholeFileFormat:
         """Return the length of a part, or that of all lists and arrays of its dict, but those that --sum adds up."""
         if not isinstance(value, Mapping):
             return self._length(value)
+        lengths = set(self._rows(value).values())
+        return 0 if not value else lengths.pop() if len(lengths) == 1 else None
+
+    def _rows(self, value: Mapping[Any, Any]) -> dict[str, int]:
+        """Return the lengths of the lists and arrays of a dict, but those that --sum adds up."""
         named = [(str(name), held) for name, held in value.items() if not isinstance(held, tuple)]  # often plain values
-        lengths = {self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None} - {None}
-        return lengths.pop() if len(lengths) == 1 else None
+        lengths = {name: self._length(held) for name, held in named if sum_name(name, self.task.options.sum) is None}
+        return {name: length for name, length in lengths.items() if length is not None}
 
     def _length(self, value: Any) -> int | None:
         if self.arrays.holds(value):
@@ -66,6 +73,6 @@ def plain_values(value: Any) -> dict[str, Any]:
     for name, held in islice(value.items(), 1000) if isinstance(value, Mapping) else ():
         if inner := plain_values(held):
             values[str(name)] = inner
-        elif held is None or isinstance(held, bool | int | float | str):
-            values[str(name)] = held
+        elif held is None or isinstance(held, str | Real):
+            values[str(name)] = getattr(held, "item", lambda held=held: held)()  # a scalar of NumPy becomes Python's
     return values

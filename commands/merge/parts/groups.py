@@ -1,6 +1,7 @@
 """The files that the shards of a plan have written, in groups: each group becomes one output. Reads no file.
 
-Files of several shards belong together where the `*` of the same pattern stands for the same text, but for the suffix.
+A shard that has written one file for a pattern is in one group with the others, whatever the `*` stands for. Of several
+files, those belong together where the `*` stands for the same text, but for the suffix.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.common.natural_order import natural_key
+from gpusched.shards.on_disk import CLOCKS_DIFFER_S, ShardRun
 from gpusched.shards.patterns import split_pattern
 
 from .model import MergeRefused, shown, suffix_of
@@ -19,14 +22,57 @@ from .model import MergeRefused, shown, suffix_of
 if TYPE_CHECKING:
     from gpusched.shards.plan import ShardPlan
 
-FileGroup = tuple[str, dict[int, str]]  # output, the file of each shard
+FilesByText = dict[str, str]  # what the `*` stands for, with a mark for the suffix -> the path
 
 _MARK = "\0"  # stands where a name has its shard's suffix
 
 
-def find_groups(plan: ShardPlan) -> list[FileGroup]:
-    """Return the groups in the natural order of their outputs. Raises MergeRefused for a file of two shards."""
-    patterns = _Patterns(plan)
+class FileGroup(NamedTuple):
+    """The files of one output, by the numbers of their shards."""
+
+    output: str
+    files: dict[int, str]
+
+
+class ShardFiles(NamedTuple):
+    """The files of a plan's shards: groups in the natural order of their outputs, files of other runs, warnings."""
+
+    groups: list[FileGroup]
+    stale: dict[int, list[str]]  # by shard: older than the plan
+    notes: list[str]
+    unserved: list[str]  # patterns for which no shard has left a file
+
+
+def find_groups(plan: ShardPlan, runs: Mapping[str, ShardRun] = {}, *, allow_partial: bool = False) -> ShardFiles:
+    """Return the files in groups. `runs` tell which attempt of a shard has written one, by the names of the shards.
+
+    Raises MergeRefused for a file of two shards, and for shards whose files do not correspond.
+    """
+    patterns, notes = _Patterns(plan), []
+    fresh, stale = _claimed_files(plan, patterns)
+    groups: list[FileGroup] = []
+    for number, of_shards in sorted(fresh.items()):
+        for shard, files in of_shards.items():
+            of_shards[shard] = _of_last_run(files, runs.get(plan.shards[shard].suffix))
+            if dropped := sorted(os.path.basename(files[text]) for text in files.keys() - of_shards[shard].keys()):
+                notes.append(f"{shown(', '.join(dropped))}: of an attempt that failed, and not merged")
+        if of_shards and all(len(files) == 1 for files in of_shards.values()):
+            groups.append(patterns.group(number, {shard: dict(files) for shard, files in of_shards.items()}))
+            continue
+        if not allow_partial:
+            _refuse_other_sets(plan, of_shards)
+        for text in {text for files in of_shards.values() for text in files}:
+            some = {shard: {text: files[text]} for shard, files in of_shards.items() if text in files}
+            groups.append(patterns.group(number, some))
+    outputs = plan.shards[0].outputs if plan.shards else ()
+    unserved = [pattern for number, pattern in enumerate(outputs) if number not in fresh]
+    return ShardFiles(sorted(groups, key=lambda group: natural_key(group.output)), stale, notes, unserved)
+
+
+def _claimed_files(
+    plan: ShardPlan, patterns: _Patterns
+) -> tuple[dict[int, dict[int, FilesByText]], dict[int, list[str]]]:
+    """Return the files that are of this run by pattern and shard, and those that are older than the plan by shard."""
     claims: dict[str, dict[int, tuple[int, str]]] = {}  # path -> shard -> number of the pattern, text of its `*`
     for shard in plan.shards:
         for number in range(len(shard.outputs)):
@@ -34,17 +80,51 @@ def find_groups(plan: ShardPlan) -> list[FileGroup]:
                 claims.setdefault(path, {}).setdefault(shard.shard, (number, text))
     # The JSON that a script left beside a part of another format goes into the metadata.
     beside = {name for path in claims if suffix_of(path) not in ("", "json") for name in script_metadata_names(path)}
-    groups: dict[tuple[int, str], dict[int, str]] = {}
-    for path in claims.keys() - beside:
+    fresh: dict[int, dict[int, FilesByText]] = {
+        number: {} for path in claims.keys() & beside for number, _ in claims[path].values()
+    }
+    stale: dict[int, list[str]] = {}
+    for path in sorted(claims.keys() - beside):
         owners = claims[path]
         own = list(owners) if len(owners) == 1 else [shard for shard in owners if patterns.bears(shard, path)]
         if len(own) != 1:
             names = shown(", ".join(plan.shards[shard].suffix for shard in owners), 80)
             raise MergeRefused(f"belongs to several shards ({names})", where=path, hint="put {suffix} into the pattern")
         number, text = owners[own[0]]
-        groups.setdefault((number, patterns.mark(own[0], text)), {})[own[0]] = path
-    named = [(patterns.output_name(*key), files) for key, files in groups.items()]
-    return sorted(named, key=lambda group: natural_key(group[0]))
+        if os.stat(path).st_mtime < plan.created_at - CLOCKS_DIFFER_S:
+            stale.setdefault(own[0], []).append(path)
+        else:
+            fresh.setdefault(number, {}).setdefault(own[0], {})[patterns.mark(own[0], text)] = path
+    return fresh, stale
+
+
+def _of_last_run(files: FilesByText, run: ShardRun | None) -> FilesByText:
+    """Return the files without those of earlier attempts that differ only in numbers from one of the last attempt."""
+    by_kind: dict[str, FilesByText] = {}
+    for text, path in files.items():
+        by_kind.setdefault(re.sub("[0-9]+", "0", text), {})[text] = path
+    kept: FilesByText = {}
+    for kind in by_kind.values():
+        times = {text: os.stat(path).st_mtime for text, path in kind.items()}
+        inside = [
+            {text for text in kind if run is not None and run.covers(times[text], s)} for s in (0, CLOCKS_DIFFER_S)
+        ]
+        kept |= {text: kind[text] for text in inside[0] or inside[1] or kind}
+    return kept
+
+
+def _refuse_other_sets(plan: ShardPlan, of_shards: Mapping[int, FilesByText]) -> None:
+    for shard, other in permutations(of_shards, 2):
+        others = of_shards[other]
+        lonely = [path for text, path in of_shards[shard].items() if text not in others]
+        if lonely:
+            name, beside = (shown(os.path.basename(path)) for path in (lonely[0], next(iter(others.values()))))
+            why = f"{name} has no counterpart of {plan.shards[other].suffix}, which has left {beside}: "
+            why += "which files belong together is not known"
+            hint = (
+                "if none is missing, name in --merge what differs, by {start} or {seed}: the same command only merges"
+            )
+            raise MergeRefused(why, where=os.path.dirname(lonely[0]), hint=hint)
 
 
 class _Patterns:
@@ -74,11 +154,21 @@ class _Patterns:
     def mark(self, shard: int, text: str) -> str:
         return self._words[shard].sub(_MARK, text)
 
-    def output_name(self, number: int, text: str) -> str:
+    def group(self, number: int, files: Mapping[int, FilesByText]) -> FileGroup:
+        """Return the group of these files, one for each shard."""
+        texts = {shard: next(iter(by_text)) for shard, by_text in files.items()}
+        paths = {shard: next(iter(by_text.values())) for shard, by_text in files.items()}
+        return FileGroup(self._output_name(number, texts), paths)
+
+    def _output_name(self, number: int, texts: Mapping[int, str]) -> str:
         """Return what the names have in common, but for numbers, with `merged` for the suffix or at the end."""
-        pairs = zip(self._suffixes, self._texts, strict=True)
-        names = [text.replace(_MARK, word).join(texts[number]) for word, texts in pairs]
-        stems = [self.mark(shard, os.path.splitext(os.path.basename(name))[0]) for shard, name in enumerate(names)]
+        if len(set(texts.values())) == 1:  # then those of missing files are known too
+            texts = dict.fromkeys(range(len(self._suffixes)), next(iter(texts.values())))
+        names = {
+            shard: text.replace(_MARK, self._suffixes[shard]).join(self._texts[shard][number])
+            for shard, text in texts.items()
+        }
+        stems = [self.mark(shard, os.path.splitext(os.path.basename(name))[0]) for shard, name in names.items()]
         words = [re.split(r"([0-9]+)", stem) for stem in stems]
         if len({tuple(texts[::2]) for texts in words}) == 1:
             common = "".join(these[0] for these in zip(*words, strict=True) if len(set(these)) == 1)
@@ -89,8 +179,8 @@ class _Patterns:
             name = common.replace(_MARK, "merged").rstrip("_.-")
         else:
             name = f"{common}merged" if not common or common[-1] in "_.-" else f"{common}_merged"
-        directory = os.path.commonpath([os.path.dirname(name) for name in names])
-        return os.path.join(directory, name + os.path.splitext(names[0])[1])
+        directory = os.path.commonpath([os.path.dirname(name) for name in names.values()])
+        return os.path.join(directory, name + os.path.splitext(next(iter(names.values())))[1])
 
 
 def script_metadata_names(path: str, suffix: str = "") -> list[str]:

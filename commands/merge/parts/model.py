@@ -15,6 +15,7 @@ from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.split import shuffled
 
 if TYPE_CHECKING:
+    from gpusched.shards.on_disk import ShardRun
     from gpusched.shards.plan import Shard, ShardPlan
 
 SHOWN = 5  # of like things
@@ -70,7 +71,8 @@ class MergeReport:
     left_out: list[LeftOut] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)  # part -> how many records
     marks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # first line, how often
-    is_unordered: bool = False
+    ordered: list[str] = field(default_factory=list)  # what has one row for each item, and was put into their order
+    unordered: list[str] = field(default_factory=list)  # what has not, and why
 
     def note(self, text: str) -> None:
         """Keep a warning, once."""
@@ -81,11 +83,6 @@ class MergeReport:
         """Keep a warning about a line of a part; for many lines it is one warning."""
         first, count = self.marks.get((part, text), (line, 0))
         self.marks[part, text] = first, count + 1
-
-    def note_order(self) -> None:
-        """Keep the warning that items are not put back into their order."""
-        self.is_unordered = True
-        self.note("the parts do not have one record for each item: they stand one after the other, by their shards")
 
     def leave_out(self, part: str, line: int | None, why: str) -> None:
         """Keep the loss of a record, or of all of a part from a line on."""
@@ -114,12 +111,15 @@ class MergePart:
     path: str
     name: str  # as people see it: from the output's directory
     shard: Shard | None = None
+    run: ShardRun | None = None  # the attempt of the shard that it should be of
     # ----
     records: int | None = None  # None: it has no count
     size: int = 0
     stamp: tuple[Any, ...] = ()  # another one after a change
     sha256: str = ""
     skipped: str = ""  # why nothing of it is in the output
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each list and array, where it is one dict
+    is_short: bool = False  # fewer records than its shard has items
     values: Mapping[str, Any] = field(default_factory=dict)  # its plain values, where it is one object
 
 
@@ -135,22 +135,63 @@ class MergeTask:
     order_text: str = "the items' own order"
     counts_items: bool = True  # the counts of the parts are of records, and not of lists in a dict
     report: MergeReport = field(default_factory=MergeReport)
+    known_places: dict[tuple[str, ...], array[int]] = field(default_factory=dict)  # by the paths of the parts
 
-    def places(self, parts: Sequence[MergePart], counts: Sequence[int | None]) -> array[int] | None:
+    def places(self, key: str, parts: Sequence[MergePart], counts: Sequence[int | None]) -> array[int] | None:
         """Return the row of each item, in the order of the items, where the rows of part stand after part.
 
-        None if the parts need no other order, or do not have exactly one record for each item of their shards.
+        None if the parts need no other order, or do not have exactly one row for each item of their shards. `key` has
+        these rows; the report gets which it is, since all keys and outputs of a plan have one order.
         """
-        if self.order is None or [part.shard.count if part.shard else None for part in parts] != list(counts):
+        if self.order is None:
             return None
-        seed, row = self.order.shuffle_seed, 0
-        line = None if seed is None else shuffled(self.order.total, seed)
-        rows = array("q", [-1]) * self.order.total
-        for part in parts:
-            for position in self.order.positions(part.shard) if part.shard else ():
-                rows[position if line is None else line[position]] = row
+        read = [(part, count) for part, count in zip(parts, counts, strict=True) if not part.skipped]
+        label = f"{shown(os.path.basename(self.output))}{f', {shown(key)!r}' if key else ''}"
+        for part, count in read:
+            if part.shard is not None and count != part.shard.count:
+                rows = "no rows" if count is None else count_of(count, "row")
+                items = count_of(part.shard.count, "item")
+                self.report.unordered.append(f"{label}: {rows} for {items} in {shown(part.name)}")
+                return None
+        self.report.ordered.append(label)
+        paths = tuple(part.path for part, _ in read)
+        if paths not in self.known_places:
+            self.known_places[paths] = self._places(self.order, [part.shard for part, _ in read if part.shard])
+        return self.known_places[paths]
+
+    @staticmethod
+    def _places(order: ShardPlan, shards: Sequence[Shard]) -> array[int]:
+        seed, row = order.shuffle_seed, 0
+        line = None if seed is None else shuffled(order.total, seed)
+        rows_by_item = array("q", [-1]) * order.total
+        for shard in shards:
+            for position in order.positions(shard):
+                rows_by_item[position if line is None else line[position]] = row
                 row += 1
-        return array("q", (row for row in rows if row >= 0))
+        return array("q", (row for row in rows_by_item if row >= 0))
+
+    @property
+    def order_in_words(self) -> str:
+        """The order of the records of the output."""
+        is_restored = self.order is None or bool(self.report.ordered)
+        return self.order_text if is_restored else "the parts one after the other, by their shards"
+
+
+def check_order(tasks: Sequence[MergeTask]) -> None:
+    """Keep the warning that the items' order is not restored.
+
+    Raises MergeRefused if only some of the keys and outputs of a plan have one row for each item: they would get two
+    orders.
+    """
+    ordered = [text for task in tasks for text in task.report.ordered]
+    unordered = [text for task in tasks for text in task.report.unordered]
+    if ordered and unordered:
+        why = f"the order of the items can be restored in some of it ({ordered[0]}), and not in the rest:"
+        hint = "leave the rest out of the parts, or out of --merge; or make shards without --strided and --shuffle"
+        raise MergeRefused("\n  ".join([why, *first_of(unordered)]), hint=hint)
+    for task in tasks:
+        for text in task.report.unordered:
+            task.report.note(f"{text}, so the parts stand one after the other, by their shards")
 
 
 @contextmanager

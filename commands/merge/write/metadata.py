@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpusched import __version__
@@ -17,7 +17,11 @@ from ..parts.model import MergePart, MergeTask, suffix_of
 from .output import MergeOutput
 from .replace import TOOL, stored_name
 
-COUNTS = ("num_questions", "num_samples", "total", "count", "correct")
+COUNTS = ("num_questions", "num_samples", "total", "count")  # the first beside an accuracy is its weight
+
+ACCURACIES = ("accuracy", "overall_accuracy")
+
+PartNumbers = Sequence[tuple[MergePart, Mapping[str, float]]]
 
 _LARGEST_BYTES = 1 << 24  # of a script's own metadata
 _HUGE = 1e100  # a larger number counts nothing
@@ -26,11 +30,10 @@ _HUGE = 1e100  # a larger number counts nothing
 def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str) -> dict[str, Any]:
     """Return the metadata document. Parts in or below the output's directory are named from there."""
     report, rows = task.report, []
-    totals: dict[str, float] = {}
+    numbers: list[tuple[MergePart, dict[str, float]]] = []
     for part in task.parts:
         file_name, values = _left_by_script(part)
-        for path, count in () if part.skipped else _counts(values):
-            totals[path] = totals.get(path, 0) + count
+        numbers += [] if part.skipped else [(part, dict(_numbers(values)))]
         row = _head(part) | {"records": part.records, "bytes": part.size, "sha256": part.sha256}
         more = {"left_out": part.skipped, "metadata_file": file_name, "metadata": values}
         rows.append(row | {name: value for name, value in more.items() if value})
@@ -41,12 +44,13 @@ def describe(task: MergeTask, records: int | None, out: MergeOutput, digest: str
         "output": {"name": stored_name(out.name), "bytes": out.size, "sha256": digest},
         "records": records,
         "expected": task.options.expect,
-        "order": "the parts one after the other, by their shards" if report.is_unordered else task.order_text,
+        "order": task.order_in_words,
         "missing": [_head(one) | {"why": one.skipped} for one in task.missing],
         "left_out": [one._asdict() for one in report.left_out],
         "left_out_records": sum(report.lost.values()),
         "notes": report.warnings(),
-        "totals": totals,
+        "totals": _totals(numbers),
+        "overall": _accuracies(numbers),
         "parts": rows,
     }
 
@@ -83,10 +87,47 @@ def _plain(value: Any, key: str = "") -> Any:
     return str(value) if mask_secrets(named) == named else MASK
 
 
-def _counts(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (dotted path, value) of all counts in nested dicts."""
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (dotted path, value) of all numbers in nested dicts that can be added up."""
     for name, held in value.items() if isinstance(value, Mapping) else ():
-        is_number = isinstance(held, int | float) and not isinstance(held, bool)
-        if name in COUNTS and is_number and abs(held) < _HUGE:
+        if isinstance(held, int | float) and not isinstance(held, bool) and abs(held) < _HUGE:
             yield f"{path}{name}", held
-        yield from _counts(held, f"{path}{name}.")
+        yield from _numbers(held, f"{path}{name}.")
+
+
+def _totals(numbers: PartNumbers) -> dict[str, float]:
+    """Return the sums of the counts of all parts."""
+    totals: dict[str, float] = {}
+    for _, values in numbers:
+        for path, value in values.items():
+            if path.rpartition(".")[2] in (*COUNTS, "correct"):
+                totals[path] = totals.get(path, 0) + value
+    return totals
+
+
+def _accuracies(numbers: PartNumbers) -> dict[str, Any]:
+    """Return the accuracies over all parts, each weighted by the count beside it, else by the items of the shard.
+
+    None where a part lacks the accuracy or its weight.
+    """
+    overall: dict[str, Any] = {}
+    for path in {path: None for _, values in numbers for path in values if path.rpartition(".")[2] in ACCURACIES}:
+        having = [(part, values) for part, values in numbers if part.records != 0 or path in values]
+        weights = [_weight(part, values, path) for part, values in having]
+        total = sum(weight for weight, _ in weights)
+        if total > 0 and all(
+            path in values and weight >= 0 for (_, values), (weight, _) in zip(having, weights, strict=True)
+        ):
+            products = [values[path] * weight for (_, values), (weight, _) in zip(having, weights, strict=True)]
+            names = "/".join(dict.fromkeys(name for _, name in weights))
+            overall[path] = {"value": math.fsum(products) / total, "weight": total, "weighted_by": names}
+    return overall
+
+
+def _weight(part: MergePart, values: Mapping[str, float], path: str) -> tuple[float, str]:
+    """Return the weight of an accuracy and its name; -1 where there is none."""
+    beside = path[: path.rfind(".") + 1]
+    name = next((name for name in COUNTS if f"{beside}{name}" in values), "")
+    if name:
+        return values[f"{beside}{name}"], name
+    return (part.shard.count, "items") if part.shard else (-1, "")

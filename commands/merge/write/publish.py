@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
 from gpusched.common.files import sync_directory
 from gpusched.shards.merge_options import MERGE_FORMATS
 
@@ -17,7 +19,34 @@ from .metadata import describe
 from .output import MergeOutput, hash_file
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path
 
-MergeResult = tuple[str, list[str], list[str], int]  # summary, warnings, errors, exit code
+
+class MergeResult(NamedTuple):
+    """The result of one merge in words; without a summary, nothing was written."""
+
+    summary: str
+    warnings: list[str]
+    errors: list[str]
+    code: int
+    output: str = ""
+    sha256: str = ""
+    is_complete: bool = False
+
+
+@contextmanager
+def keeping_failure(task: MergeTask, results: list[MergeResult]) -> Iterator[None]:
+    """Add what fails inside this context to the results: of several outputs, the others are made.
+
+    A refusal for another reason than the parts is raised: it is about all of them.
+    """
+    try:
+        yield
+    except MergeRefused as error:
+        if error.exit_code != EXIT_SOME_FAILED:
+            raise
+        results.append(MergeResult("", [], [str(error)], error.exit_code))
+    except (OSError, MemoryError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__} {shown(error)}"
+        results.append(MergeResult("", [], [f"{shown(task.output)}: {why}"], EXIT_CANNOT_WORK))
 
 
 def open_output(task: MergeTask) -> MergeOutput:
@@ -77,11 +106,13 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     records = "" if count is None else count_of(count, "record")
     is_expected = options.expect in (None, count)
     wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
+    wrong += _parts_of_other_attempts(task, is_expected=options.expect is not None and is_expected)
     errors, lacking = report.errors() + wrong, [f"{shown(one.name)} is missing: {one.skipped}" for one in task.missing]
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     is_complete = not (errors or lacking)
     check_replacement(task, digest, [*errors, *lacking])
     document = describe(task, count, out, digest) | {"complete": is_complete, "wrong": wrong, "short": short}
+    document["remove_parts"] = options.remove_parts and is_complete
     if not is_complete:
         out.write_beside(marker, "\n".join([marker_line(task.output), *errors, *lacking]) + "\n")
     out.commit()
@@ -94,7 +125,27 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     summary = f"{shown(task.output)}: {records} of {parts}" if records else f"{shown(task.output)}: {parts}"
     if not is_complete:
         summary += f", INCOMPLETE: see {shown(os.path.basename(marker))}"
-    return summary, [*report.warnings(), *lacking], errors, EXIT_SOME_FAILED if errors else EXIT_OK
+        lacking += ["the parts are kept, since the output is incomplete"] if options.remove_parts else []
+    code = EXIT_SOME_FAILED if errors else EXIT_OK
+    if is_complete and options.remove_parts:
+        errors = _remove_parts(task)
+        code = EXIT_CANNOT_WORK if errors else EXIT_OK
+    result = MergeResult(summary, [*report.warnings(), *lacking], errors, code)
+    return result._replace(output=task.output, sha256=digest, is_complete=is_complete)
+
+
+def _remove_parts(task: MergeTask) -> list[str]:
+    """Remove the parts, once the output is whole on disk. Return what cannot be removed, or has changed since."""
+    errors = []
+    for part in task.parts:
+        try:
+            if _stamp(part.path) == part.stamp:
+                os.unlink(part.path)
+            else:
+                errors.append(f"{shown(part.name)} has changed since it was merged; it is kept")
+        except OSError as error:
+            errors.append(f"{shown(part.name)} is merged, and cannot be removed: {error.strerror}")
+    return errors
 
 
 def _hash_all(task: MergeTask, out: MergeOutput) -> str:
@@ -109,18 +160,40 @@ def _hash_all(task: MergeTask, out: MergeOutput) -> str:
     return digest
 
 
+def _parts_of_other_attempts(task: MergeTask, *, is_expected: bool) -> list[str]:
+    """Return what is wrong with parts that an earlier attempt than the one that succeeded may have written."""
+    wrong: list[str] = []
+    for part in task.parts:
+        if part.shard is None or part.run is None or part.records is None or part.skipped:
+            continue
+        counts = f"{count_of(part.records, 'record')} of {count_of(part.shard.count, 'item')}"
+        if part.run.is_before(part.stamp[3] / 1e9) and part.run.attempts > 1:
+            text = f"{shown(part.name)} was written before the attempt that succeeded, and has {counts}"
+            fits = part.records == part.shard.count or is_expected
+            (task.report.notes if fits else wrong).append(text)
+        elif task.counts_items and part.records > part.shard.count and part.run.attempts > 1 and not is_expected:
+            text = f"{shown(part.name)}: {counts}, and its shard had {part.run.attempts} attempts"
+            wrong.append(f"{text}: a script that appends leaves items twice; remove the file and use --retry-failed")
+    return wrong
+
+
 def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
     """Return the parts with fewer records than their shards have items.
 
     Counts that may be of something else than records are taken for counts of items once one of them is exactly that.
     """
-    parts = [part for part in task.parts if part.shard and part.records is not None and not part.skipped]
-    counted = [(part, part.shard, part.records or 0) for part in parts if part.shard]
-    if not task.counts_items and all(records != shard.count or not records for _, shard, records in counted):
-        return []
+    parts = [(part, part.shard) for part in task.parts if part.shard and not part.skipped]
+    if task.counts_items:
+        counted = [(part, shard, part.records) for part, shard in parts if part.records is not None]
+    else:
+        of_items = {key for part, shard in parts for key, rows in part.rows.items() if rows == shard.count and rows}
+        counted = [(part, shard, min(part.rows.get(key, 0) for key in of_items)) for part, shard in parts if of_items]
+        has_rows = any(any(part.rows.values()) for part, _ in parts)
+        counted = counted or [(part, shard, 0) for part, shard in parts if has_rows and not any(part.rows.values())]
     short = []
     for part, shard, records in counted:
-        if records < shard.count and part.name not in task.report.lost:
+        part.is_short = records < shard.count
+        if part.is_short and part.name not in task.report.lost:
             row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
             text = f"{shown(part.name)}: {count_of(records, 'record')} of {count_of(shard.count, 'item')}"
             short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})

@@ -75,7 +75,7 @@ def check_replacement(task: MergeTask, digest: str, problems: Sequence[str]) -> 
     why = ""
     if metadata.get("output", {}).get("sha256") != standing:
         why = "exists, and is not as a merge has made it"
-    elif metadata.get("remove_parts"):  # by --remove-parts, which version 0.1 had
+    elif metadata.get("remove_parts"):
         why = "was made of parts that were removed then; it is kept"
     elif metadata.get("complete") and problems:
         why = "\n  ".join(["is complete, and what these parts would make is not; it is kept:", *problems])

@@ -53,7 +53,7 @@ OPTIONS = (
         "--items",
         metavar="FILE",
         help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
-        ".parquet. A pattern in quotes: the files that it matches.",
+        ".parquet. A pattern in quotes: the files that it matches. -: the lines of standard input.",
     ),
     click.option("--num-shards", metavar="N", type=AT_LEAST_ONE, help="Make N shards."),
     click.option("--shard-size", metavar="N", type=AT_LEAST_ONE, help="Make shards of at most N items."),
@@ -61,9 +61,9 @@ OPTIONS = (
         "--shards-per-gpu",
         metavar="N",
         type=AT_LEAST_ONE,
-        default=4,
+        default=None,
         help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
-        "for a script that takes minutes to load.  [default: 4]",
+        "for a script that takes minutes to load.  [default: 4, of a single GPU 1]",
     ),
     click.option(
         "--min-items-per-shard",
@@ -71,7 +71,7 @@ OPTIONS = (
         metavar="N",
         type=AT_LEAST_ONE,
         default=4,
-        help="Make fewer shards if they would have fewer than N items.  [default: 4]",
+        help="Without --num-shards, make fewer shards if they would have fewer than N items.  [default: 4]",
     ),
     click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
     click.option(

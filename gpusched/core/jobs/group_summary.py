@@ -18,6 +18,7 @@ class GroupDetails:
     spans: Mapping[str, str] = field(default_factory=dict)  # the items of a job as text, by its name
     outputs: Sequence[str] = ()  # lines of the merge about the files that it has made
     errors: Sequence[str] = ()  # its errors
+    warnings: Sequence[str] = ()
 
 
 NO_DETAILS = GroupDetails()

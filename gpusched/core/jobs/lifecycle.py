@@ -21,6 +21,7 @@ class JobEvent(str, Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REQUEUED = "requeued"
+    REPEATED = "repeated"
 
 
 TRANSITIONS = MappingProxyType(
@@ -38,6 +39,7 @@ TRANSITIONS = MappingProxyType(
         (JobState.RUNNING, JobEvent.CANCELLED): JobState.CANCELLED,
         (JobState.FAILED, JobEvent.REQUEUED): JobState.QUEUED,
         (JobState.CANCELLED, JobEvent.REQUEUED): JobState.QUEUED,
+        (JobState.SUCCEEDED, JobEvent.REPEATED): JobState.QUEUED,
     }
 )
 

@@ -73,6 +73,25 @@ def items_done(items: int, progress: Mapping[str, Any]) -> float:
     return float(items * min(1.0, max(0.0, done / total)) if total and total > 0 else min(items, max(0, done)))
 
 
+def slowest_left_s(running: Iterable[RunningView], per_s: float, now: float) -> float | None:
+    """Return the time that the slowest of a group's running jobs needs; None if it is longer at work than expected.
+
+    `per_s` is the rate of all of them in items per second, by which those are judged that do not report their progress.
+    """
+    views, slowest = list(running), 0.0
+    for view in views:
+        spent = max(0.0, now - view.attempt.started_at)
+        done = items_done(view.job.items, parse_progress(view.attempt.progress))
+        if not done:
+            left = view.job.items * len(views) / per_s - spent if per_s > 0 else 0.0
+            if left < 0:
+                return None
+        else:
+            left = spent * (view.job.items - done) / done
+        slowest = max(slowest, left)
+    return slowest
+
+
 # ---- times -----------------------------------------------------------------------------------------
 
 

@@ -126,11 +126,12 @@ def release(store: Store, job_id: int) -> JobState:
         return get(store, job_id).state
 
 
-def requeue(store: Store, job_id: int) -> JobState:
+def requeue(store: Store, job_id: int, *, again: bool = False) -> JobState:
     """Queue a failed or cancelled job again; return its state, since a job that it waits for can stop it at once.
 
-    Raises InvalidTransition for a job in any other state.
+    With `again`, a job that has succeeded too. Raises InvalidTransition for a job in any other state.
     """
     with store.transaction():
-        transitions.queue_again(store, job_id)
+        is_repeated = again and get(store, job_id).state is JobState.SUCCEEDED
+        transitions.queue_again(store, job_id, JobEvent.REPEATED if is_repeated else JobEvent.REQUEUED)
         return get(store, job_id).state

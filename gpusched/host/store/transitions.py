@@ -35,12 +35,12 @@ def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobSt
     return state
 
 
-def queue_again(store: Store, job_id: int) -> None:
+def queue_again(store: Store, job_id: int, event: JobEvent = JobEvent.REQUEUED) -> None:
     """Queue a job that has ended as if it were new; its budget of memory stays."""
     move(
         store,
         job_id,
-        JobEvent.REQUEUED,
+        event,
         cause="",
         ended_at=None,
         cancel_requested_at=None,

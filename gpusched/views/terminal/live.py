@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TextIO
 
-from gpusched.core.jobs.progress import ItemGroup
+from gpusched.core.jobs.progress import ItemGroup, slowest_left_s
 from gpusched.core.model import AttemptRow, Event
 from gpusched.core.plan.board import Frame
 from gpusched.views.lines import IMPORTANT, event_lines
@@ -73,12 +73,15 @@ class LiveView:
             name=os.path.basename(self._queue),
             frame=frame,
             running=[running_line(view, frame.at, self._read_tail(view.attempt)) for view in frame.running],
-            groups=[self._grouped(group, frame.at) for group in frame.groups],
+            groups=[self._grouped(group, frame) for group in frame.groups],
         )
 
-    def _grouped(self, group: ItemGroup, at: float) -> GroupLine:
+    def _grouped(self, group: ItemGroup, frame: Frame) -> GroupLine:
+        at = frame.at
         since, done = self._first.setdefault(group.tags, (at, group.done))
-        return group_line(group, (group.done - done) / (at - since) if at > since else 0.0)
+        per_s = (group.done - done) / (at - since) if at > since else 0.0
+        own = [view for view in frame.running if view.job.items and view.job.tags == group.tags]
+        return group_line(group, per_s, slowest_left_s(own, per_s, at))
 
 
 def _is_important(event: Event) -> bool:

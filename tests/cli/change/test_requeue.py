@@ -19,10 +19,10 @@ def test_requeue_gives_the_tries_back(
     dispatched_by(monkeypatch, PID)
     out = call(capsys, "requeue", "1-3", "8", "5", code=1)
     assert out == (
-        "job 1: has succeeded: only failed and cancelled jobs are queued again\n"
+        "job 1: has succeeded: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
         "jobs 2, 8: queued again\n"
-        "job 3: is running: only failed and cancelled jobs are queued again\n"
-        "job 5: is queued: only failed and cancelled jobs are queued again\n"
+        "job 3: is running: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
+        "job 5: is queued: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
     )
     assert rung == [sample.place.path]
     assert (job_table.get(sample.store, 2).state, job_table.get(sample.store, 2).tries) == (JobState.QUEUED, 0)

@@ -464,8 +464,7 @@ def test_parquet_without_columns(tmp_path: Path, capsys: Capture) -> None:
         pq.write_table(pa.table({"x": [1, 2]}).select([]), path)
     said = merge(capsys, "-o", tmp_path / "a.parquet", *paths)
     assert said.code == 0, said
-    said = merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x")
-    assert said.code == 1 and "p0.parquet: has no field of the name" in said.err
+    assert merge(capsys, "-o", tmp_path / "b.parquet", *paths, "--key", "x").code == 0, "no row lacks it"
 
 
 def test_parquet_repeated_times_of_any_unit_are_found(tmp_path: Path, capsys: Capture) -> None:
@@ -504,10 +503,13 @@ def test_a_damaged_parquet_part_takes_no_other_with_it(
     kept = [] if first else items[1][:8]
     begin = "" if first else "from record 9 on it "
     assert said.code == 1 and f"x_gpu_1.parquet: {begin}is no Parquet file, or is cut or damaged" in said.err, said
-    if strategy == "strided":
-        assert "the parts do not have one record for each item" in said.err
     found = pq.read_table(tmp_path / "x_merged.parquet")
-    assert found.column("id").to_pylist() == [*items[0], *kept, *items[2]]
+    if strategy == "strided" and first:  # what is there has its order
+        assert found.column("id").to_pylist() == sorted([*items[0], *items[2]])
+    else:
+        assert found.column("id").to_pylist() == [*items[0], *kept, *items[2]]
+    if strategy == "strided" and not first:
+        assert "x_merged.parquet: 8 rows for 10 items in x_gpu_1.parquet, so the parts stand one after" in said.err
     assert found.column("name").to_pylist() == [f"name {item}" for item in found.column("id").to_pylist()]
     told = json.loads((tmp_path / "x_merged_metadata.json").read_text())
     assert [part["records"] for part in told["parts"]] == [10, len(kept), 10] and not told["complete"]
@@ -524,16 +526,8 @@ def test_case_46_pt(tmp_path: Path, capsys: Capture) -> None:
     paths = [tmp_path / f"p_gpu_{number}.pt" for number in range(4)]
     said = merge(capsys, "-o", tmp_path / "p.pt", *paths)
     assert said.code == 1
-    assert "p_gpu_1.pt: holds numpy" in said.err and "--allow-pickle" in said.err
+    assert "p_gpu_1.pt: holds" not in said.err, "a scalar of NumPy needs no trust"
     assert "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
-    found = torch.load(tmp_path / "p.pt", weights_only=True)
-    assert found["rows"] == [1, 2, 5] and found["w"].shape == (3, 3) and found["w"].device.type == "cpu"
-    said = merge(capsys, "-o", tmp_path / "p.pt", *paths, "--allow-pickle")
-    assert (
-        said.code == 1
-        and "p_gpu_2.pt: is no file of torch.save, or is cut" in said.err
-        and "p_gpu_1.pt: holds" not in said.err
-    )
     found = torch.load(tmp_path / "p.pt", weights_only=False)
     assert found["rows"] == [1, 2, 3, 5] and found["w"].shape == (4, 3) and found["score"] == 0.5
 

@@ -344,15 +344,36 @@ def test_a_part_that_changes_is_refused(tmp_path: Path, capsys: Capture, monkeyp
     assert not (tmp_path / "all.jsonl").exists()
 
 
-def test_an_output_whose_parts_version_0_1_has_removed_is_kept(tmp_path: Path, capsys: Capture) -> None:
+def test_parts_are_removed_only_when_all_of_them_are_in_the_output(tmp_path: Path, capsys: Capture) -> None:
     parts, out = written(tmp_path), tmp_path / "all.jsonl"
-    assert merge(capsys, "-o", out, *parts).code == 0
-    metadata = tmp_path / "all_merged_metadata.json"
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "remove_parts": True}))
-    whole = out.read_bytes()
+    parts[2].write_text("{")
+    said = merge(capsys, "-o", out, *parts, "--remove-parts")
+    assert said.code == 1 and "the parts are kept" in said.err and all(path.exists() for path in parts)
+    parts[2].write_text("{}\n")
+    whole = b"".join(path.read_bytes() for path in parts)
+    said = merge(capsys, "-o", out, *parts, "--remove-parts")
+    assert said.code == 0 and not any(path.exists() for path in parts) and out.read_bytes() == whole
+    parts[1].write_text("{}\n")
     said = merge(capsys, "-o", out, parts[1])
     assert said.code == 1 and "was made of parts that were removed then; it is kept" in said.err
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == whole and parts[1].exists()
+
+
+def test_a_part_that_changes_before_its_removal_is_kept(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, name_it = written(tmp_path), MergeOutput.commit
+
+    def and_change(out: MergeOutput) -> None:
+        name_it(out)
+        parts[1].write_text("{}")
+        parts[2].unlink()
+
+    monkeypatch.setattr(MergeOutput, "commit", and_change)
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *parts, "--remove-parts")
+    assert said.code == 3 and "p1.jsonl has changed since it was merged; it is kept" in said.err, said
+    assert "p2.jsonl is merged, and cannot be removed: No such file" in said.err
+    assert "27 records of 3 parts" in said.out and [path.exists() for path in parts] == [False, True, False]
 
 
 FULL = """
@@ -610,7 +631,7 @@ def test_like_things_are_told_once_with_their_number(tmp_path: Path, capsys: Cap
     (tmp_path / "b.jsonl").write_text("")
     said = merge(capsys, "-o", tmp_path / "all.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     assert said.code == 1 and len(said.err.splitlines()) == 8
-    assert "a.jsonl, line 1: NaN or Infinity is written as null, and on 999 lines more" in said.err
+    assert "a.jsonl, line 1: NaN or Infinity is written as null (--nan), and on 999 lines more" in said.err
     assert "a.jsonl, line 1005: is no JSON" in said.err and "a.jsonl: 295 more of them" in said.err
     assert "b.jsonl is empty: it is skipped" in said.err
 

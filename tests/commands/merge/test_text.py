@@ -127,10 +127,17 @@ def test_records_are_kept_byte_for_byte(tmp_path: Path, capsys: Capture) -> None
 
 
 def test_nan(tmp_path: Path, capsys: Capture) -> None:
-    text = '{"l": NaN, "s": "NaN \\"NaN"}\n{"l": -Infinity}\n'
-    said = merge(capsys, "-o", tmp_path / "all.jsonl", *written(tmp_path, p__jsonl=text))
-    assert said.code == 0 and "p.jsonl, line 1: NaN or Infinity is written as null, and on 1 line more" in said.err
-    assert (tmp_path / "all.jsonl").read_text() == '{"l": null, "s": "NaN \\"NaN"}\n{"l": null}\n'
+    text = '{"l": NaN, "s": "NaN \\"NaN"}\n{"l": -Infinity}\n{"l": 1}\n'
+    parts, out = written(tmp_path, p__jsonl=text), tmp_path / "all.jsonl"
+    said = merge(capsys, "-o", out, *parts)
+    assert said.code == 0 and "p.jsonl, line 1: NaN or Infinity is written as null (--nan), and on 1 li" in said.err
+    assert out.read_text() == '{"l": null, "s": "NaN \\"NaN"}\n{"l": null}\n{"l": 1}\n'
+    said = merge(capsys, "-o", out, *parts, "--nan", "refuse", "--overwrite")
+    assert said.code == 1 and "p.jsonl, line 1: holds NaN" in said.err and "line 2: holds NaN" in said.err
+    assert out.read_text() == '{"l": 1}\n'
+    object_ = written(tmp_path, o__json='{"l": NaN, "n": 1}')
+    said = merge(capsys, "-o", tmp_path / "all.json", *object_, "--sum", "n", "--nan", "refuse")
+    assert said.code == 1 and "would hold NaN" in said.err and not (tmp_path / "all.json").exists()
 
 
 RECORDS = st.recursive(
@@ -375,7 +382,9 @@ def test_elements_that_only_python_reads_keep_their_text(tmp_path: Path, capsys:
         tmp_path, a__json=r'[ {"s": "\ud800 NaN"} , 1.0, "\u00e9", [], 1e999 ]', b__json=" [NaN ,\n-Infinity, 2]"
     )
     said = merge(capsys, "-o", tmp_path / "all.json", *parts)
-    assert said.code == 0 and "b.json, line 1: NaN or Infinity is written as null, and on 1 line more" in said.err, said
+    assert said.code == 0 and "b.json, line 1: NaN or Infinity is written as null (--nan), and on 1 li" in said.err, (
+        said
+    )
     expected = '[\n{"s": "\\ud800 NaN"},\n1.0,\n"\\u00e9",\n[],\n1e999,\nnull,\nnull,\n2\n]\n'
     assert (tmp_path / "all.json").read_text() == expected
 
