@@ -159,17 +159,29 @@ def run(argv: Sequence[str]) -> int:
         drop(sys.stdout)
         return EXIT_BROKEN_PIPE
     except OSError as e:
-        if not is_disk_full(e):
-            raise
         drop(sys.stdout)
-        return _fail(disk_full(e.filename or "standard output", e.strerror or ""), EXIT_CANNOT_WORK)
+        return _fail(_refusal(e), EXIT_CANNOT_WORK)
+
+
+def _refusal(error: OSError) -> str:
+    """Return what the system has refused, and the remedy. The traceback goes to the log of the dispatcher, if any."""
+    import logging
+
+    logging.getLogger("gpusched").info("ended by an error of the system", exc_info=error)
+    where, reason = error.filename, error.strerror or str(error)
+    if is_disk_full(error):
+        return disk_full(where or "standard output", reason)
+    return f"{where or 'the system refuses'}: {reason}\n  once that is mended, the same command goes on"
 
 
 def _fail(text: str, code: int) -> int:
     from gpusched.common.text import clean
 
     lines = [clean(line) for line in text.split("\n")]  # it names files, and what others wrote into them
-    click.echo("gpusched: error: " + "\n".join(lines), err=True)
+    try:
+        click.echo("gpusched: error: " + "\n".join(lines), err=True)
+    except OSError:
+        drop(sys.stderr)
     return code
 
 

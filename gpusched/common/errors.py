@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 1
@@ -14,6 +16,7 @@ EXIT_DISPATCHED_ELSEWHERE = 75
 EXIT_INTERRUPTED = 130
 EXIT_QUIT = 131
 EXIT_TERMINATED = 143
+DAMAGED = "it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)"  # a hint
 
 
 class GpuschedError(Exception):
@@ -33,6 +36,17 @@ class GpuschedError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  {self.hint}" if self.hint else head
+
+
+@contextmanager
+def stored_value(where: str = "queue.db") -> Iterator[None]:
+    """Turn the error of a conversion into one about the damaged file from which the values came; a decorator too."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise GpuschedError(
+            f"is damaged ({type(error).__name__}: {error})", where=where, hint=DAMAGED, exit_code=EXIT_CANNOT_WORK
+        ) from error
 
 
 _DISK_FULL = "the disk is full"

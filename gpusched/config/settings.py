@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from gpusched.common.errors import stored_value
 from gpusched.common.quantities import format_duration
 from gpusched.config import values
 
@@ -242,6 +243,7 @@ class Settings:
         return json.dumps(asdict(self))
 
     @classmethod
+    @stored_value()
     def from_json(cls, text: str) -> Settings:
         """Return the settings that to_json() wrote, without names that only another version knows."""
         return cls(**{name: value for name, value in json.loads(text).items() if name in SETTINGS})

@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 
 from gpusched.common import processes
 from gpusched.common.files import write_atomically
@@ -120,11 +121,13 @@ class AttemptBook:
     def prepare(self, job_id: int, number: int) -> int | None:
         """Make the attempt's files and take its life lock; return the descriptor, or None if it is locked."""
         life = attempt_dir.make(attempt_dir.directory(self._queue.state, job_id, number))
-        if locks.try_lock(life):
+        with ExitStack() as undo:
+            undo.callback(os.close, life)
+            if not locks.try_lock(life):
+                return None
             os.ftruncate(life, 0)  # a record in it is of an earlier queue
-            return life
-        os.close(life)
-        return None
+            undo.pop_all()
+        return life
 
     def launch(
         self,

@@ -44,7 +44,12 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
     """
     for _ in range(_REMOVALS_LIMIT):
         fd = _open_or_make(path, mode)
-        if not try_lock(fd, retry_for_s=_RETRY_FOR_S):
+        try:
+            is_locked = try_lock(fd, retry_for_s=_RETRY_FOR_S)
+        except OSError as error:
+            os.close(fd)
+            raise OSError(error.errno, error.strerror, path) from None
+        if not is_locked:
             os.close(fd)
             return None
         if is_named(fd, path):

@@ -196,6 +196,7 @@ def _set_up_log(queue_dir: QueueDir, level: str) -> None:
     file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logging.raiseExceptions = False  # a log that takes no line ends nothing and says nothing
     logger = logging.getLogger("gpusched")
     logger.setLevel(level)
     logger.propagate = False

@@ -92,6 +92,9 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
         (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
         (click.exceptions.Exit(75), 75, ""),
         (OSError(errno.ENOSPC, "No space left on device", "/x/queue.db"), EXIT_CANNOT_WORK, "/x/queue.db"),
+        (OSError(errno.ENOMEM, "No memory", "/x/a.lock"), EXIT_CANNOT_WORK, "error: /x/a.lock: No memory\n  once that"),
+        (OSError(errno.EIO, "No answer"), EXIT_CANNOT_WORK, "gpusched: error: the system refuses: No answer\n"),
+        (OSError("odd"), EXIT_CANNOT_WORK, "gpusched: error: the system refuses: odd\n"),
     ],
 )
 def test_a_no_from_a_command_is_one_message_and_a_code(
@@ -106,6 +109,12 @@ def test_a_no_from_a_command_is_one_message_and_a_code(
     assert front.run(["config"]) == code
     err = capsys.readouterr().err
     assert says in err and "Traceback" not in err
+
+
+def test_a_refusal_that_nobody_can_read_keeps_its_exit_code() -> None:
+    words = [sys.executable, "-m", "gpusched", "confg"]
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(words, stderr=full, cwd=ROOT).returncode == EXIT_USAGE
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (75, 75)])

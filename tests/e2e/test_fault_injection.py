@@ -1,7 +1,8 @@
 """One call of the dispatcher or of a shepherd fails, as on a full disk; the run and the next one lose nothing.
 
 `fault.c` is compiled here and preloaded into the processes of a run. Every call of a short run fails once, in each of
-its families and with each error that fits; the fast suite takes a sample of them.
+its families and with each error that fits; the fast suite takes a sample of them. Most of these runs wait for a pause
+to end, so several go on at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import shutil
 import subprocess
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tests.support.box import Box
 from tests.support.paths import TESTS
 
 JOBS = 4
-SAMPLE = 2  # calls of each family that fail in the fast suite
+SAMPLE = 3  # calls of each family that fail in the fast suite
 ERRORS = {
     "open": (errno.ENOSPC, errno.EMFILE, errno.EIO),
     "write": (errno.ENOSPC, errno.EIO),
@@ -28,8 +30,10 @@ ERRORS = {
     "sendmsg": (errno.EAGAIN, errno.ENOMEM),
     "fork": (errno.EAGAIN, errno.ENOMEM),
 }
-FAMILIES = [(who, family) for who in ("dispatcher", "shepherd") for family in ERRORS]
+CALLS = {"dispatcher": set(ERRORS), "shepherd": set(ERRORS) - {"rename", "flock"}}  # that each of them makes
+FAMILIES = [(who, family) for who in CALLS for family in ERRORS if family in CALLS[who]]
 EVERY_CALL = [(who, family, error) for who, family in FAMILIES for error in ERRORS[family]]
+AT_ONCE = 6
 CODES = {0, 1, 2, 3, 4, 75}  # the documented ends of a run that nobody has interrupted
 COMPILER = shutil.which("cc")
 
@@ -80,9 +84,10 @@ class FaultyBox:
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [line.split(" ", 2) for line in lines if line.startswith(word)]
 
-    def most_calls(self) -> int:
-        """Return the calls of the process that made most of them."""
-        return max((int(line[1]) for line in self.log_lines("calls")), default=0)
+    def most_calls(self) -> dict[str, int]:
+        """Return for each family the calls of the process that made most of them; families without any are left out."""
+        lines = sorted((family, int(calls)) for _, calls, family in self.log_lines("calls"))
+        return {family: calls for family, calls in lines if calls}
 
     def check_each_ran_once(self) -> None:
         lines = Counter(self.box.read("ledger").splitlines())
@@ -92,38 +97,55 @@ class FaultyBox:
         assert self.box.claimed() == set()
 
 
-def _check_one(root: Path, library: Path, who: str, family: str, at: int, error: int) -> None:
-    faulty = FaultyBox(root, library)
-    with faulty.box:
-        said = faulty.run(who, family, at, error)
-        ended = faulty.box.gpusched("run", "list.txt")
-        assert ended.code == 0, f"{ended}\nafter a run that said:\n{said}\n{faulty.log_lines('failed')}"
-        faulty.check_each_ran_once()
+Fault = tuple[str, str, int, int]  # who, family, the number of the call, error
 
 
-def _count_calls(root: Path, library: Path, who: str, family: str) -> int:
-    faulty = FaultyBox(root, library)
-    with faulty.box:
-        faulty.run(who, family, 0)
-        faulty.check_each_ran_once()
-        return faulty.most_calls()
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory, library: Path) -> dict[str, dict[str, int]]:
+    """The number of calls in a run without faults, by who makes them and family."""
+    counts = {}
+    for who in CALLS:
+        faulty = FaultyBox(tmp_path_factory.mktemp(who), library)
+        with faulty.box:
+            faulty.run(who, "open", 0)
+            faulty.check_each_ran_once()
+            counts[who] = faulty.most_calls()
+    return counts
 
 
-@pytest.mark.parametrize(("who", "family"), FAMILIES)
-def test_a_sample_of_failing_calls(tmp_path: Path, library: Path, who: str, family: str) -> None:
-    calls = _count_calls(tmp_path / "count", library, who, family)
-    for number in range(min(SAMPLE, calls)):
-        at = 1 + number * calls // SAMPLE
-        error = ERRORS[family][number % len(ERRORS[family])]
-        _check_one(tmp_path / str(at), library, who, family, at, error)
+def _check_all(root: Path, library: Path, faults: list[Fault]) -> None:
+    def check(fault: Fault) -> None:
+        faulty = FaultyBox(root / "-".join(map(str, fault)), library)
+        with faulty.box:
+            said = faulty.run(*fault)
+            ended = faulty.box.gpusched("run", "list.txt")
+            assert ended.code == 0, f"{fault}: {ended}\nafter a run that said:\n{said}\n{faulty.log_lines('failed')}"
+            faulty.check_each_ran_once()
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        assert len(list(pool.map(check, faults))) == len(faults) > 0
+
+
+def test_every_family_of_calls_is_seen(calls: dict[str, dict[str, int]]) -> None:
+    assert {who: set(counts) for who, counts in calls.items()} == CALLS
+
+
+def test_a_sample_of_failing_calls(tmp_path: Path, library: Path, calls: dict[str, dict[str, int]]) -> None:
+    faults = [
+        (who, family, 1 + number * calls[who][family] // SAMPLE, ERRORS[family][number % len(ERRORS[family])])
+        for number in range(SAMPLE)
+        for who, family in FAMILIES
+    ]
+    _check_all(tmp_path, library, faults)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("who", "family", "error"), EVERY_CALL)
-def test_every_failing_call(tmp_path: Path, library: Path, who: str, family: str, error: int) -> None:
-    calls = _count_calls(tmp_path / "count", library, who, family)
-    for at in range(1, calls + 1):
-        _check_one(tmp_path / str(at), library, who, family, at, error)
+def test_every_failing_call(
+    tmp_path: Path, library: Path, calls: dict[str, dict[str, int]], who: str, family: str, error: int
+) -> None:
+    faults = [(who, family, at, error) for at in range(1, calls[who][family] + 1)]
+    _check_all(tmp_path, library, faults)
 
 
 def test_the_library_makes_a_call_fail(tmp_path: Path, library: Path) -> None:
@@ -131,4 +153,4 @@ def test_the_library_makes_a_call_fail(tmp_path: Path, library: Path) -> None:
     with faulty.box:
         faulty.run("dispatcher", "fork", 1, errno.EAGAIN)
         assert faulty.log_lines("failed") == [["failed", "1", "vfork"]]
-        assert faulty.most_calls() >= 2  # it was tried again
+        assert faulty.most_calls()["fork"] >= 2  # it was tried again

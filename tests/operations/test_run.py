@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from gpusched.operations import submit
 from gpusched.operations.check import check_list
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import Queue, RunSession, run_jobs
+from gpusched.operations.run import _set_up_log as set_up_log
 from tests.support.sample import stand_still
 
 CLAIMS = "claims"
@@ -113,6 +115,24 @@ def test_a_start_that_states_less_keeps_the_limits_of_the_dispatcher(monkeypatch
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
     assert submit.submit_options(queue_dir, loaded()).settings.max_gpus == 1
     assert submit.submit_options(queue_dir, loaded(max_gpus=2)).settings.max_gpus == 2
+
+
+def test_a_log_that_takes_no_line_is_no_word_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    logger = logging.getLogger("gpusched")
+    before = list(logger.handlers)
+    set_up_log(QueueDir(str(tmp_path), str(tmp_path)), "INFO")
+    (handler,) = [each for each in logger.handlers if each not in before]
+    assert isinstance(handler, logging.StreamHandler)
+    try:
+        with handler.stream, suppress(OSError), open("/dev/full", "w") as full:
+            handler.setStream(full)
+            logger.info("a line")
+    finally:
+        logger.removeHandler(handler)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_setup_that_is_no_file_is_refused() -> None:

@@ -1,12 +1,12 @@
 /* Makes one call of the C library fail, as a full disk or a full table of processes would.
 
    FAULT_WHO    "dispatcher" or "shepherd": the processes that are meant
-   FAULT_CALL   open, write, sync, rename, flock, sendmsg or fork: the family of calls that is counted
-   FAULT_AT     the number of the call that fails, from 1; 0: none, calls are only counted
-   FAULT_TIMES  how many calls in a row fail
+   FAULT_CALL   open, write, sync, rename, flock, sendmsg or fork: the family of calls of which one fails
+   FAULT_AT     the number of the call in its process that fails, from 1; 0: none
+   FAULT_TIMES  how many calls in a row fail, in the first process that gets so far: the others are spared
    FAULT_ERRNO  the error
    FAULT_ROOT   calls that name a file count only if it lies below this directory
-   FAULT_LOG    gets a line for each failed call, and at the end of a process the number of its calls */
+   FAULT_LOG    gets a line for each failed call, and at the end of a process the number of its calls of each family */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,8 +23,10 @@
 #include <unistd.h>
 
 static const char *family, *root, *log_path;
-static long at, times, number, calls;
-static int is_meant;
+static const char *const families[] = {"open", "write", "sync", "rename", "flock", "sendmsg", "fork"};
+enum { FAMILIES = sizeof families / sizeof *families };
+static long at, times, number, calls[FAMILIES];
+static int is_meant, is_chosen;
 
 static void note(const char *word, const char *what, long value) {
     char line[PATH_MAX + 100];
@@ -62,15 +64,26 @@ __attribute__((constructor)) static void begin(void) {
 }
 
 __attribute__((destructor)) static void end(void) {
-    if (is_meant) note("calls", family, calls);
+    for (int i = 0; is_meant && i < FAMILIES; i++) note("calls", families[i], calls[i]);
+}
+
+/* Returns 1 in the first process of a run that asks. */
+static int is_first(void) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.once", log_path);
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return fd >= 0 && !syscall(SYS_close, fd);
 }
 
 /* Returns 1 if this call is to fail; sets errno then. */
 static int fails(const char *name, const char *what) {
-    if (!is_meant || strcmp(family, name)) return 0;
-    calls++;
-    if (!at || calls < at || calls >= at + times) return 0;
-    note("failed", what, calls);
+    int i = 0;
+    if (!is_meant) return 0;
+    while (strcmp(families[i], name)) i++;
+    calls[i]++;
+    if (strcmp(family, name) || !at || calls[i] < at || calls[i] >= at + times) return 0;
+    if (!is_chosen && !(is_chosen = is_first())) return 0;
+    note("failed", what, calls[i]);
     errno = (int)number;
     return 1;
 }

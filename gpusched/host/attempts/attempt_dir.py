@@ -11,7 +11,7 @@
   In it `progress.json`, written by the job itself (GPUSCHED_PROGRESS). It names the attempt in all calls.
 
 Mark and record are lines of `key=value`: small, readable, and parsed without any import. A record ends with a line of
-its own, so that half a record (after a power cut) is not taken for a whole one.
+its own, so that half a record (after a power cut) is not taken for a whole one; nor is one with a number that is none.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 RECORD_BYTES = 2048
 FIELD_LIMIT = 512
 _END = "record=whole"
+_DIGITS = {"pid": 9, "start_ticks": 15, "exit_code": 3, "signal": 3, "max_rss_kib": 15}  # at most, in these fields
+_DECIMAL_DIGITS = {"started_at": 11, "ended_at": 11, "cpu_s": 11}  # before the point
 PROGRESS = "progress.json"
 PROGRESS_LIMIT_BYTES = 64 * 1024
 
@@ -88,8 +90,24 @@ def _write(fd: int, fields: Mapping[str, object], end: str, *, sync: bool = True
 
 
 def parse_fields(data: bytes) -> dict[str, str]:
-    text = data.rstrip(b"\n").decode("utf-8", "surrogateescape")
-    return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
+    """Return the fields of a mark or record, without what is damaged in it; a damaged record is none."""
+    text = data.rstrip(b"\n").decode("utf-8", "replace")
+    lines = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
+    fields = {key: value for key, value in lines.items() if _is_valid(key, value)}
+    if len(fields) < len(lines):
+        fields.pop("record", None)
+    return fields
+
+
+def _is_valid(key: str, value: str) -> bool:
+    """Return False if the value of this field should be a number, and is none that can be."""
+    limit = _DIGITS.get(key)
+    if key in _DECIMAL_DIGITS:
+        limit = _DECIMAL_DIGITS[key]
+        value, _, decimals = value.partition(".")
+        if decimals and not (decimals.isascii() and decimals.isdigit()):
+            return False
+    return limit is None or (value.isascii() and value.isdigit() and len(value) <= limit)
 
 
 def is_record(fields: Mapping[str, str]) -> bool:

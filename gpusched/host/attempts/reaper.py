@@ -41,16 +41,17 @@ def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping
         return LifeReading(AttemptFact.LINGERING if found else AttemptFact.NOT_STARTED, strays=found)
     try:
         free = locks.try_lock(fd)
-        fields = attempt_dir.parse_fields(os.pread(fd, attempt_dir.RECORD_BYTES, 0))
+        data = os.pread(fd, attempt_dir.RECORD_BYTES, 0).strip(b"\0\n")
     finally:
         os.close(fd)
+    fields = attempt_dir.parse_fields(data)
     if fields.get("queue_id", queue_id) != queue_id:  # a record of an older version has none
-        fields = {}
+        data, fields = b"", {}
     if not free:
         return LifeReading(AttemptFact.ALIVE, fields)
     if attempt_dir.is_record(fields):
         return LifeReading(AttemptFact.EXITED, fields)
-    if not fields:
+    if not data:
         return LifeReading(AttemptFact.NOT_STARTED)
     if copy := attempt_dir.read_copy(directory, fields):
         return LifeReading(AttemptFact.EXITED, copy)

@@ -205,9 +205,9 @@ class RunningCommand:
 
 
 def describe(error: OSError) -> str:
-    """Return the error in words, with the file that it is about."""
+    """Return the error in words that can be stored, with the file that it is about."""
     name = error.filename
-    where = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
+    where = f": {os.fsencode(name).decode('utf-8', 'replace')}" if isinstance(name, (str, bytes)) else ""
     return f"{error.strerror}{where}"
 
 

@@ -28,7 +28,7 @@ def _process(mark: Mapping[str, str], words: str) -> tuple[int, int] | None:
         pid, start_ticks = map(int, words.split())
     except ValueError:
         return None
-    return (pid, start_ticks) if mark.get("boot_id") == processes.boot_id() else None
+    return (pid, start_ticks) if pid > 0 and mark.get("boot_id") == processes.boot_id() else None
 
 
 def shepherd_of(mark: Mapping[str, str]) -> tuple[int, int] | None:
@@ -88,6 +88,6 @@ def save(directory: str, seen: Mapping[int, int]) -> None:
 
 def load(directory: str, mark: Mapping[str, str]) -> dict[int, int]:
     """Return the processes that an earlier dispatcher has seen of an attempt since this boot."""
-    with suppress(OSError), open(attempt_dir.seen_path(directory), encoding="ascii") as file:
+    with suppress(OSError), open(attempt_dir.seen_path(directory), encoding="ascii", errors="replace") as file:
         return dict(process for line in file if (process := _process(mark, line)) is not None)
     return {}

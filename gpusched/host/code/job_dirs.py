@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.host.code import work_tree
 from gpusched.host.code.tree_copy import snapshot
 from gpusched.host.code.work_tree import WorkTree
@@ -86,6 +86,7 @@ class JobDirs:
         return json.dumps({"leave_out": list(self._leave_out), "copied": copied})
 
     @classmethod
+    @stored_value()
     def from_json(cls, text: str) -> JobDirs:
         """Return the same directories as those that `text` was made from; nothing is copied again."""
         document = json.loads(text)

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from importlib import resources
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
+from gpusched.common.errors import DAMAGED, EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store.effects import DependencyEffects
 
 SCHEMA_VERSION = 3
@@ -110,7 +110,8 @@ class Store:
     def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
         """Yield the rows of an answer that may be long, one by one."""
         with _errors_in_words(self.path):
-            yield from self._db.execute(query, values)
+            for row in self._db.execute(query, values):  # noqa: UP028 (that may close the cursor after the database)
+                yield row
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has changed the database."""
@@ -200,19 +201,20 @@ def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connectio
 def _errors_in_words(path: str) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote what is damaged
         raise _translated(error, path) from error
 
 
-def _translated(error: sqlite3.Error, path: str) -> Exception:
+def _translated(error: sqlite3.Error | UnicodeDecodeError, path: str) -> Exception:
     """Return SQLite's error in words for people; the error itself if it is a fault of this program."""
     text = str(error)
-    is_own_fault = isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError))
-    if is_own_fault or not isinstance(error, sqlite3.DatabaseError):
+    is_broken_rule = isinstance(error, sqlite3.IntegrityError)
+    is_own_fault = isinstance(error, sqlite3.ProgrammingError) or (is_broken_rule and _is_sound(path))
+    if is_own_fault or not isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)):
         return error
     if not isinstance(error, sqlite3.OperationalError):
         problem = f"is damaged ({text})"
-        hint = "it is left as it is: restore it, or move its directory away to begin afresh (jobs run again)"
+        hint = DAMAGED
     elif "full" in text or "disk I/O error" in text:
         hint = "make room on it; running jobs go on, nothing new starts until then"
         return DiskFull(disk_full(path, text), hint=hint, exit_code=EXIT_CANNOT_WORK)
@@ -226,6 +228,12 @@ def _translated(error: sqlite3.Error, path: str) -> Exception:
     else:
         problem, hint = f"cannot be used: {text}", ""
     return StoreError(problem, where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+
+
+def _is_sound(path: str) -> bool:
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
+        return bool(db.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",))
+    return False
 
 
 def _lacks_rights(error: sqlite3.OperationalError, path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.progress import COUNTED_NOWHERE
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
@@ -55,6 +55,7 @@ def names(store: Store) -> set[str]:
     return {word for name, tags in rows for word in (name, *tags.split(",")) if word}
 
 
+@stored_value()
 def counts(store: Store) -> dict[JobState, int]:
     return {JobState(state): n for state, n in store.rows("SELECT state, n FROM counts")}
 

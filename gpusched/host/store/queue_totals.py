@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpusched.common.errors import stored_value
 from gpusched.core.jobs.progress import ItemCount, Span
 from gpusched.core.model import JobState
 from gpusched.host.store.connection import Store
@@ -31,6 +32,7 @@ def times(store: Store) -> dict[str, float]:
     return times
 
 
+@stored_value()
 def item_counts(store: Store) -> list[ItemCount]:
     """Return the counts of the jobs that say how many items they do, by tags and state, for GROUPS_MAX different tags.
 

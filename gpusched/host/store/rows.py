@@ -8,6 +8,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+from gpusched.common.errors import stored_value
 from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind, Requirements, Usage
 
 
@@ -54,6 +55,7 @@ def needs_columns(needs: Requirements) -> dict[str, object]:
     return columns
 
 
+@stored_value()
 def job_row(columns: Sequence[Any]) -> JobRow:
     """Return the job of a row of the columns JOB."""
     values = list(columns)
@@ -62,6 +64,7 @@ def job_row(columns: Sequence[Any]) -> JobRow:
     return JobRow(*values)
 
 
+@stored_value()
 def attempt_row(columns: Sequence[Any]) -> AttemptRow:
     """Return the attempt of a row of the columns ATTEMPT."""
     job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]

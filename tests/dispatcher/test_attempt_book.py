@@ -1,0 +1,30 @@
+"""What a dispatcher does for an attempt before it is booked, when the disk refuses it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+from pathlib import Path
+
+import pytest
+
+from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.host.queue.queue_dirs import QueueDir
+
+
+def test_a_life_file_that_could_not_be_emptied_is_not_kept_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with selectors.DefaultSelector() as selector:
+        book = AttemptBook(QueueDir(str(tmp_path), str(tmp_path)), "q", selector)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", refuse)
+            with pytest.raises(OSError, match="No space"):
+                book.prepare(1, 1)
+        life = book.prepare(1, 1)
+        assert life is not None
+        os.close(life)
