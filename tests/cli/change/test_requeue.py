@@ -28,6 +28,15 @@ def test_requeue_gives_the_tries_back(
     assert (job_table.get(sample.store, 2).state, job_table.get(sample.store, 2).tries) == (JobState.QUEUED, 0)
 
 
+def test_a_job_that_has_succeeded_is_queued_again_if_that_is_asked_for(
+    sample: Sample9, rung: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched_by(monkeypatch, PID)
+    assert call(capsys, "requeue", "1", "2", "--again") == "jobs 1-2: queued again\n"
+    assert job_table.get(sample.store, 1).state is JobState.QUEUED
+    assert "job 3: is running: only jobs that have ended" in call(capsys, "requeue", "3", "--again", code=1)
+
+
 def test_requeue_all_that_failed_and_say_who_runs_them(sample: Sample9, rung: list[str], capsys: Capture) -> None:
     assert call(capsys, "requeue", "--failed") == (
         "jobs 2, 4: queued again\nno dispatcher works on this queue; to run what is queued: gpusched run commands.txt\n"
