@@ -58,6 +58,9 @@ class AttemptBook:
         if attempt is not None:
             attempt.claims += notice.claims
             attempt.record, attempt.crash = notice.record or attempt.record, notice.crash
+        else:
+            for fd in notice.claims:  # they come after its end: kept, they would bar the devices for ever
+                os.close(fd)
         if notice.claims:
             self.due.setdefault(notice.directory, "")
         else:
