@@ -164,7 +164,8 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
         if last is not None and job.state is not JobState.QUEUED:
             spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
-            how = clean(describe(last.outcome)) if last.outcome and job.state is not JobState.SUCCEEDED else ""
+            is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
+            how = clean(describe(last.outcome)) if last.outcome and not is_plain else ""
         how = _UNTRIED.get(job.cause, how)
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
@@ -239,6 +240,8 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
 _HINTS = {  # cause, kind of outcome or exit code -> advice
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
+    "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
+    "the next try goes to another GPU, if there is one",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
     "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
     "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
