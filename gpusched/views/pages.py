@@ -10,7 +10,7 @@ from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome
+from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.views.report import DeviceLine, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
@@ -199,7 +199,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     if attempt.outcome is not None:
         lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
         advice = hint(attempt.outcome, stated=bool(job.stated_mem_bytes))
-        lines += [line(f"  hint  {advice}")] if advice else []
+        lines += [line(f"  hint  {clean(advice)}")] if advice else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
     used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
@@ -259,5 +259,7 @@ def hint(outcome: Outcome, *, stated: bool = False) -> str:
     """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
     cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
     is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
+    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
+        return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
     keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
     return next((_HINTS[key] for key in keys if key in _HINTS), "")
