@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
@@ -28,18 +29,19 @@ def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobSt
     if row is None:
         raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
     state = next_state(JobState(row[0]), event, f"job {job_id}, line {row[1]}")
-    _set(store, job_id, state=state.value, **columns)
+    _set(store, job_id, state, columns)
     return state
 
 
 def cancel_for_good(store: Store, job_id: int) -> None:
     """Note that a job that was cancelled by itself stays so by a person's wish."""
-    _set(store, job_id, cause="")
+    _set(store, job_id, JobState.CANCELLED, {"cause": ""})
 
 
-def _set(store: Store, job_id: int, **columns: object) -> None:
+def _set(store: Store, job_id: int, state: JobState, columns: Mapping[str, object]) -> None:
     before = _end(store, job_id)
-    store.update("jobs", "id = ?", (job_id,), **columns)
+    more = "".join(f", {name} = ?" for name in columns)
+    store.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
     _ripple(store, job_id, before, _end(store, job_id))
 
 
