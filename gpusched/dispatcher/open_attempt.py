@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import is_disk_full
 from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
-from gpusched.core.jobs.outcome import classify
+from gpusched.core.jobs.outcome import classify, ends_in_traceback
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.host.attempts import attempt_dir, reaper
@@ -127,13 +127,16 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
     if outcome.kind in OWN_ENDS and (where := attempt_dir.read_setup(attempt.directory)) is not None:
         kind = OutcomeKind.NOT_STARTED if outcome.ok else outcome.kind
         return replace(outcome, kind=kind, cause=SETUP_FAILED, note=where)
-    if outcome.ok or outcome.kind not in OWN_ENDS:
+    if outcome.kind not in OWN_ENDS:
         return outcome
+    logs = [f"{queue_path}/{name}" for name in (attempt.row.log, attempt.row.error_log) if name]
+    tails = [reaper.log_tail(path).decode("utf-8", "replace") for path in logs]
+    if outcome.ok:
+        notes = [outcome.note, "but its log ends in a traceback" if any(map(ends_in_traceback, tails)) else ""]
+        return replace(outcome, note=", ".join(filter(None, notes)))
     if stopping_at is not None and attempt.ended_at(0.0) >= stopping_at - SHUTDOWN_WINDOW_S:
         return replace(outcome, kind=OutcomeKind.INTERRUPTED, cause="", note="ended with the shutdown")
-    logs = [f"{queue_path}/{name}" for name in (attempt.row.log, attempt.row.error_log) if name]
-    text = b"\n".join(reaper.log_tail(path) for path in logs).decode("utf-8", "replace")
-    cause = classify(outcome.exit_code, outcome.signal, text, devices=len(attempt.row.devices))
+    cause = classify(outcome.exit_code, outcome.signal, "\n".join(tails), devices=len(attempt.row.devices))
     return replace(outcome, cause=cause)
 
 

@@ -84,7 +84,7 @@ class Reporter:
     def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
         """Report that a job was stopped for one that it depends on."""
         if cause == CAUSE_NOT_NEEDED:
-            self.report("ended", f"job {job_id} is not needed: what it waits for did not fail", job_id)
+            self.report("ended", f"job {job_id} is not needed: the failure that it was for did not come", job_id)
             return
         bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"

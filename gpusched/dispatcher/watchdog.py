@@ -35,7 +35,8 @@ class Watchdog:
         """Fold a complete reading into what is known of the running jobs, and warn of what is odd about them."""
         samples = {sample.uuid: sample for sample in reading.samples if not sample.error}
         self._records = quarantine.note_samples(self._records, samples.values(), now.monotonic_s)
-        self.meter.measure(samples, now)
+        boards = {device.uuid for device in reading.devices if device.mig_parent}  # they list those of their instances
+        self.meter.measure({uuid: sample for uuid, sample in samples.items() if uuid not in boards}, now)
         for attempt in self._attempts:
             if attempt.use.unassigned_device and attempt.is_first("unassigned"):
                 self._check_place(attempt, is_ours=attempt.has_indices and devices.changed_s >= attempt.opened_s)

@@ -10,7 +10,7 @@ from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome
+from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.views.report import DeviceLine, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
@@ -166,7 +166,8 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
         if last is not None and job.state is not JobState.QUEUED:
             spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
-            how = clean(describe(last.outcome)) if last.outcome and job.state is not JobState.SUCCEEDED else ""
+            is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
+            how = clean(describe(last.outcome)) if last.outcome and not is_plain else ""
         how = _UNTRIED.get(job.cause, how)
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
@@ -200,7 +201,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     if attempt.outcome is not None:
         lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
         advice = hint(attempt.outcome, stated=bool(job.stated_mem_bytes))
-        lines += [line(f"  hint  {advice}")] if advice else []
+        lines += [line(f"  hint  {clean(advice)}")] if advice else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
     used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
@@ -241,6 +242,8 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
 _HINTS = {  # cause, kind of outcome or exit code -> advice
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
+    "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
+    "the next try goes to another GPU, if there is one",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
     "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
     "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
@@ -259,5 +262,7 @@ def hint(outcome: Outcome, *, stated: bool = False) -> str:
     """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
     cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
     is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
+    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
+        return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
     keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
     return next((_HINTS[key] for key in keys if key in _HINTS), "")

@@ -108,7 +108,7 @@ def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
 def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
     """Return the processes on a device: user, program, pid and memory; graphics processes are marked."""
     if processes is None:
-        return ("its processes cannot be listed",)
+        return ("unknown processes: their pids say nothing here",)
     return tuple(
         f"{clean(p.user)} {clean(p.program)} (pid {p.pid}, {mib(p.used_bytes)} MiB"
         + (", graphics)" if p.kind == "G" else ")")

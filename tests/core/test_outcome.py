@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gpusched.core.jobs.outcome import classify, describe
+from gpusched.core.jobs.outcome import classify, describe, ends_in_traceback
 from gpusched.core.model import Outcome, OutcomeKind
 from tests.support.paths import TESTS
 
@@ -61,6 +61,22 @@ def test_the_table_of_texts(row: dict[str, str | int]) -> None:
         ("CUDA error: unspecified launch failure", ""),
         ("CUDA error: invalid device ordinal", ""),
         ("triton: out of resource: shared memory", ""),
+        ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.", "gpu_oom"),
+        ("RESOURCE_EXHAUSTED: Attempting to allocate 12.40G. That was not possible.", "gpu_oom"),
+        ("Resource exhausted: Out of memory while trying to allocate 5520758552 bytes.", "gpu_oom"),
+        ("ResourceExhaustedError: failed to allocate memory [Op:AddV2]", "gpu_oom"),
+        ("ResourceExhaustedError: OOM when allocating tensor with shape[256,832,7,7]", "gpu_oom"),
+        ("ResourceExhaustedError: {{function_node x/device:CPU:0}} failed to allocate memory [Op:Mul]", "host_oom"),
+        ("ResourceExhaustedError: OOM when allocating tensor with shape[8] on /device:CPU:0 by allocator", "host_oom"),
+        ("RESOURCE_EXHAUSTED: Received message larger than max (5 vs. 4)", ""),
+        ("RuntimeError: CUDA driver error: out of memory", "gpu_oom"),
+        ("RuntimeError: CUDA driver error: memory mapping failed: out of memory", "gpu_oom"),
+        ("RuntimeError: MPS backend out of memory (MPS allocated: 18.01 GB, max allowed: 18.13 GB).", "gpu_oom"),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "suspected_oom"),
+        ("cuda_dnn.cc:535] Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR", "suspected_oom"),
+        ("XlaRuntimeError: FAILED_PRECONDITION: DNN library initialization failed. Look above", "suspected_oom"),
+        ("RuntimeError: failed to set up the pool: out of memory", "suspected_oom"),
+        ("training never runs out of memory here", ""),
         ("bash: line 1: 812 Killed  python3 train.py", ""),
         ("", ""),
     ],
@@ -78,6 +94,36 @@ def test_the_last_text_decides() -> None:
 def test_advice_is_no_cause() -> None:
     assert classify(1, None, "hint: lower the batch if you see 'CUDA out of memory'\nKeyError: 1") == ""
     assert classify(1, None, "CUDA out of memory. If reserved memory is large, try …") == "gpu_oom"
+
+
+def test_a_suspicion_gives_way_to_a_cause() -> None:
+    suspicion = "CUBLAS_STATUS_NOT_INITIALIZED"
+    assert classify(1, None, f"MemoryError\n{suspicion}\n") == "host_oom"
+    assert classify(1, None, f"hint: {suspicion} may come from an old driver") == ""
+    assert classify(1, None, suspicion, devices=0) == ""
+    assert describe(Outcome(OutcomeKind.EXITED, 1, cause="suspected_oom")) == "exit 1, suspected: out of GPU memory"
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    1/0\n    ~^~\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "ends"),
+    [
+        (f"epoch 1\n{TRACEBACK}ZeroDivisionError: division by zero\n", True),
+        (f"{TRACEBACK}KeyboardInterrupt", True),
+        (f"{TRACEBACK}a.b.Error: x\n\nDuring the handling of it:\n\n{TRACEBACK}ValueError: y\n\n", True),
+        (f"{TRACEBACK}RuntimeError: Error(s) in loading:\n\tMissing key(s)\n", True),
+        (f"{TRACEBACK}RuntimeError: CUDA error\nCUDA kernel errors might be late\nFor debugging pass X\n", True),
+        ("[rank0]: " + f"{TRACEBACK}ValueError: y\n".replace("\n", "\n[rank0]: ", 4), True),
+        (f"{TRACEBACK}ValueError: y\nretried: all is well\n", False),
+        ("Traceback (most recent call last) is a text\n", False),
+        (TRACEBACK, False),
+        ("", False),
+    ],
+)
+def test_a_traceback_at_the_end_is_seen(log: str, ends: bool) -> None:
+    assert ends_in_traceback(log) is ends
 
 
 def test_an_end_with_zero_has_no_cause() -> None:

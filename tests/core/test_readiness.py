@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.readiness import (
+    CAUSE_DEPENDENCY,
+    CAUSE_NOT_NEEDED,
     DependencyTally,
     JobIndex,
     ListedJob,
     Readiness,
     UnknownReference,
+    end_of,
     find_cycle,
     readiness,
 )
@@ -29,11 +34,13 @@ from gpusched.core.model import (
     JobState,
     Requirements,
 )
-from gpusched.host.store import Store, dependency_table, job_table, submission
+from gpusched.host.store import Store, dependency_table, job_table, submission, transitions
 
 AFTER, ANY = DependencyKind.SUCCEEDED, DependencyKind.ANY
 AFTER_FAILED, AFTER_ENDED = DependencyKind.FAILED, DependencyKind.ENDED
 READY, WAITING, IMPOSSIBLE = Readiness.READY, Readiness.WAITING, Readiness.IMPOSSIBLE
+UNNEEDED = Readiness.UNNEEDED
+STOPPED, SPARE = CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED  # jobs that were cancelled by themselves
 QUEUED, HELD, RUNNING = JobState.QUEUED, JobState.HELD, JobState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 
@@ -50,8 +57,15 @@ JOBS = JobIndex(
 )
 
 
-def outlook(groups: Sequence[tuple[DependencyKind, Sequence[JobState]]]) -> Readiness:
-    return readiness([(kind, DependencyTally.of(states)) for kind, states in groups])
+def outlook(groups: Sequence[tuple[DependencyKind, Sequence[JobState | str]]]) -> Readiness:
+    return readiness([(kind, tally(states)) for kind, states in groups])
+
+
+def tally(states: Sequence[JobState | str]) -> DependencyTally:
+    """Jobs in these states, or cancelled for these causes."""
+    ends = Counter(end_of(s, "") if isinstance(s, JobState) else end_of(CANCELLED, s) for s in states)
+    del ends[""]
+    return DependencyTally(len(states), **ends)
 
 
 # ---- references ------------------------------------------------------------------------------------
@@ -175,24 +189,30 @@ def test_a_circle_is_found_where_there_is_one(upstream: dict[int, list[int]]) ->
 @pytest.mark.parametrize(
     ("states", "after", "any_", "failed", "ended"),
     [
-        ([], READY, READY, IMPOSSIBLE, READY),
+        ([], READY, READY, UNNEEDED, READY),
         ([QUEUED], WAITING, WAITING, WAITING, WAITING),
         ([HELD], WAITING, WAITING, WAITING, WAITING),
         ([RUNNING], WAITING, WAITING, WAITING, WAITING),
-        ([SUCCEEDED], READY, READY, IMPOSSIBLE, READY),
+        ([SUCCEEDED], READY, READY, UNNEEDED, READY),
         ([FAILED], IMPOSSIBLE, IMPOSSIBLE, READY, READY),
-        ([CANCELLED], IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE, READY),
+        ([CANCELLED], IMPOSSIBLE, IMPOSSIBLE, UNNEEDED, READY),
+        ([STOPPED], IMPOSSIBLE, IMPOSSIBLE, READY, READY),
+        ([SPARE], UNNEEDED, UNNEEDED, UNNEEDED, READY),
         ([SUCCEEDED, RUNNING], WAITING, READY, WAITING, WAITING),
         ([FAILED, RUNNING], IMPOSSIBLE, WAITING, WAITING, WAITING),
         ([CANCELLED, QUEUED], IMPOSSIBLE, WAITING, WAITING, WAITING),
         ([SUCCEEDED, FAILED], IMPOSSIBLE, READY, READY, READY),
-        ([SUCCEEDED, CANCELLED], IMPOSSIBLE, READY, IMPOSSIBLE, READY),
+        ([SUCCEEDED, CANCELLED], IMPOSSIBLE, READY, UNNEEDED, READY),
+        ([SUCCEEDED, STOPPED], IMPOSSIBLE, READY, READY, READY),
+        ([SUCCEEDED, SPARE], UNNEEDED, READY, UNNEEDED, READY),
+        ([FAILED, SPARE], IMPOSSIBLE, IMPOSSIBLE, READY, READY),
+        ([SPARE, RUNNING], WAITING, WAITING, WAITING, WAITING),
         ([FAILED, CANCELLED], IMPOSSIBLE, IMPOSSIBLE, READY, READY),
-        ([SUCCEEDED, SUCCEEDED], READY, READY, IMPOSSIBLE, READY),
+        ([SUCCEEDED, SUCCEEDED], READY, READY, UNNEEDED, READY),
     ],
 )
 def test_the_table(
-    states: list[JobState], after: Readiness, any_: Readiness, failed: Readiness, ended: Readiness
+    states: list[JobState | str], after: Readiness, any_: Readiness, failed: Readiness, ended: Readiness
 ) -> None:
     kinds = (AFTER, ANY, AFTER_FAILED, AFTER_ENDED)
     assert tuple(outlook([(kind, states)]) for kind in kinds) == (after, any_, failed, ended)
@@ -204,30 +224,34 @@ def test_all_dependencies_count_and_the_worst_decides() -> None:
     assert outlook([good, (AFTER_ENDED, [CANCELLED])]) is READY
     assert outlook([slow, good]) is outlook([good, slow]) is WAITING
     assert outlook([slow, lost]) is outlook([lost, slow]) is IMPOSSIBLE
+    spare = (AFTER_FAILED, [SUCCEEDED])
+    assert outlook([good, spare]) is UNNEEDED
+    assert outlook([lost, spare]) is IMPOSSIBLE
+    assert outlook([slow, spare]) is WAITING  # it can still come to be IMPOSSIBLE
 
 
-STATES = st.lists(st.sampled_from(JobState), max_size=5)
+STATES: st.SearchStrategy[list[JobState | str]] = st.lists(st.sampled_from([*JobState, STOPPED, SPARE]), max_size=5)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(DependencyKind), STATES)
-def test_what_is_settled_stays_so_however_the_rest_ends(kind: DependencyKind, states: list[JobState]) -> None:
-    """READY and IMPOSSIBLE are told as soon as nothing that may happen changes them, and not before."""
+def test_what_is_settled_stays_so_however_the_rest_ends(kind: DependencyKind, states: list[JobState | str]) -> None:
+    """READY, IMPOSSIBLE and UNNEEDED are told as soon as nothing that may happen changes them, and not before."""
     outlooks = {outlook([(kind, ended)]) for ended in endings(states)}
     now = outlook([(kind, states)])
     assert WAITING not in outlooks
     if now is not WAITING:
         assert outlooks == {now}
     elif kind is AFTER or kind is ANY:
-        assert outlooks == {READY, IMPOSSIBLE}
+        assert {READY, IMPOSSIBLE} >= outlooks - {UNNEEDED} and len(outlooks) > 1
 
 
-def endings(states: Sequence[JobState]) -> list[list[JobState]]:
+def endings(states: Sequence[JobState | str]) -> list[list[JobState | str]]:
     """All ways in which the jobs that have not ended may end."""
-    ways: list[list[JobState]] = [[]]
+    ways: list[list[JobState | str]] = [[]]
     for state in states:
-        ends = [state] if state in ENDED_STATES else sorted(ENDED_STATES)
+        ends = [STOPPED, SPARE, *ENDED_STATES] if state in set(JobState) - ENDED_STATES else [state]
         ways = [[*way, end] for way in ways for end in ends]
     return ways
 
@@ -285,6 +309,59 @@ def test_many_behind_many_cost_a_row_each(tmp_path: Path) -> None:
     job_table.requeue(store, 1)
     assert all(job.state is QUEUED for job in job_table.jobs(store))
     assert sum(job.blocked for job in job_table.jobs(store)) == 30
-    tallies = store.rows("SELECT total, succeeded, failed, cancelled FROM sets")
-    assert tallies == [(30, 0, 0, 0)]
+    tallies = store.rows("SELECT total, succeeded, failed, cancelled, unneeded FROM sets")
+    assert tallies == [(30, 0, 0, 0, 0)]
+    store.close()
+
+
+# ---- the ends of jobs, and what they mean for others -----------------------------------------------
+
+
+def test_the_fate_of_dependants_does_not_depend_on_the_order_of_ends(tmp_path: Path) -> None:
+    """Of jobs that wait for a repair, a clean-up, or for what failed."""
+    waits = {
+        b"fix": (Dependency(AFTER_FAILED, ("good",)),),
+        b"check": (Dependency(AFTER, ("fix",)),),
+        b"report": (Dependency(AFTER, ("fix", "bad")),),
+        b"both": (Dependency(AFTER, ("bad",)), Dependency(AFTER_FAILED, ("good",))),
+        b"any": (Dependency(ANY, ("fix", "check")),),
+        b"cleanup": (Dependency(AFTER_FAILED, ("report",)),),
+        b"no cleanup": (Dependency(AFTER_FAILED, ("check",)),),
+        b"good": (),
+        b"bad": (),
+    }
+    fates = {}
+    for number, (specs, ends) in enumerate(product((waits, dict(reversed(waits.items()))), ("good bad", "bad good"))):
+        store = Store(str(tmp_path / f"{number}.db"), create=True)
+        jobs = [
+            JobSpec(text, text, 1, 1, Attributes(name=text.decode().replace(" ", "-"), after=after))
+            for text, after in specs.items()
+        ]
+        submit(store, *jobs)
+        ids = {job.name: job.id for job in job_table.jobs(store)}
+        for name in ends.split():
+            transitions.move(store, ids[name], JobEvent.STARTED)
+            transitions.move(store, ids[name], JobEvent.SUCCEEDED if name == "good" else JobEvent.FAILED)
+        fates[number] = {job.name: (job.state.value, job.cause, job.blocked) for job in job_table.jobs(store)}
+        store.close()
+    stopped, spare = ("cancelled", STOPPED, True), ("cancelled", SPARE, True)
+    expected = {
+        **{"fix": spare, "check": spare, "report": stopped, "both": stopped, "any": spare},
+        **{"cleanup": ("queued", "", False), "no-cleanup": spare},
+        **{"good": ("succeeded", "", False), "bad": ("failed", "", False)},
+    }
+    assert list(fates.values()) == [expected] * 4
+
+
+def test_what_a_person_cancels_for_good_no_longer_counts_as_failed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "queue.db"), create=True)
+    cleanup = replace(
+        line(b"cleanup"), attributes=Attributes(name="cleanup", after=(Dependency(AFTER_FAILED, ("b",)),))
+    )
+    submit(store, line(b"one", name="a"), line(b"two", name="b", after="a"), cleanup)
+    job_table.cancel(store, 1, 101.0)
+    assert (job_table.get(store, 3).state, job_table.get(store, 3).blocked) == (QUEUED, False)
+    job_table.cancel(store, 2, 102.0)
+    assert (job_table.get(store, 3).state, job_table.get(store, 3).cause) == (CANCELLED, SPARE)
+    assert store.rows("SELECT failed, cancelled, unneeded FROM sets ORDER BY id") == [(0, 1, 0), (0, 1, 0)]
     store.close()

@@ -371,6 +371,15 @@ def test_time_limit(box: Box) -> None:
     assert "time limit" in ended.out
 
 
+def test_a_traceback_at_the_end_of_a_log_leaves_a_note(box: Box) -> None:
+    ended = box.run("python3 -c 1/0; true", "python3 -c 1/0; echo but done")
+    assert ended.code == 0
+    assert "job 1 succeeded: exit 0, but its log ends in a traceback, after" in ended.out
+    assert [row.note for row in box.jobs()] == ["but its log ends in a traceback", ""]
+    assert "exit 0, but its log ends in a traceback" in box.gpusched("explain", "1").out
+    assert "exit 0, but its log ends in a traceback" in box.gpusched("status", "-v").out
+
+
 def test_out_of_gpu_memory_goes_to_a_larger_device(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="1xT4+1xA100") as box:
         ended = box.run(f"{SIMJOB} --mem 20000 --hold 0", options="--retries 1")

@@ -111,6 +111,19 @@ def test_what_failed_stops_those_that_need_it_and_frees_them_when_it_is_queued_a
     assert box.metrics()["total_jobs"] == 7  # what was not needed counts nowhere
 
 
+def test_what_waits_for_a_repair_that_was_not_needed_is_not_needed(box: Box) -> None:
+    ended = box.run("[name=train] true", "[name=fix after-failed=train] exit 3", "[after=fix] exit 4")
+    assert ended.code == 0, ended.text
+    assert [states(box)[n] for n in (2, 3)] == [("cancelled", "not_needed")] * 2
+    assert "job 3 is not needed: the failure that it was for did not come" in ended.out
+    assert box.metrics()["total_jobs"] == 1
+
+
+def test_a_job_that_could_never_start_counts_as_failed(box: Box) -> None:
+    ended = box.run("[name=prep] false", "[name=train after=prep] true", "[after-failed=train] echo mail >> ran")
+    assert (ended.code, ran(box)) == (1, ["mail"])
+
+
 def test_a_dependant_may_be_held_instead(box: Box) -> None:
     lines = ["[name=a] [ -e go ]", "[name=b after=a] echo b >> ran", "[after=b] echo c >> ran"]
     ended = box.run(*lines, options="--on-dep-fail hold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -414,7 +415,12 @@ def test_the_code_of_a_leftover_counts(box: Box) -> None:
 def test_the_time_limit_goes_on_for_leftovers(box: Box) -> None:
     ended = start(box, "setsid sleep 3600 &", options="--force --time-limit 0.8 --grace 0.5").wait()
     assert ended.code == 1
-    assert box.jobs()[0].outcome == "timed_out"
+    (row,) = box.jobs()
+    assert row.outcome == "timed_out" and row.last.outcome is not None and row.last.outcome.exit_code == 0
+    assert re.fullmatch(r"the command had ended \(exit 0\), but left: \d+ sleep", row.note)
+    assert f"job 1 failed: time limit, {row.note}, after" in ended.out
+    hint = f"hint  {row.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
+    assert hint in box.gpusched("explain", "1").out
     assert box.processes() == []
 
 

@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from gpusched.host.store import Store
 from tests.support.box import Box, Row, wait_for
 from tests.support.paths import CASES, ROOT
 
@@ -100,6 +102,19 @@ def test_the_same_list_goes_on_with_an_old_queue(box: Box) -> None:
     )
     assert outcomes(rows[2]) == ["lost", "exited"]  # its shepherd is gone: judged lost, and run again
     assert runs(box) == {"done": 1, "bad": 2, "long": 2, "wide": 1, "after": 1}
+
+
+def test_the_sets_of_an_old_queue_are_counted_anew(box: Box) -> None:
+    database = box.queue() / "queue.db"
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("UPDATE jobs SET state = 'cancelled', cause = 'not_needed' WHERE id = 3")
+        members = db.execute("SELECT count(*) FROM members WHERE upstream_id = 3").fetchone()
+        assert members > (0,)
+        db.execute("UPDATE sets SET cancelled = 1 WHERE id IN (SELECT set_id FROM members WHERE upstream_id = 3)")
+    for _ in range(2):
+        Store(str(database)).close()
+        with closing(sqlite3.connect(database)) as db:
+            assert db.execute("SELECT sum(cancelled), sum(unneeded) FROM sets").fetchone() == (0, *members)
 
 
 def test_failed_jobs_of_an_old_queue_are_tried_again_when_asked_for(box: Box) -> None:

@@ -285,11 +285,52 @@ def test_programs_are_named_without_their_secrets(tmp_path: Path) -> None:
             who = people.of(process.pid)
             end = time.monotonic() + 5
             while who is not None and name not in who["program"] and time.monotonic() < end:
-                people.forget_all_but(set())
+                people.forget_unlisted()
+                people.forget_unlisted()
                 who = people.of(process.pid)
             process.kill()
         assert who is not None and who["program"].endswith(name) and "secret" not in who["program"]
         assert who["user"]
+
+
+PEOPLE = """
+import os, subprocess, time
+from gpusched.host.gpus.nvml import People
+
+def start():
+    time.sleep(0.05)
+    process = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+    time.sleep(0.05)
+    return process
+
+older, people = start(), People()
+for _ in range(2):  # a process that began before anybody looked may be another one than the driver lists
+    assert (people.of(older.pid) is not None) is FIRST
+    people.forget_unlisted()
+ours = start()
+assert people.of(ours.pid + 1) is None  # listed before such a process began here
+other = start()
+assert other.pid == ours.pid + 1 and people.of(other.pid) is None
+people.forget_unlisted()
+assert people.of(other.pid) is None
+assert people.of(ours.pid)["program"] == "sleep"
+for process in (older, ours, other):
+    process.kill()
+print("good")
+"""
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_pid_that_may_be_of_another_namespace_is_unknown(is_first: bool) -> None:
+    """In a namespace of its own, where pids follow each other; it passes for the first one where that is asked for."""
+    script = PEOPLE.replace("FIRST", str(is_first))
+    if is_first:
+        script = f"from gpusched.common import processes; processes.is_first_pid_namespace = lambda: True\n{script}"
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace can be made here")
+    done = subprocess.run([*isolated, sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "good\n", done.stderr
 
 
 # ---- NVML that does not work

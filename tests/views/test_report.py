@@ -103,7 +103,7 @@ def test_who_is_on_a_device() -> None:
         "ev\\x1b[31mil x\\x0ay (pid 52, 12 MiB)",
         "ann Xorg (pid 7, ? MiB, graphics)",
     )
-    assert report.process_texts(None) == ("its processes cannot be listed",)
+    assert report.process_texts(None) == ("unknown processes: their pids say nothing here",)
 
 
 def test_a_mig_instance_is_told_by_its_uuid() -> None:

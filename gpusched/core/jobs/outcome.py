@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gpusched.core.model import Outcome, OutcomeKind
 
@@ -11,13 +12,16 @@ from gpusched.core.model import Outcome, OutcomeKind
 _CAUSES = re.compile(
     r"""
     (?P<gpu_oom>
-        CUDA[ ]out[ ]of[ ]memory | (?:CUDA|HIP)[ ]error:?[ ](?:\d+:[ ])?out[ ]of[ ]memory | HIP[ ]out[ ]of[ ]memory
+        (?:CUDA|HIP|MPS[ ]backend)[ ]out[ ]of[ ]memory
+      | (?:CUDA|HIP)[ ](?:driver[ ])?error:?[ ](?:\d+:[ ])?out[ ]of[ ]memory
+      | memory[ ]mapping[ ]failed:[ ]out[ ]of[ ]memory
       | torch(?:\.cuda)?\.OutOfMemoryError
       | CU[A-Z]+_(?:STATUS_)?ALLOC(?:ATION)?_FAILED
       | CUDA_ERROR_OUT_OF_MEMORY | cudaErrorMemoryAllocation | hipErrorOutOfMemory | NVRTC_ERROR_OUT_OF_MEMORY
       | cuda[ ](?:runtime[ ]error|failure)[^\n]{0,20}out[ ]of[ ]memory
       | cudaMalloc\w*[ ]failed:?[ ]out[ ]of[ ]memory
-      | RESOURCE_EXHAUSTED:[^\n]{0,200}?(?:out[ ]of[ ]memory|failed[ ]to[ ]allocate)
+      | (?:RESOURCE[_ ]EXHAUSTED|ResourceExhaustedError):(?![^\n]*device:CPU)
+        [^\n]{0,300}?(?:out[ ]of[ ]memory|(?:failed|attempting)[ ]to[ ](?:allocate|reserve)|OOM[ ]when[ ]allocating)
       | OOM[ ]when[ ]allocating[^\n]{0,300}?(?:device:GPU|GPU_\d+_bfc)
       | Allocator[ ]\(GPU_\d+_bfc\)[ ]ran[ ]out[ ]of[ ]memory(?![^\n]*not[ ]a[ ]failure)
       | cupy[\w.]*\.OutOfMemoryError | (?:rmm::|std::bad_alloc:[ ])out_of_memory
@@ -42,32 +46,65 @@ _CAUSES = re.compile(
       | \bMemoryError\b | \b_ArrayMemoryError\b | std::bad_alloc | Cannot[ ]allocate[ ]memory
       | oom[-_]kill | Out[ ]of[ ]memory:[ ]Kill(?:ed)?[ ]process | Killed[ ]process[ ]\d+
       | OOM[ ]when[ ]allocating[^\n]{0,300}?device:CPU
+      | ResourceExhaustedError:[^\n]{0,300}?device:CPU[^\n]{0,100}?failed[ ]to[ ]allocate
       | ray\.exceptions\.OutOfMemoryError | workers[ ]are[ ]out[ ]of[ ]shared[ ]memory
     )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+# A library that finds no memory for its start says only that it does not start.
+_SUSPICIONS = re.compile(
+    r"""
+        CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED
+      | (?:could[ ]not|failed[ ]to)[ ]create[ ](?:cublas|cudnn|cusolver|cusparse)(?:DN)?[ ]handle
+      | DNN[ ]library[ ]initialization[ ]failed | without[ ]BLAS[ ]support
+      | (?:error|failed|fatal)\b[^\n]{0,80}\bout[ ]of[ ]memory\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_TRACEBACK = re.compile(
+    r"""
+    ^([^\n]{0,40})Traceback[ ]\(most[ ]recent[ ]call[ ]last\):\n
+    (?:\1[ \t][^\n]*\n)+             # the calls
+    \1\w[\w.]*(?::[^\n]*)?           # the exception, whose message may have lines of its own
+    (?:\n(?:\1?[ \t]|CUDA[ ]kernel[ ]errors|For[ ]debugging|Compile[ ]with)[^\n]*)*
+    \s*\Z
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
 _ADVICE = re.compile(r"\b(?:hint|note|tip)\b\W|\bif (?:you|it|this)\b", re.IGNORECASE)
 
 
 def classify(exit_code: int | None, signal: int | None, log_tail: str, *, devices: int = 1) -> str:
-    """Return the cause of an attempt's end: gpu_oom, host_oom, gpu_busy, gpu_lost, or "" for anything else.
+    """Return the cause of an attempt's end: gpu_oom, host_oom, gpu_busy, gpu_lost, suspected_oom, or "" for any other.
 
     An attempt that ended with 0 has no cause, whatever its log says. SIGKILL alone proves nothing, since anyone
     may send it. A job without devices has no GPU cause.
     """
     if not exit_code and not signal:
         return ""
-    cause = ""
-    for match in _CAUSES.finditer(log_tail):
+    causes = [match.lastgroup or "" for match in _statements(_CAUSES, log_tail)]
+    if causes:
+        return "" if causes[-1].startswith("gpu_") and not devices else causes[-1]
+    return "suspected_oom" if devices and any(_statements(_SUSPICIONS, log_tail)) else ""
+
+
+def _statements(pattern: re.Pattern[str], log_tail: str) -> Iterator[re.Match[str]]:
+    """Yield the matches in a log that are no advice."""
+    for match in pattern.finditer(log_tail):
         line_start = log_tail.rfind("\n", 0, match.start()) + 1
         if not _ADVICE.search(log_tail, line_start, match.start()):
-            cause = match.lastgroup or ""
-    return "" if cause.startswith("gpu_") and not devices else cause
+            yield match
+
+
+def ends_in_traceback(log_tail: str) -> bool:
+    """Return True if the last thing in a log is an exception of Python with its traceback."""
+    return _TRACEBACK.search(log_tail, max(0, log_tail.rfind("\n", 0, log_tail.rfind("Traceback (most")))) is not None
 
 
 _CAUSE_WORDS = {
     "gpu_oom": "out of GPU memory",
+    "suspected_oom": "suspected: out of GPU memory",
     "host_oom": "out of host memory",
     "gpu_busy": "the GPU was busy",
     "gpu_lost": "the GPU was lost",

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 
-from gpusched.core.model import Dependency, DependencyKind, JobState
+from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
-CAUSE_NOT_NEEDED = "not_needed"  # cancelled because the jobs that it waits for did not fail: it counts in no total
+CAUSE_NOT_NEEDED = "not_needed"  # cancelled because no failure called for it: it counts in no total
 
 
 class Readiness(str, Enum):
     READY = "ready"
     WAITING = "waiting"
     IMPOSSIBLE = "impossible"  # as things stand; a requeued job can change that
+    UNNEEDED = "unneeded"  # the same, but only since failures did not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,46 +101,50 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class DependencyTally:
-    """The jobs of one dependency, counted by the way in which they have ended."""
+    """The jobs of one dependency, counted by the way in which they have ended (`end_of`)."""
 
     total: int
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-
-    @classmethod
-    def of(cls, states: Sequence[JobState]) -> DependencyTally:
-        ends = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-        return cls(len(states), *(sum(state is end for state in states) for end in ends))
+    unneeded: int = 0
 
     @property
     def all_ended(self) -> bool:
-        return self.total == self.succeeded + self.failed + self.cancelled
+        return self.total == self.succeeded + self.failed + self.cancelled + self.unneeded
+
+
+def end_of(state: JobState, cause: str) -> str:
+    """Return how a job counts for those that wait for it, as a field of DependencyTally; "" if it has not ended.
+
+    A job that was cancelled because it could never start counts as failed, whatever kept it from starting.
+    """
+    if state is JobState.CANCELLED:
+        return {CAUSE_DEPENDENCY: "failed", CAUSE_NOT_NEEDED: "unneeded"}.get(cause, "cancelled")
+    return state.value if state in ENDED_STATES else ""
 
 
 def readiness(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> Readiness:
-    """Decide if a job may start, by the states of the jobs of each of its dependencies."""
+    """Decide if a job may start, by the jobs of each of its dependencies.
+
+    One that waits is not yet called unneeded, since a failure elsewhere has precedence, in whatever order they end.
+    """
     results = {readiness_of(kind, tally) for kind, tally in groups}
-    worst_first = (Readiness.IMPOSSIBLE, Readiness.WAITING)
+    worst_first = (Readiness.IMPOSSIBLE, Readiness.WAITING, Readiness.UNNEEDED)
     return next((result for result in worst_first if result in results), Readiness.READY)
-
-
-def is_unneeded(groups: Iterable[tuple[DependencyKind, DependencyTally]]) -> bool:
-    """Return True if a job can no longer start only because the failure that it waits for did not happen."""
-    impossible = {kind for kind, tally in groups if readiness_of(kind, tally) is Readiness.IMPOSSIBLE}
-    return impossible == {DependencyKind.FAILED}
 
 
 def readiness_of(kind: DependencyKind, tally: DependencyTally) -> Readiness:
     """Decide if one dependency is met."""
-    if kind is DependencyKind.SUCCEEDED:
-        if tally.succeeded == tally.total:
-            return Readiness.READY
-        return Readiness.IMPOSSIBLE if tally.failed or tally.cancelled else Readiness.WAITING
-    if kind is DependencyKind.ANY:
-        if tally.succeeded or not tally.total:
-            return Readiness.READY
-        return Readiness.IMPOSSIBLE if tally.all_ended else Readiness.WAITING
+    is_hopeless = bool(tally.failed or tally.cancelled)
+    if kind is DependencyKind.SUCCEEDED and is_hopeless:
+        return Readiness.IMPOSSIBLE
+    if kind is DependencyKind.ANY and tally.succeeded:
+        return Readiness.READY
     if not tally.all_ended:
         return Readiness.WAITING
-    return Readiness.IMPOSSIBLE if kind is DependencyKind.FAILED and not tally.failed else Readiness.READY
+    if kind is DependencyKind.FAILED:
+        return Readiness.READY if tally.failed else Readiness.UNNEEDED
+    if kind is DependencyKind.ENDED or tally.succeeded == tally.total:
+        return Readiness.READY
+    return Readiness.IMPOSSIBLE if is_hopeless else Readiness.UNNEEDED

@@ -107,7 +107,8 @@ def obstacle(
             return "memory of others is unknown while a job is on it"
         return _unreadable(device, sample, others, criteria, polled)
     if foreign >= criteria.threshold_bytes:
-        by = f" by {name_processes(others)}" if others else ""
+        unknown = " by an unknown process" if sample.processes is None else ""
+        by = f" by {name_processes(others)}" if others else unknown
         reserve = " (with the driver's reserve)" if sample.memory_includes_reserve else ""
         return f"{foreign // MIB} MiB in use{by}{reserve}, threshold {criteria.threshold_bytes // MIB} MiB"
     return _not_idle(sample, others) if criteria.idle_only else None

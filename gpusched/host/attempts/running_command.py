@@ -51,6 +51,7 @@ class RunningCommand:
         self.status: int | None = None
         self.background = 0  # status of the last leftover that failed
         self.stopping = ""
+        self.note = ""
         self.max_rss_kib = 0
         self.cpu_s = 0.0
 
@@ -97,6 +98,10 @@ class RunningCommand:
                     self.stopping = self.stopping or "leftovers"
             self.stopping = self.stopping or self._stop_reason(now >= limit_at)
             if self.stopping and kill_at == math.inf:
+                if self.stopping == "timed_out" and self.status is not None:
+                    code = os.waitstatus_to_exitcode(self.status)
+                    ending = f"exit {code}" if code >= 0 else f"signal {-code}"
+                    self.note = f"the command had ended ({ending}), but left: {', '.join(_leftovers())}"
                 kill_at = now + self.order["grace"]
                 self._signal_all(signal.SIGTERM)
             if now >= kill_at:
@@ -168,16 +173,10 @@ class RunningCommand:
                 return  # the other signs are left
 
     def _mark_leftovers(self) -> None:
-        names = []
-        for pid in processes.descendants(os.getpid()):
-            try:
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    names.append(f"{pid} {file.read().strip()}")
-            except OSError:
-                continue
+        names = _leftovers()
         if names:
             try:
-                attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names[:8])})
+                attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names)})
             except OSError:
                 return  # it is for people: the job goes on without it
 
@@ -198,10 +197,22 @@ class RunningCommand:
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
             "stopped": self.stopping if self.stopping != "leftovers" else None,
             "error": error or None,
-            "note": note or ("leftovers stopped" if self.stopping == "leftovers" else None),
+            "note": note or self.note or ("leftovers stopped" if self.stopping == "leftovers" else None),
             "max_rss_kib": self.max_rss_kib,
             "cpu_s": f"{self.cpu_s:.3f}",
         }
+
+
+def _leftovers() -> list[str]:
+    """Return pid and name of the first processes that the command has left."""
+    names = []
+    for pid in processes.descendants(os.getpid())[:8]:
+        try:
+            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                names.append(f"{pid} {file.read().strip()}")
+        except OSError:
+            continue
+    return names
 
 
 def describe(error: OSError) -> str:

@@ -46,24 +46,38 @@ class _Listed(ctypes.Structure):
 
 
 class People:
-    """The users and programs of processes, read once for each process."""
+    """The users and programs of processes, read once for each process.
+
+    A driver may list pids of another namespace, some of which are other processes here. So a process is no other one
+    only if it began before its pid was listed and, except in the first namespace, after this reader.
+    """
 
     def __init__(self) -> None:
+        self._earliest_ticks = 0 if processes.is_first_pid_namespace() else processes.boot_ticks()
+        self._asked: set[int] = set()  # pids
+        self._listed_ticks: dict[int, int] = {}  # pid -> when it was listed first
         self._known: dict[int, tuple[str, Fields]] = {}  # pid -> start time, user and program
 
     def of(self, pid: int) -> Fields | None:
-        """Return user and program; None for a pid never seen here, which may be of another namespace."""
+        """Return user and program; None for a pid that may be of another namespace."""
+        self._asked.add(pid)
+        listed_ticks = self._listed_ticks.setdefault(pid, processes.boot_ticks())
         stat = processes.process_stat(pid)
+        if stat is not None and pid in self._known and self._known[pid][0] != stat[19]:
+            return None  # another process has got the pid of one whose memory is not back yet
         with suppress(OSError):
-            if stat is not None and (pid not in self._known or self._known[pid][0] != stat[19]):
+            if stat is not None and pid not in self._known and self._earliest_ticks <= int(stat[19]) <= listed_ticks:
                 self._known[pid] = (
                     stat[19],
                     {"user": processes.user_name(os.stat(f"/proc/{pid}").st_uid), "program": _program(pid)},
                 )
         return self._known[pid][1] if pid in self._known else None
 
-    def forget_all_but(self, pids: set[int]) -> None:
-        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+    def forget_unlisted(self) -> None:
+        """Forget the processes that nobody has asked for since the last call."""
+        self._known = {pid: process for pid, process in self._known.items() if pid in self._asked}
+        self._listed_ticks = {pid: ticks for pid, ticks in self._listed_ticks.items() if pid in self._asked}
+        self._asked = set()
 
 
 def _program(pid: int) -> str:
@@ -115,8 +129,7 @@ class Reader:
         wanted = list(self._handles) if uuids is None else uuids
         answer["samples"] = [self._sample(uuid, whole=uuids is None) for uuid in wanted]
         if uuids is None:
-            listed = (process for sample in answer["samples"] for process in sample["processes"] or ())
-            self._people.forget_all_but({process["pid"] for process in listed})
+            self._people.forget_unlisted()
         return {**answer, "at": time.time()}
 
     def _devices(self, uuid: str, index: int, handle: Any) -> list[Fields]:
@@ -204,18 +217,19 @@ class Reader:
     def _processes(self, handle: Any, memory: Fields) -> list[Fields] | None:
         """Return the processes on the device; None where they cannot be identified (container, WSL, no permission)."""
         listed: dict[int, Fields] = {}
+        are_known = True
         for kind, name in (("G", "Graphics"), ("C", "Compute"), ("M", "MPSCompute")):
             records = _maybe(self._list, handle, name)
             if records is None and kind == "C":
                 return None
             for record in records or ():
                 who = self._people.of(record.pid)
-                if who is None:
-                    return None
+                are_known &= who is not None
                 used = None if record.used == UNKNOWN_BYTES else record.used
-                listed[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **who}
+                listed[record.pid] = {"pid": record.pid, "used_bytes": used, "kind": kind, **(who or {})}
         hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
-        return None if not listed and (memory["used_bytes"] or 0) > hidden else list(listed.values())
+        are_known &= bool(listed) or (memory["used_bytes"] or 0) <= hidden
+        return list(listed.values()) if are_known else None
 
     def _list(self, handle: Any, name: str) -> list[Any]:
         function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")

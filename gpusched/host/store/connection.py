@@ -19,6 +19,17 @@ PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 
+COUNT_SETS = """
+    UPDATE sets SET (succeeded, failed, cancelled, unneeded) = (
+        SELECT total(end = 'succeeded'), total(end = 'failed'), total(end = 'cancelled'), total(end = 'not_needed')
+        FROM (
+            SELECT CASE WHEN state <> 'cancelled' THEN state WHEN cause = 'dependency' THEN 'failed'
+                WHEN cause = 'not_needed' THEN cause ELSE state END AS end
+            FROM members JOIN jobs ON jobs.id = upstream_id WHERE set_id = sets.id
+        )
+    )
+"""  # as `core.jobs.readiness.end_of` counts
+
 
 class StoreError(GpuschedError):
     """The database cannot be used: damaged, full, locked for long, of another version."""
@@ -188,10 +199,26 @@ def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connectio
             )
         if not read_only:
             db.executescript("PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+            _upgrade(db)
     except (sqlite3.Error, StoreError):
         db.close()
         raise
     return db
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Bring a database of version 0.1 up to date: its sets do not count the jobs that were not needed."""
+    if _counts_unneeded(db):
+        return
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        if not _counts_unneeded(db):  # still: somebody else may have been faster
+            db.execute("ALTER TABLE sets ADD COLUMN unneeded INTEGER NOT NULL DEFAULT 0")
+            db.execute(COUNT_SETS)
+
+
+def _counts_unneeded(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM pragma_table_info('sets') WHERE name = 'unneeded'").fetchone() is not None
 
 
 # ---- errors ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.readiness import JobIndex, UnknownReference, find_cycle
 from gpusched.core.model import JobRow, JobSpec
 from gpusched.host.store import job_table
-from gpusched.host.store.connection import Store
+from gpusched.host.store.connection import COUNT_SETS, Store
 from gpusched.host.store.rows import JOB, job_row
 
 _UPSTREAM = (
@@ -28,7 +28,8 @@ def upstream(store: Store, job_id: int) -> list[tuple[str, JobRow]]:
 
 def failed_upstream(store: Store, job_id: int) -> JobRow | None:
     """Return the first job that failed or was cancelled of those that a job waits for."""
-    row = store.row(f"{_UPSTREAM} AND state IN ('failed', 'cancelled') LIMIT 1", (job_id,))
+    ends = "state IN ('failed', 'cancelled') AND cause <> 'not_needed'"
+    row = store.row(f"{_UPSTREAM} AND {ends} LIMIT 1", (job_id,))
     return None if row is None else job_row(row[1:])
 
 
@@ -69,12 +70,7 @@ def _set_of(store: Store, members: Sequence[int]) -> int:
         return int(stored_id)
     set_id = store.insert("sets", name=name, total=len(members), succeeded=0, failed=0, cancelled=0)
     store.execute_many("INSERT INTO members VALUES (?, ?)", ((set_id, up) for up in members))
-    store.execute(
-        "UPDATE sets SET (succeeded, failed, cancelled) = (SELECT coalesce(sum(state = 'succeeded'), 0), "
-        "coalesce(sum(state = 'failed'), 0), coalesce(sum(state = 'cancelled'), 0) "
-        "FROM members JOIN jobs ON jobs.id = upstream_id WHERE set_id = sets.id) WHERE id = ?",
-        (set_id,),
-    )
+    store.execute(f"{COUNT_SETS} WHERE id = ?", (set_id,))
     return set_id
 
 

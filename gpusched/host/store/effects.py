@@ -14,4 +14,4 @@ class DependencyEffects:
 
     stopped: list[tuple[int, JobState, str]] = field(default_factory=list)  # job, its new state, the cause
     freed: bool = False
-    uncounted: deque[tuple[int, JobState, JobState]] = field(default_factory=deque)  # changes not yet in `sets`
+    uncounted: deque[tuple[int, str, str]] = field(default_factory=deque)  # changes of ends not yet in `sets`

@@ -90,7 +90,7 @@ def cancel(store: Store, job_id: int, now: float) -> JobState:
         job = get(store, job_id)
         if job.state in ENDED_STATES:
             if job.state is JobState.CANCELLED and job.cause in (CAUSE_REMOVED, *transitions.STOPPED_FOR_OTHERS):
-                store.execute("UPDATE jobs SET cause = '' WHERE id = ?", (job_id,))
+                transitions.cancel_for_good(store, job_id)
             return job.state
         store.execute("UPDATE jobs SET cancel_requested_at = ? WHERE id = ?", (now, job_id))
         if job.state is JobState.RUNNING:

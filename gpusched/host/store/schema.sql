@@ -58,7 +58,8 @@ CREATE TABLE sets (
     total     INTEGER NOT NULL,
     succeeded INTEGER NOT NULL,
     failed    INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL
+    cancelled INTEGER NOT NULL,
+    unneeded  INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE members (
     set_id      INTEGER NOT NULL REFERENCES sets (id) ON DELETE CASCADE,

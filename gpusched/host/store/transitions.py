@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
@@ -11,11 +12,11 @@ from gpusched.core.jobs.readiness import (
     CAUSE_NOT_NEEDED,
     DependencyTally,
     Readiness,
-    is_unneeded,
+    end_of,
     readiness,
     readiness_of,
 )
-from gpusched.core.model import ENDED_STATES, DependencyKind, JobState, reshape
+from gpusched.core.model import DependencyKind, JobState, reshape
 from gpusched.host.store import meta_table
 from gpusched.host.store.connection import Store
 
@@ -27,12 +28,26 @@ def move(store: Store, job_id: int, event: JobEvent, **columns: object) -> JobSt
     row = store.row("SELECT state, line FROM jobs WHERE id = ?", (job_id,))
     if row is None:
         raise GpuschedError(f"there is no job {job_id}", hint="`gpusched status -v` lists the jobs")
-    before = JobState(row[0])
-    state = next_state(before, event, f"job {job_id}, line {row[1]}")
+    state = next_state(JobState(row[0]), event, f"job {job_id}, line {row[1]}")
+    _set(store, job_id, state, columns)
+    return state
+
+
+def cancel_for_good(store: Store, job_id: int) -> None:
+    """Note that a job that was cancelled by itself stays so by a person's wish."""
+    _set(store, job_id, JobState.CANCELLED, {"cause": ""})
+
+
+def _set(store: Store, job_id: int, state: JobState, columns: Mapping[str, object]) -> None:
+    before = _end(store, job_id)
     more = "".join(f", {name} = ?" for name in columns)
     store.execute(f"UPDATE jobs SET state = ?{more} WHERE id = ?", (state.value, *columns.values(), job_id))
-    _ripple(store, job_id, before, state)
-    return state
+    _ripple(store, job_id, before, _end(store, job_id))
+
+
+def _end(store: Store, job_id: int) -> str:
+    state, cause = store.row("SELECT state, cause FROM jobs WHERE id = ?", (job_id,))
+    return end_of(JobState(state), cause)
 
 
 def queue_again(store: Store, job_id: int, event: JobEvent = JobEvent.REQUEUED) -> None:
@@ -65,11 +80,10 @@ def weigh(store: Store, job_id: int) -> None:
     is_stopped = cause in STOPPED_FOR_OTHERS and state in (JobState.CANCELLED, JobState.HELD)
     if state is not JobState.QUEUED and not is_stopped:
         return
-    groups = _tallies(store, job_id)
-    verdict = readiness(groups)
-    if verdict is Readiness.IMPOSSIBLE:
+    verdict = readiness(_tallies(store, job_id))
+    if verdict in (Readiness.IMPOSSIBLE, Readiness.UNNEEDED):
         if state is JobState.QUEUED:
-            _stop(store, job_id, CAUSE_NOT_NEEDED if is_unneeded(groups) else CAUSE_DEPENDENCY)
+            _stop(store, job_id, CAUSE_DEPENDENCY if verdict is Readiness.IMPOSSIBLE else CAUSE_NOT_NEEDED)
         return
     store.effects.freed |= verdict is Readiness.READY
     if is_stopped and state is JobState.HELD:
@@ -103,15 +117,15 @@ def take_freed(store: Store) -> bool:
 
 def _tallies(store: Store, job_id: int) -> list[tuple[DependencyKind, DependencyTally]]:
     query = (
-        "SELECT d.kind, s.total, s.succeeded, s.failed, s.cancelled "
+        "SELECT d.kind, s.total, s.succeeded, s.failed, s.cancelled, s.unneeded "
         "FROM dependencies d JOIN sets s ON s.id = d.set_id WHERE d.job_id = ?"
     )
     return [(DependencyKind(kind), DependencyTally(*counts)) for kind, *counts in store.rows(query, (job_id,))]
 
 
-def _ripple(store: Store, job_id: int, before: JobState, after: JobState) -> None:
+def _ripple(store: Store, job_id: int, before: str, after: str) -> None:
     """Count the change in the sets that the job is in, and weigh the jobs whose wait it decides; without recursion."""
-    if before not in ENDED_STATES and after not in ENDED_STATES:
+    if before == after:
         return
     uncounted = store.effects.uncounted
     uncounted.append((job_id, before, after))
@@ -125,14 +139,13 @@ def _ripple(store: Store, job_id: int, before: JobState, after: JobState) -> Non
         uncounted.clear()
 
 
-def _count(store: Store, job_id: int, before: JobState, after: JobState) -> None:
-    query = "SELECT id, total, succeeded, failed, cancelled FROM sets JOIN members ON set_id = id WHERE upstream_id = ?"
+def _count(store: Store, job_id: int, before: str, after: str) -> None:
+    tally = "total, succeeded, failed, cancelled, unneeded"
+    query = f"SELECT id, {tally} FROM sets JOIN members ON set_id = id WHERE upstream_id = ?"
+    changes = ", ".join(f"{end} = {end} {step}" for end, step in ((before, "- 1"), (after, "+ 1")) if end)
     for set_id, *counts in store.rows(query, (job_id,)):
         old = DependencyTally(*counts)
-        changes = [f"{before.value} = {before.value} - 1"] if before in ENDED_STATES else []
-        changes += [f"{after.value} = {after.value} + 1"] if after in ENDED_STATES else []
-        update = f"UPDATE sets SET {', '.join(changes)} WHERE id = ? RETURNING total, succeeded, failed, cancelled"
-        new = DependencyTally(*store.row(update, (set_id,)))
+        new = DependencyTally(*store.row(f"UPDATE sets SET {changes} WHERE id = ? RETURNING {tally}", (set_id,)))
         for kind in DependencyKind:
             if readiness_of(kind, old) is not readiness_of(kind, new):
                 waiting = "SELECT job_id FROM dependencies WHERE set_id = ? AND kind = ?"
