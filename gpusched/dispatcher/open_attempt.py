@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import is_disk_full
+from gpusched.core.jobs.failure import find_reason
 from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
 from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
@@ -134,7 +135,7 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
     logs = [f"{queue_path}/{name}" for name in (attempt.row.log, attempt.row.error_log) if name]
     text = b"\n".join(reaper.log_tail(path) for path in logs).decode("utf-8", "replace")
     cause = classify(outcome.exit_code, outcome.signal, text, devices=len(attempt.row.devices))
-    return replace(outcome, cause=cause)
+    return replace(outcome, cause=cause, note=outcome.note or find_reason(outcome, text))
 
 
 def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:
