@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpusched.core.documents import shown_line
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
@@ -220,8 +221,8 @@ class Actor:
         seconds = attempt.ended_at(now.at) - attempt.row.started_at
         ending = "will be tried again" if again else state.value
         text = f"job {attempt.job.id} {ending}: {describe(replace(outcome, note=''))}, after {seconds:.1f} s"
-        if outcome.note:
-            text += f": {outcome.note}"
+        if note := without_repetition(outcome).note:
+            text += f": {note}"
         if again and close.mem_bytes:
             text += f"; its budget is {close.mem_bytes // MIB} MiB from now on"
         self._reporter.report(JobEvent.RETRIED.value if again else "ended", text, attempt.job.id)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.common.text import clean
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.views.values import JobWithLast
@@ -35,7 +36,7 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
     for job, last in failed:
         outcome = last.outcome if last else None
         how = clean(describe(replace(outcome, note=""))) if outcome else job.cause or "failed"
-        reason = clean(outcome.note) if outcome else ""
+        reason = clean(without_repetition(outcome).note) if outcome else ""
         cause = outcome.cause if outcome else job.cause
         key = (how, cause or reason) if cause or reason else job.id
         group = groups.get(key) or FailureGroup(job, last, how, reason, ())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
@@ -170,7 +171,7 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
             spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
             how = (
-                fit(clean(describe(last.outcome)), HOW_WIDTH)
+                fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
                 if job.state is not JobState.SUCCEEDED and last.outcome
                 else ""
             )
