@@ -159,10 +159,15 @@ def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
     return [*texts[:limit], f"and {more} more"] if more > 0 else list(texts)
 
 
+def without_escapes(text: str) -> str:
+    """Remove the escape sequences that a program sends to a terminal."""
+    return _ESCAPE.sub("", text)
+
+
 def last_line(tail: bytes) -> str:
     """Return the last visible line of a log, or state of a progress bar: escapes removed, secrets masked."""
     for line in reversed(re.split("[\r\n]", tail.decode("utf-8", "replace"))):
-        text = clean(_ESCAPE.sub("", line)).strip() if line else ""
+        text = clean(without_escapes(line)).strip() if line else ""
         if text:
             return mask_secrets(text)
     return ""

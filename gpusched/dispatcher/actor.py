@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpusched.core.documents import shown_line
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
@@ -181,8 +182,9 @@ class Actor:
         attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         outcome = close.attempt.outcome
         assert outcome is not None, "an attempt is closed only with an outcome"
-        if attempt.use.unassigned_device and not outcome.note:
-            outcome = replace(outcome, note=f"chose its own GPU ({attempt.use.unassigned_device})")
+        if attempt.use.unassigned_device:
+            notes = [f"chose its own GPU ({attempt.use.unassigned_device})", outcome.note]
+            outcome = replace(outcome, note=", ".join(filter(None, notes)))
         job, fields = attempt.job, attempt.life.fields
         avoid, above = steer(outcome, attempt.row.devices, job.avoid, job.above_bytes)
         return attempt_table.close(
@@ -218,7 +220,9 @@ class Actor:
         again = state is JobState.QUEUED
         seconds = attempt.ended_at(now.at) - attempt.row.started_at
         ending = "will be tried again" if again else state.value
-        text = f"job {attempt.job.id} {ending}: {describe(outcome)}, after {seconds:.1f} s"
+        text = f"job {attempt.job.id} {ending}: {describe(replace(outcome, note=''))}, after {seconds:.1f} s"
+        if note := without_repetition(outcome).note:
+            text += f": {note}"
         if again and close.mem_bytes:
             text += f"; its budget is {close.mem_bytes // MIB} MiB from now on"
         self._reporter.report(JobEvent.RETRIED.value if again else "ended", text, attempt.job.id)

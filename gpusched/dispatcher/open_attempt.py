@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import is_disk_full
+from gpusched.core.jobs.failure import find_reason
 from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
 from gpusched.core.jobs.outcome import classify, ends_in_traceback
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
@@ -136,8 +137,9 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
         return replace(outcome, note=", ".join(filter(None, notes)))
     if stopping_at is not None and attempt.ended_at(0.0) >= stopping_at - SHUTDOWN_WINDOW_S:
         return replace(outcome, kind=OutcomeKind.INTERRUPTED, cause="", note="ended with the shutdown")
-    cause = classify(outcome.exit_code, outcome.signal, "\n".join(tails), devices=len(attempt.row.devices))
-    return replace(outcome, cause=cause)
+    text = "\n".join(tails)
+    cause = classify(outcome.exit_code, outcome.signal, text, devices=len(attempt.row.devices))
+    return replace(outcome, cause=cause, note=outcome.note or find_reason(outcome, text))
 
 
 def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:

@@ -31,6 +31,7 @@ from gpusched.views.values import JobWithLast, QueueReport, QueueSummary, Reason
 T = TypeVar("T")
 
 SHOWN_JOBS = 10  # of each group, unless all are wanted
+READ_FAILURES = 1000  # failed jobs that are grouped
 JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is worked on
 
 
@@ -152,7 +153,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         views = read_running(queue)
         waiting = list(islice(job_table.jobs(store, [JobState.QUEUED, JobState.HELD]), SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
-        failed = islice(job_table.jobs(store, [JobState.FAILED]), SHOWN_JOBS)
+        failed = islice(job_table.jobs(store, [JobState.FAILED]), READ_FAILURES)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
         record = read_record(queue_dir.path)
         return QueueReport(

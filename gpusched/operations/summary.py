@@ -12,10 +12,8 @@ from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-from gpusched.operations.status import make_scene
+from gpusched.operations.status import READ_FAILURES, make_scene
 from gpusched.views.values import RunSummary
-
-SHOWN_FAILED = 20
 
 UNFINISHED = [state for state in JobState if state is not JobState.SUCCEEDED]
 
@@ -33,7 +31,7 @@ def summarize_run(
     The first failed jobs of the list are in it; `every_failure`: all failed jobs of the queue.
     """
     failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
-    shown = failed if every_failure else islice(failed, SHOWN_FAILED)
+    shown = failed if every_failure else islice(failed, READ_FAILURES)
     return RunSummary(
         make_scene(queue_dir, store, queues.now()),
         code=code,

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
+from gpusched.views.failures import group_failures
 from gpusched.views.report import DeviceLine, RunningLine, places
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
-from gpusched.views.words import clock, command_text, count, mib, moment, short_path
+from gpusched.views.words import clock, command_text, count, fit, mib, moment, short_path
 
 SHOWN_JOBS = 10  # of each group, without -v
+HOW_WIDTH = 50  # characters, in a line of all jobs
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -126,28 +129,31 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
             lines.append(line((f"{_INDENT}{clean(why)}:", "yellow")))
         before = why
         lines.append(row)
-    return lines + _more(total)
+    return lines + _more(total - len(waiting))
 
 
 def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Line]:
-    rows: list[Row] = []
-    for job, last in failed:
-        how = clean(describe(last.outcome)) if last and last.outcome else "failed"
-        rows.append([str(job.id), str(job.line), how, command_text(job.command)])
+    groups = group_failures(failed)[:SHOWN_JOBS]
+    rows: list[Row] = [
+        [str(group.job.id), str(group.job.line), group.how, command_text(group.job.command)] for group in groups
+    ]
     table = grid(["FAILED", "LINE", "HOW", "COMMAND"], rows, right="FAILED LINE")
     lines = table[:1]
-    for row, (_, last) in zip(table[1:], failed, strict=True):
+    for row, group in zip(table[1:], groups, strict=True):
+        last = group.last
         lines.append(row)
+        if text := group.sentence if len(group.ids) > 1 else group.reason:
+            lines.append(line(f"{'':>14}{text}"))
         if last is not None:
             lines.append(line((f"{'':>14}{scene.path(last.error_log or last.log)}", DIM)))
-    return lines + _more(total)
+    return lines + _more(total - sum(len(group.ids) for group in groups)) if groups else []
 
 
 _INDENT = " " * 9  # below the number of a job
 
 
-def _more(total: int) -> list[Line]:
-    return [line(f"{_INDENT}… and {total - SHOWN_JOBS} more (-v lists them)")] if total > SHOWN_JOBS else []
+def _more(number: int) -> list[Line]:
+    return [line(f"{_INDENT}… and {number} more (-v lists them)")] if number > 0 else []
 
 
 _UNTRIED = {  # cause -> why a job was not tried
@@ -167,7 +173,8 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
             spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
-            how = clean(describe(last.outcome)) if last.outcome and not is_plain else ""
+            if last.outcome and not is_plain:
+                how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
         how = _UNTRIED.get(job.cause, how)
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
-from gpusched.common.text import clean
-from gpusched.core.jobs.outcome import describe
-from gpusched.core.model import AttemptRow, JobRow
 from gpusched.views import tables
+from gpusched.views.failures import FailureGroup, group_failures
 from gpusched.views.group_summary import group_rows
 from gpusched.views.tables import Line
 from gpusched.views.values import RunSummary, Scene
 from gpusched.views.words import clock, command_text, count, short_path
+
+SHOWN_FAILURES = 20  # groups of jobs that failed alike
 
 
 def summary_page(summary: RunSummary) -> list[Line]:
@@ -20,9 +18,12 @@ def summary_page(summary: RunSummary) -> list[Line]:
     parts = [(word, n) for word, n in summary.counts.parts(ended_first=True) if n or word in ("succeeded", "failed")]
     spent = clock(summary.totals["total_runtime"])
     lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
-    for job, attempts in summary.failed:
-        lines += _failed_lines(scene, job, attempts)
-    more = summary.counts.failed - summary.unlisted - len(summary.failed)
+    groups = group_failures((job, attempts[-1] if attempts else None) for job, attempts in summary.failed)[
+        :SHOWN_FAILURES
+    ]
+    for group in groups:
+        lines += _failed_lines(scene, group)
+    more = summary.counts.failed - summary.unlisted - sum(len(group.ids) for group in groups)
     if more:
         lines.append(tables.line(f"  … and {more} more: gpusched status -q {scene.option} -v"))
     if summary.unlisted:
@@ -37,12 +38,14 @@ def summary_page(summary: RunSummary) -> list[Line]:
     return lines + tables.grid(["", ""], rows)
 
 
-def _failed_lines(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[Line]:
-    """Return one failed job: id, line, how; the command; the log."""
-    last = attempts[-1] if attempts else None
-    how = describe(last.outcome) if last and last.outcome else job.cause or "failed"
+def _failed_lines(scene: Scene, group: FailureGroup) -> list[Line]:
+    """Return jobs that failed alike: how; the command and the log of the first one."""
+    job, last, style = group.job, group.last, tables.STATES["failed"]
+    one = len(group.ids) == 1
     lines = [
-        tables.line("  ", (f"job {job.id}", tables.STATES["failed"]), f", line {job.line}: {clean(how)}"),
+        tables.line(
+            "  ", (f"job {job.id}" if one else "", style), f", line {job.line}: " if one else "", group.sentence
+        ),
         *tables.grid([""], [[command_text(job.command)]], indent=6),
     ]
     if last:

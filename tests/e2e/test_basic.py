@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import time
@@ -90,6 +91,21 @@ def test_setup_is_sourced_before_each_command(box: Box) -> None:
     (box.work / "setup.sh").write_text("export DATA=/data/a\nshopt -s nullglob\n")
     assert box.run('echo "$DATA" nothing*here', "echo two $DATA", options="--setup setup.sh").code == 0
     assert [row.said() for row in box.jobs()] == ["/data/a\n", "two /data/a\n"]
+
+
+def test_why_a_job_failed_is_kept_beside_how(box: Box) -> None:
+    (box.work / "lost.py").write_text("raise ValueError('loss is nan, API_KEY=s3cretword')\n")
+    ended = box.run("python3 lost.py", "python3 trian.py 1", "python3 trian.py 2", "exit 3")
+    reason = "ValueError: loss is nan, API_KEY=***"
+    assert f"job 1, line 1: exit 1, {reason}\n" in ended.out
+    assert re.search(r"  2 jobs: exit 2, python3: can't open file '\S+trian.py': .* \(jobs 2-3\)\n", ended.out)
+    assert "job 4, line 4: exit 3\n" in ended.out
+    for row in box.jobs():
+        (box.queue() / row.last.log).unlink()  # the reason is stored
+    queue = str(box.queue())
+    assert f"how   exit 1, {reason}\n" in box.gpusched("explain", "1", "-q", queue).out
+    status = box.gpusched("status", "-q", queue).out
+    assert f"{reason}\n" in status and "(jobs 2-3)\n" in status
 
 
 def test_a_setup_that_fails_fails_the_job_and_its_command_does_not_run(box: Box) -> None:

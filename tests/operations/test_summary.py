@@ -9,8 +9,10 @@ import pytest
 
 from gpusched.api import Queue
 from gpusched.cli.run.session import print_summary
-from gpusched.core.model import JobSpec, Requirements
+from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.store import submission
+from gpusched.operations import status
+from gpusched.views import pages
 from tests.support.command_line import Capture
 from tests.support.golden import golden
 from tests.support.sample import EXIT_3, NOW, Sample9
@@ -33,6 +35,24 @@ def test_the_summary_as_json(ended: Queue, capsys: Capture) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["exit_code"], found["total_jobs"], found["failed_jobs"]) == (1, 8, 2)
     assert [job["id"] for job in found["failed"]] == [2, 4]
+
+
+def test_failures_of_one_reason_are_one(sample: Sample9, ended: Queue, capsys: Capture) -> None:
+    texts = [b"python trian.py %d" % n for n in range(30)]
+    submission.submit(
+        sample.store, [JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True
+    )
+    missing = Outcome(OutcomeKind.EXITED, exit_code=2, note="python: can't open file 'trian.py'")
+    with sample.store.transaction():
+        for job_id in range(10, 40):
+            sample.attempt(job_id, missing, 3590, 3591)
+    print_summary(ended, 1, as_json=False)
+    out = capsys.readouterr().out
+    assert "  30 jobs: exit 2, python: can't open file 'trian.py' (jobs 10-39)\n      python trian.py 0\n" in out
+    assert out.count("trian.py") == 2 and "more" not in out  # the reason, and the first command
+    assert "job 2, line 3: exit 3\n" in out
+    page = "\n".join(text.plain for text in pages.queue_page(status.read_queue(sample.place)))
+    assert "30 jobs: exit 2, python: can't open file 'trian.py' (jobs 10-39)\n" in page and "more (-v" not in page
 
 
 def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: Queue, capsys: Capture) -> None:

@@ -1,0 +1,88 @@
+"""Find the reason of a failure in the end of a log: the last line that states an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpusched.common.text import one_line, without_escapes
+from gpusched.core.model import Outcome, OutcomeKind
+
+REASON_LENGTH = 160
+_SIGNALS_FROM_OUTSIDE = (1, 2, 9, 15)  # HUP, INT, KILL, TERM: what stands in the log is not why
+
+_CAUSES_FROM_LOGS = ("gpu_oom", "host_oom", "gpu_busy", "gpu_lost")
+_TRACEBACK = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:\s*)?[\s|+]*")  # of torchrun, and of a group of exceptions
+_IGNORED = re.compile(r"\bException ignored in\b")  # by Python, while it ends
+_ERROR_LINE = re.compile(
+    r"""
+      ^[\w.]*(?:Error|Exception|Interrupt)(?::[ ]|$)                  # an exception of Python, Java, Node
+    | (?<![\w-])(?:fatal|error|panic)(?:\[\w+\])?:[ ]                 # git, gcc, argparse, Rust, Node, srun
+    | ^\W*(?-i:FATAL|ERROR|CRITICAL)\b\W                              # the level of a logger
+    | \|[ ](?:ERROR|CRITICAL)[ ]+\|
+    | ^Fatal[ ]Python[ ]error: | \bpanicked[ ]at\b
+    | \b(?:CUDA|HIP|cuDNN|cuBLAS|NCCL)[ ](?:error|failure|out[ ]of[ ]memory)\b
+    | ^\S*python[\d.]*:[ ](?:can't[ ]open[ ]file|No[ ]module[ ]named)
+    | ^\S+:.*:[ ](?:command[ ]not[ ]found|not[ ]found|Permission[ ]denied|No[ ]such[ ]file[ ]or[ ]directory
+        |Is[ ]a[ ]directory|cannot[ ]execute.*|unbound[ ]variable|No[ ]space[ ]left[ ]on[ ]device)$
+    | \b(?-i:Segmentation[ ]fault|Bus[ ]error|Illegal[ ]instruction|Abort\w*|Killed)\b
+    | ^terminate[ ]called[ ]after | ^\s*what\(\):[ ] | \bAssertion[ ].*[ ]failed
+    | ^make(?:\[\d+\])?:[ ]\*\*\*
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_NO_ERROR = re.compile(
+    r"""
+      \b(?:error|loss)s?:[ ]+[-+(]?(?:\d|nan\b|inf\b|none\b|no\b)     # a number that a program measured
+    | warn(?:ing)?\]?: | ^\W*(?:INFO|DEBUG|NOTICE)\b
+    | ^wandb:
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_ABOUT_ANOTHER = re.compile(r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|^make\b")
+_SHELL = re.compile(
+    r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?"
+)  # with the pid of what was killed
+
+
+def find_reason(outcome: Outcome, log_tail: str) -> str:
+    """Return the line of a log that says why its attempt failed, fit to show; empty if there is none.
+
+    The last error counts, since a program may have handled the others; but one that a launcher reports about its child
+    only where the child said nothing.
+    """
+    is_own_failure = outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED) and not outcome.ok
+    if not is_own_failure or outcome.signal in _SIGNALS_FROM_OUTSIDE:
+        return ""
+    reason = ""
+    for text in _error_lines(without_escapes(log_tail)):
+        if not (reason and _ABOUT_ANOTHER.search(text)):
+            reason = text
+    return one_line(_SHELL.sub("", reason), REASON_LENGTH)
+
+
+def without_repetition(outcome: Outcome) -> Outcome:
+    """Return an outcome without the line of the log that says at length what its cause says."""
+    return replace(outcome, note="") if outcome.cause in _CAUSES_FROM_LOGS else outcome
+
+
+def _error_lines(log_tail: str) -> Iterator[str]:
+    """Yield each line that states an error: the one that ends a traceback, or one of a known form."""
+    prefix: str | None = None  # of each line of the traceback that is being read, as torchrun or Ray writes it
+    is_ignored = False
+    for line in re.split(r"[\r\n]+", log_tail):
+        before, mark, _ = line.partition(_TRACEBACK)
+        text = line.removeprefix(prefix or "")
+        if mark and "Exception Group" not in before:
+            prefix = before
+        elif prefix is not None:
+            if text and not text.startswith((" ", "\t")):
+                if not is_ignored:
+                    yield text
+                prefix, is_ignored = None, False
+        elif _IGNORED.search(line):
+            is_ignored = True
+        elif _ERROR_LINE.search(text := _PREFIX.sub("", line)) and not _NO_ERROR.search(text):
+            yield text
