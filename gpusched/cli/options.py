@@ -5,24 +5,22 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from gpusched.cli.help import GroupedCommand
+from gpusched.cli.spelling import join_gpu_words, meanings
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
-from gpusched.config.values import GPU_ENTRY
 
 if TYPE_CHECKING:
     from gpusched.operations.queues import QueueDir
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-GPU_FLAGS = ("--gpu-list", *SETTINGS["gpu_list"].aliases)
 
 
 def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
@@ -118,27 +116,11 @@ def print_page(lines: list[Line]) -> None:
 
 
 class SettingsCommand(GroupedCommand):
-    """A command that also takes several words after --gpu-list: `--gpu-list 4 5 6 7`."""
+    """A command with settings. It takes several words after --gpu-list, and says what some options mean here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, join_gpu_words(args))
-
-
-def join_gpu_words(args: Sequence[str]) -> list[str]:
-    """Return `--gpus 0 1, 2 FILE` as `--gpus 0,1,2 FILE`. The list ends at the first word that looks like no GPU."""
-    joined: list[str] = []
-    for number, word in enumerate(args):
-        flag, equals, value = word.partition("=")
-        if word == "--":
-            return [*joined, *args[number:]]
-        if flag in GPU_FLAGS:
-            joined += [flag, value] if equals else [flag]
-        elif joined[-2:-1] and joined[-2] in GPU_FLAGS and _looks_like_gpus(word):
-            joined[-1] = f"{joined[-1].rstrip(',')},{word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _looks_like_gpus(word: str) -> bool:
-    return all(GPU_ENTRY.fullmatch(token) for token in word.strip(",").split(","))
+        args = join_gpu_words(args)
+        notes = [] if ctx.resilient_parsing else list(meanings(args))
+        for note in notes if "--quiet" not in args else ():
+            say(note)
+        return super().parse_args(ctx, args)

@@ -111,7 +111,6 @@ class Settings:
         metavar="LIST",
         is_list=True,
         shown_default="all",
-        aliases=("--gpus",),
     )
     gpu_mem_threshold: int = _count(
         500,
@@ -133,7 +132,12 @@ class Settings:
         group=GPUS,
     )
     gpus_per_job: int = _count(
-        1, 0, "Give each job N GPUs; 0 means the CPU", more="jobs with 0 see no GPU and wait for none", group=JOBS
+        1,
+        0,
+        "Give each job N GPUs",
+        more="--gpus-per-job 0: CPU jobs, which see no GPU and wait for none",
+        group=JOBS,
+        aliases=("--gpus",),
     )
     cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
     time_limit: float | None = _time(

@@ -9,7 +9,8 @@ import click
 import pytest
 
 from gpusched.cli import main as front
-from gpusched.cli.options import SettingsCommand, join_gpu_words, settings_options
+from gpusched.cli.options import SettingsCommand, settings_options
+from gpusched.cli.spelling import join_gpu_words
 from gpusched.common.errors import EXIT_USAGE
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
@@ -41,10 +42,9 @@ def call(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         (["f"], ["f", False, None, None, False, "memory", None]),
         (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "memory", None]),
         (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "memory", None]),
-        (["--gpus", "0", "1", "2", "f"], ["f", False, None, "0,1,2", False, "memory", None]),
-        (["f", "--gpus", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
-        (["--gpus=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
-        (["--gpus", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
+        (["f", "--gpu-list", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
+        (["--gpu-list=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
+        (["--gpu-list", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
         (["--strip-gpu-env", "f"], ["f", False, None, None, True, "memory", None]),
         (["f", "--free-when", "idle", "--time-limit", "2h"], ["f", False, None, None, False, "idle", 7200.0]),
     ],
@@ -68,10 +68,10 @@ def test_a_flag_wins_over_a_file_and_a_switch_can_be_taken_back(
     ("argv", "says"),
     [
         (["f", "--max-gpus", "0"], "--max-gpus: max_gpus is '0', but must be a whole number, at least 1"),
-        (["f", "--gpus", "a"], "--gpu-list: gpu_list is 'a', but must be a list such as"),
-        (["f", "--gpus"], "requires an argument"),
+        (["f", "--gpu-list", "a"], "--gpu-list: gpu_list is 'a', but must be a list such as"),
+        (["f", "--gpu-list"], "requires an argument"),
         (["f", "--free-when", "never"], "--free-when"),
-        (["--gpus", "0", "1"], "Missing argument 'FILE'"),
+        (["--gpu-list", "0", "1"], "Missing argument 'FILE'"),
     ],
 )
 def test_a_bad_flag_is_a_usage_error(
@@ -85,7 +85,7 @@ def test_help_shows_groups_and_defaults(capsys: Capture, monkeypatch: pytest.Mon
     assert call(["--help"], monkeypatch) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Which GPUs: --max-gpus N Use at most N GPUs at once [default: 4]" in out
-    assert "--gpu-list, --gpus LIST" in out
+    assert "--gpu-list LIST" in out
     assert "Each job: --time-limit TIME" in out
     assert "--strip-gpu-env" not in out  # rarely used: accepted, and in the reference
 
@@ -124,17 +124,50 @@ def test_the_help_of_run_fits_on_a_screen(capsys: Capture, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("args", "joined"),
     [
-        (["f", "--gpus", "0", "-x"], ["f", "--gpus", "0", "-x"]),
-        (["--gpus", "GPU-1a", "MIG-2/1/0", "f"], ["--gpus", "GPU-1a,MIG-2/1/0", "f"]),
-        (["--gpus", "0-3", "commands.txt"], ["--gpus", "0-3", "commands.txt"]),
-        (["--gpus", "0", "7z.txt", "4"], ["--gpus", "0", "7z.txt", "4"]),
-        (["--gpus", "0", "--", "1"], ["--gpus", "0", "--", "1"]),
-        (["--", "--gpus", "0", "1"], ["--", "--gpus", "0", "1"]),
-        (["--gpus", "commands.txt"], ["--gpus", "commands.txt"]),
-        (["--gpus"], ["--gpus"]),
-        (["--gpus", "0", "-"], ["--gpus", "0", "-"]),
+        (["f", "--gpu-list", "0", "-x"], ["f", "--gpu-list", "0", "-x"]),
+        (["--gpu-list", "GPU-1a", "MIG-2/1/0", "f"], ["--gpu-list", "GPU-1a,MIG-2/1/0", "f"]),
+        (["--gpu-list", "0-3", "commands.txt"], ["--gpu-list", "0-3", "commands.txt"]),
+        (["--gpu-list", "0", "7z.txt", "4"], ["--gpu-list", "0", "7z.txt", "4"]),
+        (["--gpu-list", "0", "--", "1"], ["--gpu-list", "0", "--", "1"]),
+        (["--", "--gpu-list", "0", "1"], ["--", "--gpu-list", "0", "1"]),
+        (["--gpu-list", "commands.txt"], ["--gpu-list", "commands.txt"]),
+        (["--gpu-list"], ["--gpu-list"]),
+        (["--gpu-list", "0", "-"], ["--gpu-list", "0", "-"]),
         (["--max-gpus", "2", "3"], ["--max-gpus", "2", "3"]),
     ],
 )
 def test_words_after_the_gpu_flag_are_taken_while_they_look_like_gpus(args: list[str], joined: list[str]) -> None:
     assert join_gpu_words(args) == joined
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["4-7"], "these GPUs alone: --gpu-list 4-7"),
+        (["0", "1", "2"], "these GPUs alone: --gpu-list 0,1,2"),
+        (["2", "3"], "these GPUs alone: --gpu-list 2,3"),
+        (["GPU-8f3a"], "these GPUs alone: --gpu-list GPU-8f3a"),
+        (["0"], "jobs without a GPU: --gpus-per-job 0; GPU 0 alone: --gpu-list 0"),
+        (["all"], "all GPUs may be used unless --gpu-list names some; --max-gpus N says how many at once"),
+        (["two"], "for example --gpus 2; which GPUs may be used: --gpu-list 0,1,4-7"),
+        (["-1"], "for example --gpus 2; which GPUs may be used: --gpu-list 0,1,4-7"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "check", "shard", "esd"])
+def test_gpus_is_a_number_and_refuses_what_names_gpus(verb: str, words: list[str], hint: str, capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run([verb, "list.txt", "--gpus", *words]) == EXIT_USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("gpusched: error: --gpus: is a number of GPUs for each job, not ")
+    assert hint in err
+
+
+@pytest.mark.parametrize("words", [["--gpus", "2"], ["--gpus=2"]])
+def test_gpus_gives_each_job_that_many_and_says_so_once(words: list[str], capsys: Capture) -> None:
+    Path("list.txt").write_text("true\nfalse\n")
+    assert front.run(["check", "list.txt", *words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [job["gpus"] for job in json.loads(shown.out)["jobs"]] == [2, 2]
+    assert shown.err.count("--gpus 2 gives each job 2 GPUs; --gpu-list 2 would choose GPUs by their indices") == 1
+    assert front.run(["check", "list.txt", "--gpus-per-job", "2"]) == 0
+    assert "--gpus" not in capsys.readouterr().err

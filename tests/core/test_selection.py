@@ -60,7 +60,7 @@ def test_forms_that_people_type(row: dict[str, Any]) -> None:
             given_options[word] = words = []
         else:
             words.append(word)
-    options: dict[str, Any] = {"wanted": given_options.get("--gpus")}
+    options: dict[str, Any] = {"wanted": given_options.get("--gpu-list")}
     for option, name in (("--gpus-per-job", "gpus_per_job"), ("--max-gpus", "max_gpus")):
         if option in given_options:
             options[name] = int(given_options[option][0])
