@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from gpusched.cli.help import GroupedCommand
-from gpusched.cli.spelling import join_gpu_words, meanings
+from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
+from gpusched.common.errors import GpuschedError
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
@@ -81,10 +83,26 @@ queue_option = click.option(
 )
 
 
+def queue_argument(callback: F) -> F:
+    """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
+
+    @click.argument("word", required=False, metavar="[QUEUE]")
+    @queue_option
+    @functools.wraps(callback)
+    def wrapper(word: str | None, queue: str | None, **values: Any) -> Any:
+        if word is not None and queue is not None:
+            raise click.UsageError(f"Either QUEUE ({word}) or -q {queue}, not both.")
+        return callback(queue=queue if word is None else word, **values)
+
+    return cast(F, wrapper)
+
+
 def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     """Return the queue that -q names, or the one of this directory. Where that is not plain, stderr says which."""
     from gpusched.operations import queues
 
+    if name is not None:
+        check_queue_name(name)
     state_dir = load().settings.state_dir
     return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
 
@@ -120,7 +138,13 @@ class SettingsCommand(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = join_gpu_words(args)
-        notes = [] if ctx.resilient_parsing else list(meanings(args))
-        for note in notes if "--quiet" not in args else ():
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        notes = list(meanings(args, {flag for param in self.params for flag in param.opts}))
+        rest = super().parse_args(ctx, args)
+        queue, has_source = ctx.params.get("queue"), ctx.params.get("file") or ctx.params.get("command")
+        if queue and not has_source and os.path.isfile(queue):
+            raise GpuschedError(f"{queue} is a file, and no queue", where="-q", hint=QUIET)
+        for note in notes if not ctx.params.get("quiet") else ():
             say(note)
-        return super().parse_args(ctx, args)
+        return rest

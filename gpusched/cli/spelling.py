@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.values import GPU_ENTRY
 
+QUIET = "-q names a queue; quiet is --quiet"
 GPU_FLAGS = ("--gpu-list", "--gpus")  # --gpus takes no list: it is joined for the message
 
 
@@ -31,16 +32,28 @@ def _are_gpus(word: str) -> bool:
     return all(GPU_ENTRY.fullmatch(token) for token in re.split(r"[,\s]+", word.strip(", ")))
 
 
-def meanings(args: Sequence[str]) -> Iterator[str]:
-    """Yield what options mean here that mean something else in other tools. Raises GpuschedError for a wrong value."""
+def meanings(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
+    """Yield what those of the `flags` mean that mean something else in other tools.
+
+    Raises GpuschedError for a value that shows that the other meaning was expected.
+    """
     options = args[: args.index("--")] if "--" in args else args
     for word, following in zip(options, [*options[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         value = value if equals else following
-        if flag == "--gpus" and value:
+        if flag in ("-q", "--queue") and flag in flags:
+            check_queue_name(value)
+        elif flag == "--gpus" and flag in flags and value:
             _refuse_gpu_ids(value)
             number = "1 GPU" if value == "1" else f"{value} GPUs"
             yield f"--gpus {value} gives each job {number}; --gpu-list {value} would choose GPUs by their indices"
+
+
+def check_queue_name(name: str) -> None:
+    """Raise GpuschedError for a word after -q that can be no name of a queue."""
+    if not name or name.startswith("-"):
+        problem = f"a queue's name does not begin with a dash: {name}" if name else "the name of a queue is missing"
+        raise GpuschedError(problem, where="-q", hint=QUIET)
 
 
 def _refuse_gpu_ids(value: str) -> None:

@@ -79,6 +79,11 @@ def find_queue(
     return choice
 
 
+def new_queue_path(name: str) -> str:
+    """Return the directory of the queue that a start calls so: a path, or a name in gpusched-runs."""
+    return name if os.sep in name or name in (".", "..") else f"{queue_dirs.DEFAULT_PARENT}/{name}"
+
+
 def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:
     return ", ".join(queue_name(queue, known) for queue in some[:SHOWN_QUEUES])
 

@@ -117,7 +117,7 @@ def test_the_help_of_run_fits_on_a_screen(capsys: Capture, monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "80")
     assert front.run(["run", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 40
+    assert len(lines) < 42
     assert [line for line in lines if line.endswith(":")] == [f"{name}:" for name in RUN_GROUPS]
 
 
@@ -171,3 +171,47 @@ def test_gpus_gives_each_job_that_many_and_says_so_once(words: list[str], capsys
     assert shown.err.count("--gpus 2 gives each job 2 GPUs; --gpu-list 2 would choose GPUs by their indices") == 1
     assert front.run(["check", "list.txt", "--gpus-per-job", "2"]) == 0
     assert "--gpus" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "list.txt", "-q"], "the name of a queue is missing"),
+        (["run", "-q", "list.txt"], "list.txt is a file, and no queue"),
+        (["run", "-q", "--dry-run", "list.txt"], "a queue's name does not begin with a dash: --dry-run"),
+        (["shard", "--total", "9", "-q", "--", "true", "{start}"], "the name of a queue is missing"),
+        (["esd", "-q", "list.txt"], "list.txt is a file, and no queue"),
+        (["status", "-q", "-v"], "a queue's name does not begin with a dash: -v"),
+        (["cancel", "3", "-q", "--all"], "a queue's name does not begin with a dash: --all"),
+    ],
+)
+def test_q_as_a_switch_is_refused_with_the_option_for_quiet(words: list[str], says: str, capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run(words) == EXIT_USAGE
+    assert capsys.readouterr().err == f"gpusched: error: -q: {says}\n  -q names a queue; quiet is --quiet\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "list.txt", "-q", "a", "--log-dir", "b"],
+        ["status", "a", "-q", "b"],
+        ["stop", "a", "-q", "b"],
+    ],
+)
+def test_a_queue_that_is_named_twice_is_refused(words: list[str], capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run(words) == EXIT_USAGE
+    assert "not both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "path"), [("sweep", "gpusched-runs/sweep"), ("./sweep", "sweep")])
+def test_q_names_the_queue_of_a_start(name: str, path: str, capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run(["run", "list.txt", "-q", name, "--simulate", "1", "--max-checks", "1", "--quiet"]) == 0
+    assert Path(path, "queue.db").exists()
+    capsys.readouterr()
+    assert front.run(["status", name]) == 0
+    assert "1 succeeded" in capsys.readouterr().out
+    assert front.run(["stop", name]) == 0
+    assert "no dispatcher" in capsys.readouterr().out

@@ -453,7 +453,7 @@ def test_json_is_all_of_stdout(box: Box) -> None:
 
 
 def test_quiet_says_only_the_end(box: Box) -> None:
-    ended = box.run("true", "true #2", options="-q")
+    ended = box.run("true", "true #2", options="--quiet")
     assert ended.code == 0
     assert "job 1" not in ended.text
 
