@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import format_duration, parse_duration
 from gpusched.config.values import GPU_ENTRY
 
 QUIET = "-q names a queue; quiet is --quiet"
@@ -43,10 +44,23 @@ def meanings(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
         value = value if equals else following
         if flag in ("-q", "--queue") and flag in flags:
             check_queue_name(value)
+        elif flag == "--time" and flag in flags:
+            yield from _time_in_words(value)
+        elif flag == "--mem" and flag in flags:
+            yield f"--mem {value} is memory of the GPU, on each GPU of a job, and not of the host"
         elif flag == "--gpus" and flag in flags and value:
             _refuse_gpu_ids(value)
             number = "1 GPU" if value == "1" else f"{value} GPUs"
             yield f"--gpus {value} gives each job {number}; --gpu-list {value} would choose GPUs by their indices"
+
+
+def _time_in_words(value: str) -> Iterator[str]:
+    try:
+        meaning = format_duration(parse_duration(value))
+    except ValueError:
+        return  # refused where all settings are read
+    if meaning != value:
+        yield f"--time {value} is {meaning}" + (": a bare number is seconds" if value.isdecimal() else "")
 
 
 def check_queue_name(name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from gpusched.common.quantities import format_duration
+from gpusched.common.quantities import format_duration, parse_size
 from gpusched.config import values
 
 ENV_PREFIX = "GPUSCHED_"
@@ -139,9 +139,21 @@ class Settings:
         group=JOBS,
         aliases=("--gpus",),
     )
+    mem: str | None = _row(
+        None,
+        values.size,
+        "State the GPU memory that each job needs: 18G",
+        more="on each of its GPUs; such jobs may share a GPU",
+        group=JOBS,
+        metavar="SIZE",
+    )
     cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
     time_limit: float | None = _time(
-        None, "Stop a job after this time: 90, 90m, 1h30m", more="the time of one attempt", group=JOBS
+        None,
+        "Stop a job after this time: 90 (s), 90m, 2:00:00",
+        more="the time of one attempt; a bare number is seconds, and Slurm's 1-12:00:00 is taken, too",
+        group=JOBS,
+        aliases=("--time",),
     )
     retries: int = _count(0, 0, "Try a failed job again, up to N times", group=FAILURES)
     grace: float = _time(
@@ -234,6 +246,11 @@ class Settings:
     def jobs_at_once(self, gpus: int) -> int:
         """Return how many jobs that have their GPUs alone run at once on so many allowed GPUs; at least 1."""
         return max(1, min(gpus, self.gpus_at_once) // self.gpus_per_job)
+
+    @property
+    def mem_bytes(self) -> int:
+        """`mem` in bytes; 0 without one."""
+        return parse_size(self.mem) if self.mem else 0
 
     @property
     def tag_limits(self) -> dict[str, int]:

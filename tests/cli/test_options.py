@@ -86,7 +86,7 @@ def test_help_shows_groups_and_defaults(capsys: Capture, monkeypatch: pytest.Mon
     out = " ".join(capsys.readouterr().out.split())
     assert "Which GPUs: --max-gpus N Use at most N GPUs at once [default: 4]" in out
     assert "--gpu-list LIST" in out
-    assert "Each job: --time-limit TIME" in out
+    assert "Each job: --time TIME" in out
     assert "--strip-gpu-env" not in out  # rarely used: accepted, and in the reference
 
 
@@ -215,3 +215,39 @@ def test_q_names_the_queue_of_a_start(name: str, path: str, capsys: Capture) -> 
     assert "1 succeeded" in capsys.readouterr().out
     assert front.run(["stop", name]) == 0
     assert "no dispatcher" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--time", "90"], "--time 90 is 1m30s: a bare number is seconds"),
+        (["--time=2:00:00"], "--time 2:00:00 is 2h"),
+        (["--time", "1-12:00:00"], "--time 1-12:00:00 is 1d12h"),
+        (["--time", "2h"], ""),
+        (["--time-limit", "90"], ""),
+        (["--mem", "18G"], "--mem 18G is memory of the GPU, on each GPU of a job, and not of the host"),
+    ],
+)
+def test_options_of_slurm_say_what_they_mean_here(words: list[str], note: str, capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run(["check", "list.txt", *words]) == 0
+    assert capsys.readouterr().err == (f"gpusched: {note}\n" if note else "")
+
+
+def test_time_mem_and_gpus_equal_the_attributes(capsys: Capture) -> None:
+    Path("stated.txt").write_text("[gpus=2 mem=18G time=1-12:00:00] a\n")
+    Path("plain.txt").write_text("a\n[gpus=0] b\n[mem=2G time=5] c\n")
+    assert front.run(["check", "stated.txt", "--json"]) == 0
+    (stated,) = json.loads(capsys.readouterr().out)["jobs"]
+    options = ["--gpus", "2", "--mem", "18G", "--time", "1-12:00:00"]
+    assert front.run(["check", "plain.txt", *options, "--json"]) == 0
+    job, on_cpu, own = json.loads(capsys.readouterr().out)["jobs"]
+    assert job == stated
+    assert (on_cpu["gpus"], on_cpu["mem_bytes"]) == (0, None)
+    assert (own["mem_bytes"], own["time_limit_s"]) == (2 << 30, 5)
+
+
+def test_mem_is_held_against_the_gpus(capsys: Capture) -> None:
+    Path("list.txt").write_text("true\n")
+    assert front.run(["run", "list.txt", "--simulate", "1", "--mem", "900G"]) == EXIT_USAGE
+    assert "line 1: wants 921600 MiB on a GPU, and a GPU here can give" in capsys.readouterr().err
