@@ -126,8 +126,11 @@ error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
-warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
+forceable unused-parameter: the command does not use {names}, so the values make no difference
+    write {names} where the values belong, or leave the parameter out
+forceable unfilled: no parameter fills {{{word}}}, so it would be run as it stands{suggestion}
+    -p {word}=VALUES fills it; --force leaves it as it is
+warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is{suggestion}
 warning exclude: this excludes nothing: no combination has these values
     values are compared as text
 error yaml.unreadable: {problem}

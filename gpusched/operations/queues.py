@@ -185,15 +185,16 @@ def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
 
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
-    """Return the ids that ids, ranges such as `3-7` and names stand for, each once. Raises GpuschedError."""
+    """Return the ids that names, ids and ranges stand for (`3-7`, `3..7`, `1,5`), each once. Raises GpuschedError."""
     last = sum(job_table.counts(store).values())
     ids: dict[int, None] = {}
-    for word in words:
+    parts = [part for word in words for part in word.split(",") if part]
+    for word in parts or words:
         named = job_table.find_by_name(store, word)
         if named is not None:
             ids[named] = None
             continue
-        span = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", word)
+        span = re.fullmatch(r"([0-9]{1,18})(?:(?:-|\.\.)([0-9]{1,18}))?", word)
         if span is None:
             hint = "an id such as 12, a range such as 3-7, or a job's name="
             raise GpuschedError(f"there is no job {word!r}", hint=hint)
