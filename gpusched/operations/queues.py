@@ -17,7 +17,7 @@ from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.views.words import short_path
 
-SHOWN_QUEUES = 8
+SHOWN_QUEUES = 10
 
 Notify = Callable[[str], None]
 
@@ -85,7 +85,9 @@ def new_queue_path(name: str) -> str:
 
 
 def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:
-    return ", ".join(queue_name(queue, known) for queue in some[:SHOWN_QUEUES])
+    names = [queue_name(queue, known) for queue in some[:SHOWN_QUEUES]]
+    more = f" and {len(some) - SHOWN_QUEUES} more (gpusched status)" if len(some) > SHOWN_QUEUES else ""
+    return ", ".join(names) + more
 
 
 def _matches(word: str, known: Sequence[QueueDir], state_dir: str | None = None) -> list[QueueDir]:

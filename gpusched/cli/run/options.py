@@ -37,7 +37,7 @@ def run_options(callback: F) -> F:
     @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
     @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
     @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
-    @click.option("--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
+    @click.option("--quiet", is_flag=True, help="Print only what asks for action and what was done.")
     @functools.wraps(callback)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         options = RunOptions(**{field.name: kwargs.pop(field.name) for field in fields(RunOptions)})
