@@ -151,7 +151,7 @@ class Box:
     def _start(self, verb: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.directory / "output", "wb") as output:
             return subprocess.Popen(
-                [*GPUSCHED, verb, "--log-dir", str(self.queue), "-q", *words],
+                [*GPUSCHED, verb, "--log-dir", str(self.queue), "--quiet", *words],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

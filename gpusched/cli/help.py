@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
@@ -18,11 +20,12 @@ OWN_OPTIONS = {
     "min_evals farms randomize dtype_report",
     GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
-    OUTPUT: "output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
+    OUTPUT: "queue output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
 }
 GROUP_OF = {name: group for group, names in OWN_OPTIONS.items() for name in names.split()}
 GROUP_OF |= {name: setting.group for name, setting in SETTINGS.items() if setting.group}
 LAST = (GPUS, JOBS, FAILURES, OUTPUT)  # behind the groups of the verb itself
+SECOND_NAME = re.compile(r"--[\w-]+, (?=--)")  # of two long names, --help shows the one that other tools have
 WIDEST = 30  # names of an option; click puts the help of wider ones on a line of its own
 NOTE = "More options, rarely needed: docs/reference.md and 'gpusched config'."
 
@@ -35,7 +38,7 @@ class GroupedCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None and isinstance(param, click.Option):
-                names = record[0].partition(" / ")[0]  # a switch without its --no- form
+                names = SECOND_NAME.sub("", record[0].partition(" / ")[0])  # a switch without its --no- form
                 text = (param.help or "").replace(".  [", " [").rstrip(".")
                 groups.setdefault(self._group_of(param), []).append((names, text))
         wide = max(len(names) for rows in groups.values() for names, _ in rows if len(names) <= WIDEST)

@@ -85,12 +85,35 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+# What other tools call a verb of ours, or what one may expect to find.
+MEANINGS = {
+    "kill scancel abort delete remove rm": "gpusched cancel JOB",
+    "retry rerun": "gpusched requeue JOB",
+    "ps ls list queue queues squeue jobs top show": "gpusched status",
+    "follow tail": "gpusched logs JOB -f",
+    "log cat output": "gpusched logs JOB",
+    "pause suspend": "gpusched hold JOB",
+    "unhold unpause": "gpusched release JOB",
+    "resume continue": "gpusched run FILE goes on where it stopped; gpusched release JOB lets a held job start",
+    "edit update": "change the file of commands: it is read again while it runs, and by the next gpusched run FILE",
+    "add submit sbatch srun start exec": "gpusched run FILE, or gpusched run -c COMMAND",
+    "gpus gpu sinfo nvidia-smi": "gpusched devices",
+    "why": "gpusched explain JOB",
+    "settings": "gpusched config",
+}
+NOT_BY_SPELLING = ("cancel", "stop")  # they end what runs: nobody is led there by a slip
+
+
 def _hint_for(word: str) -> str:
     import difflib
 
     if os.path.isfile(word):
         return f"to run the commands in that file: gpusched run {word}"
-    nearest = difflib.get_close_matches(word, list(COMMANDS), n=1, cutoff=0.5)
+    meant = next((hint for words, hint in MEANINGS.items() if word.lower() in words.split()), "")
+    if meant:
+        return meant
+    verbs = [verb for verb in COMMANDS if verb not in NOT_BY_SPELLING]
+    nearest = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
     return f"did you mean {nearest[0]}?" if nearest else "'gpusched --help' lists the commands"
 
 

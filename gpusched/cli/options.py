@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from gpusched.cli.help import GroupedCommand
+from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
+from gpusched.common.errors import GpuschedError
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
-from gpusched.config.values import GPU_ENTRY
 
 if TYPE_CHECKING:
     from gpusched.operations.queues import QueueDir
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-GPU_FLAGS = ("--gpu-list", *SETTINGS["gpu_list"].aliases)
 
 
 def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
@@ -83,10 +83,26 @@ queue_option = click.option(
 )
 
 
+def queue_argument(callback: F) -> F:
+    """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
+
+    @click.argument("word", required=False, metavar="[QUEUE]")
+    @queue_option
+    @functools.wraps(callback)
+    def wrapper(word: str | None, queue: str | None, **values: Any) -> Any:
+        if word is not None and queue is not None:
+            raise click.UsageError(f"Either QUEUE ({word}) or -q {queue}, not both.")
+        return callback(queue=queue if word is None else word, **values)
+
+    return cast(F, wrapper)
+
+
 def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     """Return the queue that -q names, or the one of this directory. Where that is not plain, stderr says which."""
     from gpusched.operations import queues
 
+    if name is not None:
+        check_queue_name(name)
     state_dir = load().settings.state_dir
     return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
 
@@ -118,27 +134,17 @@ def print_page(lines: list[Line]) -> None:
 
 
 class SettingsCommand(GroupedCommand):
-    """A command that also takes several words after --gpu-list: `--gpu-list 4 5 6 7`."""
+    """A command with settings. It takes several words after --gpu-list, and says what some options mean here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, join_gpu_words(args))
-
-
-def join_gpu_words(args: Sequence[str]) -> list[str]:
-    """Return `--gpus 0 1, 2 FILE` as `--gpus 0,1,2 FILE`. The list ends at the first word that looks like no GPU."""
-    joined: list[str] = []
-    for number, word in enumerate(args):
-        flag, equals, value = word.partition("=")
-        if word == "--":
-            return [*joined, *args[number:]]
-        if flag in GPU_FLAGS:
-            joined += [flag, value] if equals else [flag]
-        elif joined[-2:-1] and joined[-2] in GPU_FLAGS and _looks_like_gpus(word):
-            joined[-1] = f"{joined[-1].rstrip(',')},{word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _looks_like_gpus(word: str) -> bool:
-    return all(GPU_ENTRY.fullmatch(token) for token in word.strip(",").split(","))
+        args = join_gpu_words(args)
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        notes = list(meanings(args, {flag for param in self.params for flag in param.opts}))
+        rest = super().parse_args(ctx, args)
+        queue, has_source = ctx.params.get("queue"), ctx.params.get("file") or ctx.params.get("command")
+        if queue and not has_source and os.path.isfile(queue):
+            raise GpuschedError(f"{queue} is a file, and no queue", where="-q", hint=QUIET)
+        for note in notes if not ctx.params.get("quiet") else ():
+            say(note)
+        return rest

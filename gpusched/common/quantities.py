@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
-DURATION_IS = "seconds (90 or 90s), minutes (90m), hours (2h), days (1d) or a mix (1h30m)"
+DURATION_IS = "seconds (90 or 90s), 90m, 2h, 1d, a mix (1h30m), or as in Slurm 2:00:00 or 1-12:00:00"
 SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
 
 _PLAIN_SECONDS = re.compile(NUMBER)
 _WITH_UNITS = re.compile(rf"(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})")  # 1:30 could mean hours or minutes
 _LONGEST_S = 10 * 366 * 86400.0
 
 _KIB = 1024
@@ -22,12 +23,15 @@ _LARGEST_BYTES = 1 << 50
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `90m`, `2h`, `1d`, `1h30m` into seconds. The text of a ValueError is the valid form."""
+    """Parse `90`, `90s`, `90m`, `2h`, `1d`, `1h30m`, and Slurm's `2:00:00` and `1-12:00:00` into seconds.
+
+    The text of a ValueError is the valid form.
+    """
     text = text.strip()
     if _PLAIN_SECONDS.fullmatch(text):
         seconds = float(text)
     else:
-        match = _WITH_UNITS.fullmatch(text)
+        match = _CLOCK.fullmatch(text) or _WITH_UNITS.fullmatch(text)
         if not text or match is None:
             raise ValueError(DURATION_IS)
         parts = zip(match.groups(), UNITS_S.values(), strict=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gpusched.common.errors import stored_value
-from gpusched.common.quantities import format_duration
+from gpusched.common.quantities import format_duration, parse_size
 from gpusched.config import values
 
 ENV_PREFIX = "GPUSCHED_"
@@ -112,7 +112,6 @@ class Settings:
         metavar="LIST",
         is_list=True,
         shown_default="all",
-        aliases=("--gpus",),
     )
     gpu_mem_threshold: int = _count(
         500,
@@ -134,11 +133,28 @@ class Settings:
         group=GPUS,
     )
     gpus_per_job: int = _count(
-        1, 0, "Give each job N GPUs; 0 means the CPU", more="jobs with 0 see no GPU and wait for none", group=JOBS
+        1,
+        0,
+        "Give each job N GPUs",
+        more="--gpus-per-job 0: CPU jobs, which see no GPU and wait for none",
+        group=JOBS,
+        aliases=("--gpus",),
+    )
+    mem: str | None = _row(
+        None,
+        values.size,
+        "State the GPU memory that each job needs: 18G",
+        more="on each of its GPUs; such jobs may share a GPU",
+        group=JOBS,
+        metavar="SIZE",
     )
     cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
     time_limit: float | None = _time(
-        None, "Stop a job after this time: 90, 90m, 1h30m", more="the time of one attempt", group=JOBS
+        None,
+        "Stop a job after this time: 90 (s), 90m, 2:00:00",
+        more="the time of one attempt; a bare number is seconds, and Slurm's 1-12:00:00 is taken, too",
+        group=JOBS,
+        aliases=("--time",),
     )
     retries: int = _count(0, 0, "Try a failed job again, up to N times", group=FAILURES)
     grace: float = _time(
@@ -231,6 +247,11 @@ class Settings:
     def jobs_at_once(self, gpus: int) -> int:
         """Return how many jobs that have their GPUs alone run at once on so many allowed GPUs; at least 1."""
         return max(1, min(gpus, self.gpus_at_once) // self.gpus_per_job)
+
+    @property
+    def mem_bytes(self) -> int:
+        """`mem` in bytes; 0 without one."""
+        return parse_size(self.mem) if self.mem else 0
 
     @property
     def tag_limits(self) -> dict[str, int]:

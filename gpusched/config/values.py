@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gpusched.common.quantities import DURATION_IS, parse_duration
+from gpusched.common.quantities import DURATION_IS, format_size, parse_duration, parse_size
 from gpusched.core.plan.selection import GPU_ENTRY as GPU_ENTRY
 from gpusched.core.plan.selection import parse_gpu_list
 
@@ -34,6 +34,11 @@ def duration(*, zero: bool) -> Callable[[str], float]:
         return seconds
 
     return parse
+
+
+def size(text: str) -> str:
+    """Return the size in its shortest form."""
+    return format_size(parse_size(text))
 
 
 def one_of(*words: str) -> Callable[[str], str]:

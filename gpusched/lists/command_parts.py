@@ -34,6 +34,7 @@ _ACTIVATES = re.compile(
 _DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
 # What does its damage only when it runs: the finding of each.
 _HARMS = {
+    "slurm": re.compile(rb"(?:srun|sbatch|salloc) .*\S", re.DOTALL),
     "remote": re.compile(rb"(?:ssh|mosh) .*\S", re.DOTALL),
     "all-gpus": re.compile(
         rb"(?:docker|podman|nerdctl) (?:.* )?--gpus[= ](?!\S*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_))", re.DOTALL
@@ -44,7 +45,7 @@ _HARMS = {
 # A line that begins with one of these is not plain.
 NOTABLE = _RESERVED | _SETUP | _SHELLS | _WRAPPERS
 NOTABLE |= frozenset(b"conda mamba micromamba pyenv nvm spack eval disown tmux screen docker podman".split())
-NOTABLE |= frozenset(b"ssh mosh nerdctl tail sleep".split())
+NOTABLE |= frozenset(b"ssh mosh nerdctl tail sleep srun sbatch salloc".split())
 
 
 class CommandParts:

@@ -89,6 +89,10 @@ error backslash-at-end.partial: the last line ends in a backslash, and nothing f
 hint duplicate: line {line} repeats line {first}
 warning near-directive: this is a comment and sets nothing
     write a directive as #gpusched: gpus=2 mem=18G
+warning slurm-directive: this is a comment here and sets nothing; only Slurm reads it
+    for the lines below: #gpusched: gpus=1 mem=18G time=2:00:00 (or --gpus --mem --time); each line is a job of its own
+warning slurm: this asks Slurm for GPUs, which does not know what is claimed for the job
+    leave srun and its options out, and say what the job needs before it: [gpus=1 mem=18G time=2:00:00]
 error attribute-syntax.open: this [ opens attributes and is never closed
     write [key=value key=value] command; quote values as in the shell; lists have commas and no spaces
 error attribute-syntax: {word!r} is not of the form key=value, or the shell would expand it
@@ -126,8 +130,11 @@ error sweep.range: {error}
 error sweep.repeat: repeat is {value!r}, but must be a whole number, at least 1
 error sweep.values: {name} has no values
     write a list, [1e-3, 1e-4], or a range, 0..4
-warning unused-parameter: the command does not use {names}: its {jobs} jobs are all the same
-warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is; did you mean {{{similar}}}?
+forceable unused-parameter: the command does not use {names}, so the values make no difference
+    write {names} where the values belong, or leave the parameter out
+forceable unfilled: no parameter fills {{{word}}}, so it would be run as it stands{suggestion}
+    -p {word}=VALUES fills it; --force leaves it as it is
+warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is{suggestion}
 warning exclude: this excludes nothing: no combination has these values
     values are compared as text
 error yaml.unreadable: {problem}

@@ -119,6 +119,8 @@ class LineFeed(JobCollector):
         elif text[1:2] == b"!" and self._number == 1:
             script = _NOT_A_SHELL.match(text)
             self._report(fault("script", language=script[1].decode()) if script else fault("shebang"))
+        elif text.startswith(b"#SBATCH"):
+            self._report(fault("slurm-directive", line.index(b"#")))
         elif looks_like_directive(text):
             self._report(fault("near-directive", len(line) - len(line.lstrip(BLANK))))
 

@@ -14,7 +14,7 @@ from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import Fault, fault, place_fault
 from gpusched.lists.joblist import BLANK, JobCollector, JobFile, judge_text, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
-from gpusched.lists.template import Template, misspelt
+from gpusched.lists.template import Template, unfilled
 
 
 class Spot(NamedTuple):
@@ -53,7 +53,10 @@ class StatedAttributes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """A job, or all jobs of a sweep. `block`: the command may begin with attributes."""
+    """A job, or all jobs of a sweep. `block`: the command may begin with attributes.
+
+    `is_typed`: it comes from the command line, where a word in braces that nothing fills is a slip.
+    """
 
     command: str
     spot: Spot
@@ -61,6 +64,7 @@ class ListEntry:
     axes: Sequence[Axis] = ()
     excluded: Sequence[tuple[Mapping[str, Collection[str]], Spot]] = ()
     block: bool = False
+    is_typed: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -126,14 +130,19 @@ class Maker(JobCollector):
         return True
 
     def _check_names(self, entry: ListEntry, command: Template, others: Iterable[Template]) -> None:
-        """Report parameters that nothing uses, and words in braces that resemble a parameter."""
+        """Report parameters that nothing uses, and words in braces that no parameter fills."""
         used = command.names.union(*(template.names for template in others))
         for axis in entry.axes:
-            if used.isdisjoint(axis.names) and len(axis.rows) > 1 and axis.names != ("repeat",):
+            is_odd = entry.is_typed or len(axis.rows) > 1
+            if used.isdisjoint(axis.names) and is_odd and axis.names != ("repeat",):
                 names = ", ".join(f"{{{name}}}" for name in axis.names[:5])
-                self.report(fault("unused-parameter", names=names, jobs=len(axis.rows)), entry.spot)
-        for at, word, similar in misspelt(entry.command, entry.names):
-            self.report(fault("near-parameter", at, word=word, similar=similar), entry.spot, entry.command.encode())
+                self.report(fault("unused-parameter", names=names), entry.spot)
+        for at, word, similar in unfilled(entry.command, entry.names):
+            name = "unfilled" if entry.is_typed else "near-parameter"
+            if entry.is_typed or similar:
+                meant = f"; did you mean {{{similar}}}?" if similar else ""
+                problem = fault(name, at, word=word, suggestion=meant)
+                self.report(problem, entry.spot, entry.command.encode("utf-8", "surrogateescape"))
 
     def _combinations(self, entry: ListEntry) -> Iterator[dict[str, str]]:
         """Yield the values of each job. Report exclusions that exclude nothing."""
@@ -185,5 +194,5 @@ def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
     """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker."""
     maker = Maker(**options)
     spot = Spot(1) if axes else Spot(1, command.encode("utf-8", "surrogateescape"), verbatim=True)
-    maker.add(ListEntry(command, spot, axes=axes, block=True))
+    maker.add(ListEntry(command, spot, axes=axes, block=True, is_typed=True))
     return maker.take(complete=True)

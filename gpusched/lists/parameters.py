@@ -22,6 +22,7 @@ _TOKEN = re.compile(r"""(?<![^\s\[({,:=])(?:"(?:[^"]|"")*"|'[^']*')|.""", re.DOT
 _RANGE = re.compile(r"range\(\s*(-?\d+(?:\s*,\s*-?\d+)?(?:\s*,\s*-?[1-9]\d*)?)\s*\)")
 _FLAT = re.compile(r"[\[(]([^][(){}]+)[\])]")  # a list in Python, of no lists
 _QUOTING = 'put a value with a single bracket in double quotes: "…"'
+_DASHED = re.compile(rf"({_NUMBER})-({_NUMBER})")
 _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 
@@ -62,7 +63,7 @@ def parameter(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
         raise ValueError("a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST")
-    parsed = [each for value in _split(name, values) for each in span(value) or [value]]
+    parsed = [each for value in _split(name, values) for each in _expand(name, value)]
     if not parsed:
         raise ValueError(f"{name} has no values")
     return Axis((name,), tuple((value,) for value in parsed))
@@ -86,10 +87,20 @@ def _split(name: str, text: str) -> list[str]:
         raise ValueError(f"{brackets[-1]} is not closed in the values of {name}: {_QUOTING}")
     if text and not values[-1].strip():
         raise ValueError(f'the values of {name} end in a comma: leave it out, or write "" for an empty value')
-    try:  # double quotes are those of a table
-        return [next(csv.reader([v], strict=True))[0] if v[:1] == '"' else v for v in map(str.lstrip, values) if text]
-    except csv.Error as error:
-        raise ValueError(f"the values of {name} cannot be read: {error}") from None
+    return [value.lstrip() for value in values if text]
+
+
+def _expand(name: str, text: str) -> list[str]:
+    """Return the values of one text between commas: those of a range, or its own. Raises ValueError."""
+    if text[:1] == '"':  # double quotes are those of a table
+        try:
+            return next(csv.reader([text], strict=True))[:1]
+        except csv.Error as error:
+            raise ValueError(f"the values of {name} cannot be read: {error}") from None
+    if match := _DASHED.fullmatch(text):
+        way = f"{name}={match[1]}..{match[2]}"
+        raise ValueError(f"{text} may be a range or a text: write -p {way}, or -p '{name}=\"{text}\"' for the text")
+    return span(text) or [text]
 
 
 def several(axis: Axis) -> str:

@@ -58,14 +58,16 @@ class SubmitOptions:
         """Return what this job needs: by its own attributes, else by the settings."""
         own, settings = spec.attributes, self.settings
         stated = self.directory(spec)
+        gpus = settings.gpus_per_job if own.gpus is None else own.gpus
+        mem_bytes = own.mem_bytes or (settings.mem_bytes if gpus else 0)
         cwd, git = (stated, "") if self.dirs is None else self.dirs.resolve(stated)
         return Requirements(
-            gpus=settings.gpus_per_job if own.gpus is None else own.gpus,
+            gpus=gpus,
             time_limit_s=settings.time_limit if own.time_limit_s is None else own.time_limit_s,
             retries=settings.retries if own.retries is None else own.retries,
             cwd=cwd,
-            mem_bytes=round_budget(own.mem_bytes or 0),
-            stated_mem_bytes=own.mem_bytes or 0,
+            mem_bytes=round_budget(mem_bytes),
+            stated_mem_bytes=mem_bytes,
             prio=own.prio,
             name=own.name,
             tags=own.tags,
@@ -237,7 +239,7 @@ def find_impossible(
     specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]
 ) -> list[tuple[JobSpec, str]]:
     """Return the jobs that these allowed devices can never serve, and why not."""
-    stating = [spec for spec in specs if spec.attributes is not NO_ATTRIBUTES]
+    stating = [spec for spec in specs if options.settings.mem or spec.attributes is not NO_ATTRIBUTES]
     judged = [(spec, _impossible(options.needs(spec), options.limits, devices)) for spec in stating]
     return [(spec, why) for spec, why in judged if why]
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _BRACED = re.compile(r"(?<![$@])\{([A-Za-z_][\w.-]*)\}(?![<>])")
+_OF_AWK = ("print", "next", "exit")  # awk '{print}'
 _PLAIN = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
 _IN_DOUBLE = re.compile(r'[\\$`"]')
 
@@ -59,11 +60,16 @@ class Template:
         return "".join(parts)
 
 
-def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield words in braces that are no placeholders but resemble one: offset, word, and the similar name."""
+def unfilled(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield words in braces that are no placeholders: offset, word, and a similar name if there is one."""
     for match in _BRACED.finditer(text):
-        if match[1] not in names and (similar := nearest(match[1], names)):
-            yield match.start(), match[1], similar
+        if match[1] not in names and match[1] not in _OF_AWK:
+            yield match.start(), match[1], nearest(match[1], names)
+
+
+def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield those of them that resemble a placeholder."""
+    return (each for each in unfilled(text, names) if each[2])
 
 
 def _quoted(name: str, value: str, context: str) -> str:

@@ -76,6 +76,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     """Return a job with all that it would get, by its own attributes and the settings."""
     own = spec.attributes
+    gpus = settings.gpus_per_job if own.gpus is None else own.gpus
     env = [mask_secrets((name + b"=" + value).decode("utf-8", "replace")).split("=", 1) for name, value in own.env]
     return {
         "line": spec.line,
@@ -83,8 +84,8 @@ def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
         "command": shown_command(spec.command),
         "name": own.name or None,
         "tags": list(own.tags),
-        "gpus": settings.gpus_per_job if own.gpus is None else own.gpus,
-        "mem_bytes": own.mem_bytes,
+        "gpus": gpus,
+        "mem_bytes": own.mem_bytes or (settings.mem_bytes if gpus else 0) or None,
         "gpu_model": own.gpu_model or None,
         "time_limit_s": settings.time_limit if own.time_limit_s is None else own.time_limit_s,
         "retries": settings.retries if own.retries is None else own.retries,

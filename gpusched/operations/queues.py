@@ -17,7 +17,7 @@ from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.views.words import short_path
 
-SHOWN_QUEUES = 8
+SHOWN_QUEUES = 10
 
 Notify = Callable[[str], None]
 
@@ -79,8 +79,15 @@ def find_queue(
     return choice
 
 
+def new_queue_path(name: str) -> str:
+    """Return the directory of the queue that a start calls so: a path, or a name in gpusched-runs."""
+    return name if os.sep in name or name in (".", "..") else f"{queue_dirs.DEFAULT_PARENT}/{name}"
+
+
 def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:
-    return ", ".join(queue_name(queue, known) for queue in some[:SHOWN_QUEUES])
+    names = [queue_name(queue, known) for queue in some[:SHOWN_QUEUES]]
+    more = f" and {len(some) - SHOWN_QUEUES} more (gpusched status)" if len(some) > SHOWN_QUEUES else ""
+    return ", ".join(names) + more
 
 
 def _matches(word: str, known: Sequence[QueueDir], state_dir: str | None = None) -> list[QueueDir]:
@@ -180,15 +187,16 @@ def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
 
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
-    """Return the ids that ids, ranges such as `3-7` and names stand for, each once. Raises GpuschedError."""
+    """Return the ids that names, ids and ranges stand for (`3-7`, `3..7`, `1,5`), each once. Raises GpuschedError."""
     last = sum(job_table.counts(store).values())
     ids: dict[int, None] = {}
-    for word in words:
+    parts = [part for word in words for part in word.split(",") if part]
+    for word in parts or words:
         named = job_table.find_by_name(store, word)
         if named is not None:
             ids[named] = None
             continue
-        span = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", word)
+        span = re.fullmatch(r"([0-9]{1,18})(?:(?:-|\.\.)([0-9]{1,18}))?", word)
         if span is None:
             hint = "an id such as 12, a range such as 3-7, or a job's name="
             raise GpuschedError(f"there is no job {word!r}", hint=hint)

@@ -131,6 +131,7 @@ class RunSession:
 
     `watch` opens the observer of the dispatcher; `notify` gets lines for people; `summarize` is called with the exit
     code at the end, unless another dispatcher took the jobs. With `follow`, the run stays for jobs that come later.
+    A `quiet` session hears nothing of a start that had nothing to do.
     """
 
     watch: Callable[[Queue], AbstractContextManager[Observer | None]] = lambda queue: nullcontext()
@@ -139,6 +140,7 @@ class RunSession:
     log_level: str | None = None  # of dispatcher.log; None: write no such log
     feed: Feed | None = None
     follow: bool = False
+    quiet: bool = False
 
 
 QUIET_SESSION = RunSession()
@@ -174,7 +176,8 @@ def run_jobs(
         if session.log_level is not None:
             _set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):
-            queue.submit(jobs, options, complete=complete)
+            change = queue.submit(jobs, options, complete=complete)
+        is_silent = session.quiet and not job_table.has_work(queue.store)
         try:
             with session.watch(queue) as observer:
                 hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
@@ -182,10 +185,12 @@ def run_jobs(
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         if code == EXIT_DISPATCHED_ELSEWHERE:
+            if session.quiet and not (change.add or change.requeue or change.cancel):
+                return code
             pid = queue.queue_dir.dispatcher()
             path = queue.queue_dir.path
             session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
-        else:
+        elif not is_silent:
             session.summarize(queue, code)
         return code
 

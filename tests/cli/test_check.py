@@ -134,11 +134,11 @@ def test_what_waits_for_nothing_or_in_circles_is_found(capsys: Capture) -> None:
 
 
 def test_a_command_with_parameters(capsys: Capture) -> None:
-    assert check("-c", "[name=t-{n}] python t.py {n} {N}", "-p", "n=1..2") == 0
+    assert check("-c", "[name=t-{n}] python t.py {n} {}", "-p", "n=1..2") == 0
     assert capsys.readouterr().out.splitlines() == [
         "LINE  ATTRIBUTES  COMMAND",
-        "   1  name=t-1    python t.py 1 {N}",
-        "   1  name=t-2    python t.py 2 {N}",
+        "   1  name=t-1    python t.py 1 {}",
+        "   1  name=t-2    python t.py 2 {}",
         "",
         "2 jobs",
     ]

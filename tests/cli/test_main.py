@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,45 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
     assert front.run(argv) == EXIT_USAGE
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("gpusched: error: ") and says in err
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"),
+    [
+        ("kill", "cancel"),
+        ("retry", "requeue"),
+        ("ps", "status"),
+        ("ls", "status"),
+        ("queue", "status"),
+        ("squeue", "status"),
+        ("follow", "logs JOB -f"),
+        ("pause", "hold"),
+        ("resume", "run FILE goes on"),
+        ("sbatch", "run FILE"),
+    ],
+)
+def test_a_verb_of_another_tool_leads_to_ours_by_its_meaning(word: str, verb: str, capsys: Capture) -> None:
+    assert front.run([word]) == EXIT_USAGE
+    assert f"there is no command {word!r}\n  gpusched {verb}" in capsys.readouterr().err
+
+
+def test_a_list_is_edited_in_its_file(capsys: Capture) -> None:
+    assert front.run(["edit"]) == EXIT_USAGE
+    assert "change the file of commands: it is read again" in capsys.readouterr().err
+
+
+def test_what_is_suggested_exists() -> None:
+    verbs = {verb for hint in front.MEANINGS.values() for verb in re.findall(r"gpusched (\w+)", hint)}
+    assert verbs <= set(front.COMMANDS)
+    words = [word for words in front.MEANINGS for word in words.split()]
+    assert len(words) == len(set(words)) and not set(words) & set(front.COMMANDS)
+
+
+@pytest.mark.parametrize("word", ["stp", "stopp", "sto", "cancell", "cansel", "cancle", "spot"])
+def test_no_slip_leads_to_a_verb_that_ends_jobs(word: str, capsys: Capture) -> None:
+    assert front.run([word]) == EXIT_USAGE
+    err = capsys.readouterr().err
+    assert "did you mean stop" not in err and "did you mean cancel" not in err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_USAGE, GpuschedError
 from gpusched.core.model import Device
-from gpusched.core.plan.selection import Selection, select, visible_value
+from gpusched.core.plan.selection import Selection, parse_gpu_list, select, visible_value
 from tests.support import build
 from tests.support.paths import TESTS
 
@@ -60,7 +60,7 @@ def test_forms_that_people_type(row: dict[str, Any]) -> None:
             given_options[word] = words = []
         else:
             words.append(word)
-    options: dict[str, Any] = {"wanted": given_options.get("--gpus")}
+    options: dict[str, Any] = {"wanted": given_options.get("--gpu-list")}
     for option, name in (("--gpus-per-job", "gpus_per_job"), ("--max-gpus", "max_gpus")):
         if option in given_options:
             options[name] = int(given_options[option][0])
@@ -272,3 +272,9 @@ def test_a_choice_is_usable_or_refused_with_words(
     assert len(set(chosen.uuids)) == len(devices) >= per_job
     assert not any(device.mig_parent for device in devices)
     assert per_job < 2 or not any(device.is_mig for device in devices)
+
+
+def test_a_range_has_a_dash_or_two_dots() -> None:
+    assert parse_gpu_list("3..5,0-1 GPU-a") == ("3-5", "0-1", "GPU-a")
+    with pytest.raises(ValueError, match="runs backwards"):
+        parse_gpu_list("5..3")

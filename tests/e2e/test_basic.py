@@ -478,9 +478,30 @@ def test_json_is_all_of_stdout(box: Box) -> None:
 
 
 def test_quiet_says_only_the_end(box: Box) -> None:
-    ended = box.run("true", "true #2", options="-q")
+    ended = box.run("true", "true #2", options="--quiet")
     assert ended.code == 0
     assert "job 1" not in ended.text
+
+
+def test_quiet_prints_nothing_when_nothing_was_to_be_done(box: Box) -> None:
+    words = ("true", "false")
+    assert "1 succeeded, 1 failed" in box.run(*words, options="--quiet").out
+    again = box.run(*words, options="--quiet")
+    assert (again.code, again.text) == (1, "")
+    assert "1 failed" in box.run(*words).out
+    assert json.loads(box.run(*words, options="--quiet --json").out)["failed_jobs"] == 1
+    assert "1 failed" in box.run(*words, options="--quiet --retry-failed").out
+
+
+def test_quiet_beside_a_dispatcher_tells_only_what_is_new(box: Box) -> None:
+    words = ("run", "-q", "list", "-c", "sleep {s}", "-p")
+    running = box.start(*words, "s=20")
+    wait_for(lambda: box.running() == 1)
+    again = box.gpusched(*words, "s=20", "--quiet")
+    assert (again.code, again.text) == (75, "")
+    assert "has taken this list" in box.gpusched(*words, "s=21", "--quiet").err
+    running.signal(signal.SIGTERM)
+    running.wait()
 
 
 def test_a_dry_run_beside_a_dispatcher_knows_its_jobs(tmp_path: Path) -> None:

@@ -104,14 +104,14 @@ def test_case_6_a_table_of_parameters(box: Box) -> None:
 
 
 def test_case_8_commands_that_choose_their_gpu(box: Box) -> None:
-    ended = run(box, "08-overrides.txt", "--gpus", "1")
+    ended = run(box, "08-overrides.txt", "--gpu-list", "1")
     assert ended.code == 2
     for line in (1, 2, 3, 4):
         assert f"08-overrides.txt:{line}:" in ended.err
     assert "08-overrides.txt:10:" not in ended.err
     assert "--strip-gpu-env" in ended.err
     assert not box.claims.exists()
-    ended = run(box, "08-overrides.txt", "--gpus", "1", "--strip-gpu-env")
+    ended = run(box, "08-overrides.txt", "--gpu-list", "1", "--strip-gpu-env")
     assert ended.code == 0, ended.text
     given = {call["argv"][call["argv"].index("--ix") + 1]: call["cvd"] for call in calls(box)}
     assert given == {str(n): "1" for n in range(1, 11)}
@@ -119,7 +119,7 @@ def test_case_8_commands_that_choose_their_gpu(box: Box) -> None:
 
 def test_case_8_run_as_they_are_it_is_recorded(box: Box) -> None:
     lines = (FILES / "08-overrides.txt").read_text().splitlines()
-    ended = box.run(lines[4], options="--gpus 1")
+    ended = box.run(lines[4], options="--gpu-list 1")
     assert ended.code == 0
     assert "CPU job" in ended.err
     assert calls(box)[0]["cvd"] == ""
@@ -237,7 +237,7 @@ def test_case_31_schedulers_that_start_in_the_same_second(tmp_path: Path) -> Non
             (tmp_path / f"run{who}").mkdir()
             path = tmp_path / f"run{who}" / "list.txt"
             path.write_text("".join(f"python3 train.py --who {who} --ix {n}\n" for n in range(3)))
-            started.append(box.start("run", str(path), "--gpus", "0,1"))
+            started.append(box.start("run", str(path), "--gpu-list", "0,1"))
         for running in started:
             assert running.wait().code == 0, running.said()
         found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
@@ -384,7 +384,7 @@ def test_case_56_cron(box: Box) -> None:
 
 def test_a_program_that_pins_its_own_gpu(box: Box) -> None:
     """The mask that a job changes is its own affair; what is recorded says which one it was given."""
-    assert box.run("python3 pins_its_own_gpu.py --ix 1", options="--gpus 1").code == 0
+    assert box.run("python3 pins_its_own_gpu.py --ix 1", options="--gpu-list 1").code == 0
     assert calls(box)[0]["cvd"] == "3"
     assert box.jobs()[0].indices == [1]
 

@@ -384,3 +384,13 @@ def test_open_quotes_and_parentheses_are_where_bash_says_so() -> None:
 def test_no_input_breaks_it(data: bytes) -> None:
     parse(data)
     parse(data, force=True, strip_gpu_env=True, gpus=2)
+
+
+def test_directives_of_slurm_are_comments_and_that_is_told() -> None:
+    jobs = parse(b"#!/bin/bash\n#SBATCH --gres=gpu:2\n#SBATCH --time=2:00:00\npython train.py\n")
+    assert [(f.severity, f.code, f.line) for f in jobs.findings if f.code != "shebang"] == [
+        ("warning", "slurm-directive", 2),
+        ("warning", "slurm-directive", 3),
+    ]
+    assert "#gpusched: gpus=1 mem=18G time=2:00:00" in jobs.findings[1].hint
+    assert [spec.command for spec in jobs.specs] == [b"python train.py"]

@@ -367,6 +367,8 @@ def test_a_whole_command_is_left_alone(line: str) -> None:
         ("docker run --gpus '\"device=0\"' image", "all-gpus"),
         ("docker run -d --gpus all image x", "all-gpus"),  # the same column: in place of "background"
         ("x; tail -f /dev/null", "endless"),
+        ("srun --gres=gpu:2 python train.py", "slurm"),
+        ("sbatch job.sh", "slurm"),
         ("x > log & tail -F log", "endless"),
         ("bash -c 'x; sleep infinity'", "endless"),
     ],
@@ -381,6 +383,7 @@ def test_damage_is_warned_of_before_it_is_done(line: str, code: str) -> None:
     lines(
         """
         ssh-keygen -t rsa
+        python srun.py sbatch
         python ssh.py --gpus all
         docker run --gpus '"device='$CUDA_VISIBLE_DEVICES'"' image x
         docker build --tag x .

@@ -387,8 +387,45 @@ def test_what_is_probably_not_meant_is_a_warning(text: str, code: str, says: str
 
 def test_parameters_that_nothing_uses_are_told() -> None:
     jobs = load("jobs:\n- {command: a, grid: {seed: 0..2}}\n")
-    assert [f.code for f in jobs.findings] == ["unused-parameter"]
-    assert len(jobs.specs) == 3
+    assert [(f.code, f.forceable) for f in jobs.errors] == [("unused-parameter", True)]
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "codes"),
+    [
+        ("a --seed {seed}", [], ["unfilled"]),
+        ("a --seed {sed}", ["seed=0..2"], ["unused-parameter", "unfilled"]),
+        ("a {x} '{seed}'", ["x=1"], ["unfilled"]),
+        ("a", ["seed=0..2"], ["unused-parameter"]),
+        ("a", ["seed=1"], ["unused-parameter"]),
+        ("a {x}", ["x=1", "repeat=1..3"], []),
+        ("a {} ${a} {a,b} {1..3} {fd}>x | awk '{print}'", [], []),
+    ],
+)
+def test_a_typed_command_uses_all_its_parameters_and_leaves_no_word_in_braces(
+    command: str, values: list[str], codes: list[str]
+) -> None:
+    axes = [parameter(text) for text in values]
+    assert [f.code for f in from_command(command, axes).errors] == codes
+    assert not from_command(command, axes, force=True).errors
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        ("x=0-9", "write -p x=0..9, or -p 'x=\"0-9\"' for the text"),
+        ("x=1,2-4", "write -p x=2..4, or -p 'x=\"2-4\"' for the text"),
+        ("x=0.1-0.5", "write -p x=0.1..0.5, or -p 'x=\"0.1-0.5\"' for the text"),
+    ],
+)
+def test_a_range_with_a_dash_is_refused_unless_it_is_quoted(text: str, way: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(way)):
+        parameter(text)
+
+
+def test_values_in_quotes_and_dashes_in_words_are_texts() -> None:
+    rows = parameter('x="0-9","0..9",1e-3,run-1,2024-01-05').rows
+    assert [value for (value,) in rows] == ["0-9", "0..9", "1e-3", "run-1", "2024-01-05"]
 
 
 def test_an_exclusion_of_nothing_is_told() -> None:

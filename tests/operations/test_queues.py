@@ -317,3 +317,14 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
     front.run(["explain", "5"])  # what is only shown is shown of one, which is said
     assert "queue other, the newest one with a dispatcher" in capsys.readouterr().err
     other.close()
+
+
+def test_an_unknown_name_lists_at_most_ten_queues(
+    projects: Projects, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(10, 22):
+        projects.add("a", f"q{n}")
+    monkeypatch.chdir(projects.root / "a")
+    assert front.run(["status", "-q", "nosuch"]) == 2
+    listed = ", ".join(f"q{n}" for n in range(21, 11, -1))
+    assert f"known here: {listed} and 2 more (gpusched status)\n" in capsys.readouterr().err

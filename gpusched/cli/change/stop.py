@@ -6,13 +6,13 @@ import shlex
 
 import click
 
-from gpusched.cli.options import find_queue, queue_option
+from gpusched.cli.options import find_queue, queue_argument
 from gpusched.operations import change, queues
 from gpusched.views.changes import stop_lines
 
 
-@click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop --now -q commands")
-@queue_option
+@click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop commands --now")
+@queue_argument
 @click.option("--now", "at_once", is_flag=True, help="Stop the running jobs too; they are queued again.")
 def stop(queue: str | None, at_once: bool) -> None:
     """Ask a dispatcher to leave.

@@ -81,7 +81,8 @@ def esd(options: RunOptions, **values: Any) -> int:
             return _dry_run(experiment, todo, options)
         code = experiment.run(todo)
     write_report(experiment, time.time())
-    _print_results(experiment, code, options)
+    if todo.run or not options.quiet or options.as_json:
+        _print_results(experiment, code, options)
     return code
 
 

@@ -137,7 +137,7 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
         with_defaults(options.loaded, "shard"),
         force=force,
         retry_failed=options.retry_failed,
-        notify=say,
+        notify=(lambda text: None) if options.quiet else say,
     )
     with start.open_devices() as devices:
         planned = start.plan(devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import find_queue, print_json, print_page, queue_option
+from gpusched.cli.options import find_queue, print_json, print_page, queue_argument
 from gpusched.config.layers import working_directory
 from gpusched.operations import queues
 from gpusched.operations import status as operation
@@ -12,15 +12,15 @@ from gpusched.operations.queues import OpenQueue, QueueDir, open_queue
 from gpusched.views.values import QueueSummary
 
 
-@click.command(epilog="\b\nExamples:\n  gpusched status\n  gpusched status -q commands -v\n  gpusched status --json")
-@queue_option
+@click.command(epilog="\b\nExamples:\n  gpusched status\n  gpusched status commands -v\n  gpusched status --json")
+@queue_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with -v all jobs, else at most the newest 1,000.")
 @click.option("-v", "--verbose", is_flag=True, help="List every job.")
 def status(queue: str | None, as_json: bool, verbose: bool) -> None:
     """Show the queues and their jobs.
 
-    Without -q: all your queues on this host, those with a dispatcher first, then the newest; a single one is
-    shown in full. With -q or -v: one queue, its GPUs, what runs, what waits and why, what has failed.
+    Without QUEUE: all your queues on this host, those with a dispatcher first, then the newest; a single one is
+    shown in full. With QUEUE or -v: one queue, its GPUs, what runs, what waits and why, what has failed.
     """
     working_directory()
     known = queues.known_queues() if queue is None and not verbose else []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "  gpusched check -c 'python train.py --seed {seed}' -p seed=0..4",
 )
 @source_arguments
-@settings_options("gpus_per_job", "time_limit", "retries", "strip_gpu_env")
+@settings_options("gpus_per_job", "mem", "time_limit", "retries", "strip_gpu_env")
 @click.option("--force", is_flag=True, help="Show errors that run --force would allow as warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every finding; else the first few of each kind.")

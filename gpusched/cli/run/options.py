@@ -31,15 +31,33 @@ class RunOptions:
 def run_options(callback: F) -> F:
     """Give a command these options; the callback gets them as the argument `options`."""
 
+    @_queue_as_log_dir
     @settings_options(*RUN_SETTINGS)
     @click.option("--retry-failed", is_flag=True, help="Queue the failed jobs of this list again.")
     @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
     @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
     @click.option("-v", "--verbose", is_flag=True, help="Print every hint, and log more.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print only what asks for action, and the summary.")
+    @click.option("--quiet", is_flag=True, help="Print only what asks for action and what was done.")
     @functools.wraps(callback)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         options = RunOptions(**{field.name: kwargs.pop(field.name) for field in fields(RunOptions)})
         return callback(*args, options=options, **kwargs)
+
+    return cast(F, wrapper)
+
+
+def _queue_as_log_dir(callback: F) -> F:
+    """Give a command -q; the callback gets the directory that it means as the flag of the setting log_dir."""
+
+    @click.option("-q", "--queue", metavar="NAME", help="Call the queue NAME: --log-dir gpusched-runs/NAME.")
+    @functools.wraps(callback)
+    def wrapper(*args: Any, queue: str | None, log_dir: str | None, **kwargs: Any) -> Any:
+        if queue is not None:
+            from gpusched.operations.queues import new_queue_path
+
+            if log_dir is not None:
+                raise click.UsageError("Either -q NAME or --log-dir DIR, not both.")
+            log_dir = new_queue_path(queue)
+        return callback(*args, log_dir=log_dir, **kwargs)
 
     return cast(F, wrapper)

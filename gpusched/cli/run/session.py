@@ -55,6 +55,7 @@ def session(
         log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
         follow=follow,
+        quiet=options.quiet and not options.as_json,
     )
 
 

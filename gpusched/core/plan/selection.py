@@ -10,7 +10,8 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.model import Device
 
 # An entry in a list of GPUs: an index, a range, or a UUID or its beginning.
-GPU_ENTRY = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?|(?:GPU|MIG)-[A-Za-z0-9_/-]+", re.IGNORECASE)
+GPU_ENTRY = re.compile(r"[0-9]{1,5}(?:(?:-|\.\.)[0-9]{1,5})?|(?:GPU|MIG)-[A-Za-z0-9_/-]+", re.IGNORECASE)
+_RANGE = re.compile(r"^(\d+)\.\.(\d+)$")
 _INDEX = re.compile(r"\d{1,4}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _OPTION = "--gpu-list"
@@ -28,9 +29,11 @@ class Selection:
 def parse_gpu_list(text: str) -> tuple[str, ...]:
     """Return the entries of a list such as `0,1,4-7 GPU-8f3a`: indices, ranges, and UUIDs or their beginnings.
 
+    A range may be written 4..7, too.
+
     Raises ValueError, which says what would be right.
     """
-    entries = tuple(entry for entry in re.split(r"[,\s]+", text) if entry)
+    entries = tuple(_RANGE.sub(r"\1-\2", entry) for entry in re.split(r"[,\s]+", text) if entry)
     if not entries:
         raise ValueError(_FORMS)
     for entry in entries:

@@ -14,6 +14,7 @@ from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.store import job_table, submission
+from gpusched.operations.queues import open_store, parse_jobs
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
 
@@ -96,3 +97,9 @@ def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
     spec = JobSpec(b"sleep 9", b"sleep 9", 40, attributes=Attributes(name="wide"))
     submission.submit(sample.store, [spec], lambda _: Requirements(name="wide"), NOW, append=True)
     assert call(capsys, "cancel", "wide") == "job 10: cancelled\n"
+
+
+@pytest.mark.parametrize("words", [["4,5"], ["4-5"], ["4..5"], ["4,", "5"]])
+def test_jobs_are_named_by_ranges_and_commas(sample: Sample9, words: list[str]) -> None:
+    with open_store(sample.place) as store:
+        assert parse_jobs(words, store) == [4, 5]
