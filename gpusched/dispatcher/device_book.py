@@ -318,7 +318,7 @@ class DeviceBook:
             entry = self.entries.get(uuid)
             if (entry is not None and entry.claim is not None) or self._claims.has(uuid, fds):
                 continue
-            with suppress(GpuschedError):  # somebody has put something else in the place of its lock file
+            with suppress(GpuschedError, OSError):  # a bad lock file, or no descriptor: tried again at the next look
                 claim = self._claims.try_acquire(uuid, self._queue, now.at)
                 taken += claim.fds if claim is not None else []
         return taken

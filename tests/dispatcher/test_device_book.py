@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from types import SimpleNamespace
 from typing import Any
 
 from gpusched.core.model import Reading, Sample
@@ -53,3 +55,20 @@ def test_a_poll_that_is_never_answered_is_an_outage() -> None:
     source.bring(reading(SILENT_S + 1))
     assert take_in(book, SILENT_S + 1) == ""
     assert {entry.availability.state for entry in book.entries.values()} == {DeviceState.FREE}
+
+
+def test_claims_that_were_taken_are_not_lost_when_the_descriptors_run_out() -> None:
+    class ShortClaims:
+        def has(self, uuid: str, fds: Any) -> bool:
+            return False
+
+        def try_acquire(self, uuid: str, queue: str, now: float) -> Any:
+            if uuid == DEVICES[0].uuid:
+                return SimpleNamespace(fds=[7])
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    claims: Any = ShortClaims()
+    book = DeviceBook(Scripted(), claims, "/q", reading(0.0))
+    uuids = [device.uuid for device in DEVICES]
+    book.configure(uuids, Criteria(max_checks=1))
+    assert book.secure(uuids, [], Moment(0.0, 0.0)) == [7]

@@ -78,6 +78,7 @@ def test_a_dispatcher_that_fails_again_and_again_leaves_with_70(box: Box) -> Non
 
 def test_signals_are_heard_between_two_dispatchers(box: Box) -> None:
     running = start(box, "sleep 60", "sleep 60 #2", "true", pause="30")
+    wait_for(lambda: box.running() == 2)
     fail(box, 1)
     running.wait_until_said("begins anew")
     running.signal(signal.SIGHUP)
@@ -89,6 +90,7 @@ def test_signals_are_heard_between_two_dispatchers(box: Box) -> None:
 
 def test_a_wish_to_leave_outlives_the_dispatcher_that_heard_it(box: Box) -> None:
     running = start(box, "sleep 2", "sleep 2 #2", "true")
+    wait_for(lambda: box.running() == 2)
     running.signal(signal.SIGINT)
     running.wait_until_said("Ctrl-C: nothing new starts")
     fail(box, 1)

@@ -225,10 +225,14 @@ class Claims:
         return any(os.path.basename(_locked_path(fd)) == _lock_name(uuid) for fd in fds)
 
     def share(self, uuid: str, fds: Iterable[int]) -> HeldClaim | None:
-        """Return the claim of a device of which another holder has passed on descriptors; None if it has not."""
+        """Return the claim of a device of which another holder has passed on descriptors.
+
+        None if it has not, or this process lacks a descriptor.
+        """
         for fd in fds:
-            if self.has(uuid, [fd]):
-                return HeldClaim(self, uuid, _locked_path(fd), os.dup(fd))
+            with suppress(OSError):
+                if self.has(uuid, [fd]):
+                    return HeldClaim(self, uuid, _locked_path(fd), os.dup(fd))
         return None
 
     def _label(self, path: str, queue: str, now: float) -> None:
