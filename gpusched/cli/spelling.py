@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.quantities import format_duration, parse_duration
+from gpusched.common.quantities import format_duration, parse_duration, parse_size
 from gpusched.config.values import GPU_ENTRY
 
 QUIET = "-q names a queue; quiet is --quiet"
@@ -47,7 +48,8 @@ def meanings(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
         elif flag == "--time" and flag in flags:
             yield from _time_in_words(value)
         elif flag == "--mem" and flag in flags:
-            yield f"--mem {value} is memory of the GPU, on each GPU of a job, and not of the host"
+            with suppress(ValueError):  # refused where all settings are read
+                yield f"--mem {value} is {parse_size(value) >> 20} MiB on each GPU of a job, not memory of the host"
         elif flag == "--gpus" and flag in flags and value:
             _refuse_gpu_ids(value)
             number = "1 GPU" if value == "1" else f"{value} GPUs"
@@ -55,12 +57,10 @@ def meanings(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
 
 
 def _time_in_words(value: str) -> Iterator[str]:
-    try:
+    with suppress(ValueError):
         meaning = format_duration(parse_duration(value))
-    except ValueError:
-        return  # refused where all settings are read
-    if meaning != value:
-        yield f"--time {value} is {meaning}" + (": a bare number is seconds" if value.isdecimal() else "")
+        if meaning != value:
+            yield f"--time {value} is {meaning}" + (": a bare number is seconds" if value.isdecimal() else "")
 
 
 def check_queue_name(name: str) -> None:

@@ -88,8 +88,8 @@ def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched:
         return "is being stopped: TERM, and KILL after the grace time"
     attempt = read_attempt(queue_dir, job_id, job_table.get(store, job_id).attempts)
     if attempt.alive and reaper.terminate(attempt.fields):
-        return "is being stopped by its own shepherd, since no dispatcher works on this queue"
-    return "is no longer seen running; the next dispatcher notes it as cancelled or as ended"
+        return "is being stopped without a dispatcher, since none works on this queue"
+    return "is no longer seen running; the next dispatcher notes the cancellation or the end"
 
 
 # ---- requeue, hold and release ---------------------------------------------------------------------

@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from gpusched.views.words import count, ranges
 
+PLURALS = {"is": "are", "was": "were", "has": "have", "stays": "stay"}
+
 
 def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return a line for each text, with the jobs that it is about."""
-    return [f"{'job' if len(ids) == 1 else 'jobs'} {ranges(ids)}: {text}" for text, ids in jobs.items()]
+    """Return a line for each text, with the jobs that it is about. Its verb agrees with their number."""
+    lines = []
+    for text, ids in jobs.items():
+        verb, space, rest = text.partition(" ")
+        several = f"jobs {ranges(ids)}: {PLURALS.get(verb, verb)}{space}{rest}"
+        lines.append(several if len(ids) > 1 else f"job {ranges(ids)}: {text}")
+    return lines
 
 
 def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool) -> list[str]:

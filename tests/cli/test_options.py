@@ -225,7 +225,7 @@ def test_q_names_the_queue_of_a_start(name: str, path: str, capsys: Capture) -> 
         (["--time", "1-12:00:00"], "--time 1-12:00:00 is 1d12h"),
         (["--time", "2h"], ""),
         (["--time-limit", "90"], ""),
-        (["--mem", "18G"], "--mem 18G is memory of the GPU, on each GPU of a job, and not of the host"),
+        (["--mem", "18G"], "--mem 18G is 18432 MiB on each GPU of a job, not memory of the host"),
     ],
 )
 def test_options_of_slurm_say_what_they_mean_here(words: list[str], note: str, capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.store import job_table, submission
 from gpusched.operations.queues import open_store, parse_jobs
+from gpusched.views.changes import change_lines
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
 
@@ -84,7 +85,7 @@ def test_without_a_dispatcher_the_shepherd_stops_the_job(sample: Sample9, rung: 
     shepherd, life = live_attempt(sample, 3)
     try:
         out = call(capsys, "cancel", "3")
-        assert out == "job 3: is being stopped by its own shepherd, since no dispatcher works on this queue\n"
+        assert out == "job 3: is being stopped without a dispatcher, since none works on this queue\n"
         assert shepherd.wait(5) == -signal.SIGTERM
     finally:
         shepherd.kill()
@@ -103,3 +104,13 @@ def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
 def test_jobs_are_named_by_ranges_and_commas(sample: Sample9, words: list[str]) -> None:
     with open_store(sample.place) as store:
         assert parse_jobs(words, store) == [4, 5]
+
+
+def test_the_verb_agrees_with_the_number_of_jobs() -> None:
+    texts = {"is being stopped": [3, 4], "has failed before": [5, 7], "was cancelled before": [8], "held": [9, 10]}
+    assert change_lines(texts) == [
+        "jobs 3-4: are being stopped",
+        "jobs 5, 7: have failed before",
+        "job 8: was cancelled before",
+        "jobs 9-10: held",
+    ]
