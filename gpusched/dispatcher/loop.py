@@ -133,11 +133,11 @@ class Dispatcher:
             with self._trouble.noted(now):
                 if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):
                     self._head.forget()
-        if polled or self._attempts.due:
-            self._look_at_attempts(now, everywhere=polled)
-        self._read_devices(now, polled=polled)
+        frees_gpus = (polled or bool(self._attempts.due)) and self._look_at_attempts(now, everywhere=polled)
+        self._read_devices(now, polled=polled, frees_gpus=frees_gpus)
 
-    def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> None:
+    def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
+        """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""
         grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
         ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
@@ -150,8 +150,9 @@ class Dispatcher:
         for attempt in ended:
             self._devices.settle(attempt.devices, now, occupied)
         self._watchdog.check_leftovers()
+        return any(attempt.devices for attempt in ended)
 
-    def _read_devices(self, now: Moment, *, polled: bool) -> None:
+    def _read_devices(self, now: Moment, *, polled: bool, frees_gpus: bool) -> None:
         if polled:
             with self._trouble.noted(now):
                 for uuid, claims in self._devices.verify_claims(now).items():
@@ -163,7 +164,7 @@ class Dispatcher:
         for reading in complete:
             self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
         self._watchdog.review_devices(self._devices, now)
-        if complete or (polled and self._devices.error):
+        if complete or frees_gpus or (polled and self._devices.error):
             with self._trouble.noted(now):
                 self._reporter.publish(self._board(now))
         self._reporter.report_devices()

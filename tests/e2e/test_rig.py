@@ -451,6 +451,26 @@ def test_an_outage_that_begins_between_two_polls(pair: Rigged) -> None:
     assert running.wait().code == 130
 
 
+def test_a_job_that_ends_after_a_failure_of_the_driver_leaves_its_gpu(pair: Rigged) -> None:
+    lines = ["echo ready; until test -e go; do sleep 0.05; done", "echo ready; sleep 60"]
+    running = pair.start("run", pair.write(*lines), GPUSCHED_POLL_INTERVAL="2")
+    wait_for(lambda: [row.said() for row in pair.jobs()[:2]] == ["ready\n"] * 2)
+    wait_for(lambda: all(job in pair.gpusched("status", "-q", "list").out for job in ("  job 1", "  job 2")))
+    pair.machine.set("system", "init=nodriver")
+    for pid in pair.processes():
+        if "gpusched.host.gpus.nvml" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+    running.wait_until_said("nothing new starts on a GPU")
+    (pair.work / "go").touch()
+    wait_for(lambda: pair.states() == ["succeeded", "running"])
+    shown = pair.gpusched("status", "-q", "list").out
+    assert "  job 1" not in shown and "  job 2" in shown and "1 running" in shown
+    running.signal(signal.SIGINT)
+    running.wait_until_said("Ctrl-C")
+    running.signal(signal.SIGINT)
+    assert running.wait().code == 130
+
+
 def test_ctrl_c_while_the_driver_hangs(pair: Rigged) -> None:
     running = _hangs(pair)
     running.wait_until_said("nothing new starts on a GPU")
