@@ -11,13 +11,13 @@ from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView, Sample
-from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.board import BoardDevice
 from gpusched.views.words import about, count, job_text, mib, rate, shorten, tag_text
 
 # ---- devices ---------------------------------------------------------------------------------------
 
-_SAID = {"free", "lost", "not read yet", "runs a job of this queue"}  # reasons that the word for the state says
+_SAID = {"free", "lost", "not read yet", RUNS_OURS}  # reasons that the word for the state says
 _SETTLING_WHY = "waiting for the memory of our last job: "
 
 

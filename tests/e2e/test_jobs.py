@@ -390,7 +390,7 @@ def test_no_more_jobs_on_a_gpu_than_allowed(box: Box) -> None:
     wait_for(lambda: len(ran(box)) == 4)
     time.sleep(0.3)
     assert [row.indices for row in box.jobs()[:4]] == [[0], [0], [1], [1]]
-    why = "waits for a GPU with 1024 MiB (GPU 0: 2 jobs share it (--max-jobs-per-gpu); GPU 1: 2 jobs share it"
+    why = "waits for a GPU with 1024 MiB (GPU 0, GPU 1: 2 jobs share it (--max-jobs-per-gpu)"
     assert why in box.gpusched("explain", "5").out
     (box.work / "go").touch()
     assert running.wait().code == 0
