@@ -180,7 +180,7 @@ _NOT_SAFE = re.compile(r"[^A-Za-z0-9.=+]+")
 
 
 def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
-    """Return a readable part for the name of a log file: ASCII, no separators, no secrets. It is not unique."""
+    """Return a readable part for the name of a log file, of a command: ASCII, no separators, no secrets; not unique."""
     words = mask_secrets(command[:4096].decode("utf-8", "replace")).split()
     while len(words) > 1 and _PREFIX.fullmatch(words[0]):
         del words[0]

@@ -28,6 +28,11 @@ def shown_line(command: bytes) -> str:
     return re.sub(r"\n\s*", "; ", re.sub(r"[ \t]*\\\n\s*", " ", text.strip()))
 
 
+def job_title(job: JobRow) -> str:
+    """Return a job as a sentence calls it: job 3 (prepare)."""
+    return f"job {job.id} ({job.name})" if job.name else f"job {job.id}"
+
+
 def parse_progress(text: str | bytes) -> dict[str, Any]:
     """Return the valid fields of a job's progress file; empty if it is no JSON object."""
     try:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpusched.core.documents import shown_line
+from gpusched.core.documents import job_title, shown_line
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
@@ -99,7 +99,7 @@ class Actor:
     def adopt(self, now: Moment) -> None:
         """Take over the attempts that an earlier dispatcher left open."""
         for attempt in self._attempts.adopt(attempt_table.running(self._store), now):
-            text = f"job {attempt.job.id} was left by an earlier dispatcher: taken over"
+            text = f"{job_title(attempt.job)} was left by an earlier dispatcher: taken over"
             self._reporter.report("started", text, attempt.job.id)
 
     # ---- closing and starting ----
@@ -220,7 +220,7 @@ class Actor:
         again = state is JobState.QUEUED
         seconds = attempt.ended_at(now.at) - attempt.row.started_at
         ending = "will be tried again" if again else state.value
-        text = f"job {attempt.job.id} {ending}: {describe(replace(outcome, note=''))}, after {seconds:.1f} s"
+        text = f"{job_title(attempt.job)} {ending}: {describe(replace(outcome, note=''))}, after {seconds:.1f} s"
         if note := without_repetition(outcome).note:
             text += f": {note}"
         if again and close.mem_bytes:
@@ -254,7 +254,7 @@ class Actor:
         self.step("handed over")
         where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
         job = attempt.job
-        self._reporter.report("started", f"job {job.id} on {where}: {shown_line(job.command)}", job.id)
+        self._reporter.report("started", f"job {job.id} on {where}: {job.name or shown_line(job.command)}", job.id)
 
 
 def _of(kind: type[A], plan: Plan) -> list[A]:

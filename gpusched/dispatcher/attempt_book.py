@@ -32,7 +32,7 @@ DEVICE_CHECK_S = 1.0  # a failure waits so long for a reading of its devices, wh
 
 def log_paths(job: JobRow, number: int, split: bool) -> tuple[str, str]:
     """Return the log of an attempt, and that of its stderr if the streams are split; relative to the queue."""
-    stem = f"{LOGS}/{job.id:04d}.{number}-{log_stem(job.command)}"
+    stem = f"{LOGS}/{job.id:04d}.{number}-{log_stem(job.name.replace('/', '-').encode() or job.command)}"
     return (f"{stem}.out.log", f"{stem}.err.log") if split else (f"{stem}.log", "")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
-from gpusched.core.plan.availability import Availability, Criteria, DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, HeldClaim
@@ -259,9 +259,7 @@ class DeviceBook:
         """Note that an attempt begins on these devices: they run from now on, whatever the last sample said."""
         for uuid in uuids:
             entry = self.entries[uuid]
-            entry.availability = replace(
-                entry.availability, state=DeviceState.RUNNING, why="runs a job of this queue", since=now.at
-            )
+            entry.availability = replace(entry.availability, state=DeviceState.RUNNING, why=RUNS_OURS, since=now.at)
 
     def is_lost(self, uuid: str) -> bool:
         entry = self.entries.get(uuid)

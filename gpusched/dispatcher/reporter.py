@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from gpusched.core.documents import job_title
 from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
@@ -83,13 +84,14 @@ class Reporter:
 
     def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
         """Report that a job was stopped for one that it depends on."""
+        title = job_title(job_table.get(self._store, job_id))
         if cause == CAUSE_NOT_NEEDED:
-            self.report("ended", f"job {job_id} is not needed: the failure that it was for did not come", job_id)
+            self.report("ended", f"{title} is not needed: the failure that it was for did not come", job_id)
             return
         bad = dependency_table.failed_upstream(self._store, job_id)
         has = "has" if bad and bad.state is JobState.FAILED else "is"
-        why = f"job {bad.id}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
-        self.report("ended", f"job {job_id} is {state.value}: {why}", job_id)
+        why = f"{job_title(bad)}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
+        self.report("ended", f"{title} is {state.value}: {why}", job_id)
 
     def report_devices(self) -> None:
         """Report once that a device, or the whole source, is lost or back."""

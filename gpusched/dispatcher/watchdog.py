@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched.config.settings import Settings
+from gpusched.core.documents import job_title
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
 from gpusched.core.model import MIB, JobState, Reading
 from gpusched.core.plan import quarantine
@@ -88,7 +89,7 @@ class Watchdog:
                 kept = "its GPU is kept for them" if attempt.devices else "they still count"
                 text = f"its command has ended, but not what it left running: {left}"
                 hint = "--leftovers stop ends them"
-                self._reporter.report("warning", f"job {attempt.job.id}: {text}; {kept} ({hint})")
+                self._reporter.report("warning", f"{job_title(attempt.job)}: {text}; {kept} ({hint})")
 
     def review_devices(self, devices: DeviceBook, now: Moment) -> None:
         """Bar the devices on which no job should start now; report which come into quarantine or out of it."""
@@ -143,4 +144,4 @@ class Watchdog:
         return n > 0
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:
-        self._reporter.report("warning", f"job {attempt.job.id} {text}", attempt.job.id)
+        self._reporter.report("warning", f"{job_title(attempt.job)} {text}", attempt.job.id)

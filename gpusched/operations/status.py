@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
@@ -151,7 +151,10 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     with open_queue(queue_dir) as queue:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
-        waiting = list(islice(job_table.jobs(store, [JobState.QUEUED, JobState.HELD]), SHOWN_JOBS))
+        in_order = chain(
+            job_table.jobs(store, [JobState.QUEUED], by_start=True), job_table.jobs(store, [JobState.HELD])
+        )
+        waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
         failed = islice(job_table.jobs(store, [JobState.FAILED]), READ_FAILURES)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))

@@ -38,7 +38,7 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
         how = clean(describe(replace(outcome, note=""))) if outcome else job.cause or "failed"
         reason = clean(without_repetition(outcome).note) if outcome else ""
         cause = outcome.cause if outcome else job.cause
-        key = (how, cause or reason) if cause or reason else job.id
+        key = (how, reason) if cause or reason else job.id
         group = groups.get(key) or FailureGroup(job, last, how, reason, ())
         groups[key] = replace(group, ids=(*group.ids, job.id))
     return list(groups.values())

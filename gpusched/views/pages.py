@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
+from gpusched.core.documents import job_title
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
@@ -13,10 +14,22 @@ from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.views.failures import group_failures
-from gpusched.views.report import DeviceLine, RunningLine, places
+from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
-from gpusched.views.words import clock, command_text, count, fit, mib, moment, short_path
+from gpusched.views.words import (
+    clock,
+    command_text,
+    count,
+    fit,
+    job_text,
+    mib,
+    moment,
+    priority,
+    short_path,
+    shorten,
+    tag_text,
+)
 
 SHOWN_JOBS = 10  # of each group, without -v
 HOW_WIDTH = 50  # characters, in a line of all jobs
@@ -111,15 +124,20 @@ def job_texts(job: RunningLine, bar_width: int = 0) -> list[Cell]:
 
 def _running(running: Sequence[RunningLine]) -> list[Line]:
     rows: list[Row] = [
-        [str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), job_texts(job)] for job in running
+        [str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), job.tags, job_texts(job)]
+        for job in shorten_commands(running)
     ]
-    return grid(["RUNNING", "LINE", "GPU", "TIME", "COMMAND"], rows, right="RUNNING LINE TIME")
+    return grid(["RUNNING", "LINE", "GPU", "TIME", "TAGS", "COMMAND"], rows, right="RUNNING LINE TIME")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
     """Return the waiting jobs in the order of their start, with one heading for neighbours of the same reason."""
-    rows: list[Row] = [[str(job.id), str(job.line), command_text(job.command)] for job in waiting]
-    table = grid(["WAITING", "LINE", "COMMAND"], rows, right="WAITING LINE")
+    texts = shorten([job_text(job) for job in waiting])
+    rows: list[Row] = [
+        [str(job.id), str(job.line), priority(job), tag_text(job), text]
+        for job, text in zip(waiting, texts, strict=True)
+    ]
+    table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
     lines = table[:1]
     before = ""
     for job, row in zip(waiting, table[1:], strict=True):
@@ -134,10 +152,12 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
 
 def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Line]:
     groups = group_failures(failed)[:SHOWN_JOBS]
+    texts = shorten([job_text(group.job) for group in groups])
     rows: list[Row] = [
-        [str(group.job.id), str(group.job.line), group.how, command_text(group.job.command)] for group in groups
+        [str(group.job.id), str(group.job.line), group.how, tag_text(group.job), text]
+        for group, text in zip(groups, texts, strict=True)
     ]
-    table = grid(["FAILED", "LINE", "HOW", "COMMAND"], rows, right="FAILED LINE")
+    table = grid(["FAILED", "LINE", "HOW", "TAGS", "COMMAND"], rows, right="FAILED LINE")
     lines = table[:1]
     for row, group in zip(table[1:], groups, strict=True):
         last = group.last
@@ -164,10 +184,11 @@ _UNTRIED = {  # cause -> why a job was not tried
 }
 
 
-def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
+def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
     """Return the table of all jobs, one line each."""
     rows: list[Row] = []
-    for job, last in jobs:
+    texts = shorten([job_text(job) for job, _ in jobs])
+    for (job, last), text in zip(jobs, texts, strict=True):
         spent = where = how = ""
         if last is not None and job.state is not JobState.QUEUED:
             spent = clock((last.ended_at or now) - last.started_at)
@@ -178,9 +199,9 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
         how = _UNTRIED.get(job.cause, how)
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
-        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, command_text(job.command)])
-    columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "COMMAND"]
-    return grid(columns, rows, right="JOB LINE ATTEMPTS TIME")
+        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])
+    columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
+    return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
 
 
 # ---- explain ---------------------------------------------------------------------------------------
@@ -189,7 +210,11 @@ def job_table(jobs: Iterable[JobWithLast], now: float) -> list[Line]:
 def job_page(report: JobReport) -> list[Line]:
     """Return the page of one job with its attempts."""
     scene, job, attempts = report.scene, report.job, report.attempts
-    head = line((f"job {job.id}", HEAD), f", line {job.line}: ", (job.state.value, STATES[job.state.value]))
+    tags = f", tags {tag_text(job)}" if job.tags else ""
+    prio = f", priority {job.prio}" if job.prio else ""
+    head = line(
+        (clean(job_title(job)), HEAD), f", line {job.line}{tags}{prio}: ", (job.state.value, STATES[job.state.value])
+    )
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView, Sample
-from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.board import BoardDevice
-from gpusched.views.words import about, command_text, count, mib, rate
+from gpusched.views.words import about, count, job_text, mib, rate, shorten, tag_text
 
 # ---- devices ---------------------------------------------------------------------------------------
 
-_SAID = {"free", "lost", "not read yet", "runs a job of this queue"}  # reasons that the word for the state says
+_SAID = {"free", "lost", "not read yet", RUNS_OURS}  # reasons that the word for the state says
 _SETTLING_WHY = "waiting for the memory of our last job: "
 
 
@@ -127,7 +127,8 @@ class RunningLine:
     line: int
     where: str
     elapsed_s: float
-    command: str
+    command: str  # or its name
+    tags: str
     fraction: float | None
     progress: str
     tail: str  # the last line of its log
@@ -146,12 +147,19 @@ def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
         line=job.line,
         where=places(attempt.devices),
         elapsed_s=max(0.0, now - attempt.started_at),
-        command=command_text(job.command),
+        command=job_text(job),
+        tags=tag_text(job),
         fraction=_fraction(report),
         progress=_progress_text(report),
         tail=tail,
         mark=mark,
     )
+
+
+def shorten_commands(running: Sequence[RunningLine]) -> list[RunningLine]:
+    """Shorten what the commands of one list share."""
+    texts = shorten([job.command for job in running])
+    return [replace(job, command=text) for job, text in zip(running, texts, strict=True)]
 
 
 def leftover_text(names: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpusched.common.errors import EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
+from gpusched.common.text import clean
+from gpusched.core.documents import job_title
 from gpusched.views import tables
 from gpusched.views.failures import FailureGroup, group_failures
 from gpusched.views.group_summary import group_rows
@@ -44,7 +46,7 @@ def _failed_lines(scene: Scene, group: FailureGroup) -> list[Line]:
     one = len(group.ids) == 1
     lines = [
         tables.line(
-            "  ", (f"job {job.id}" if one else "", style), f", line {job.line}: " if one else "", group.sentence
+            "  ", (clean(job_title(job)) if one else "", style), f", line {job.line}: " if one else "", group.sentence
         ),
         *tables.grid([""], [[command_text(job.command)]], indent=6),
     ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from gpusched.common.text import clean
 from gpusched.core.documents import shown_line
-from gpusched.core.model import MIB
+from gpusched.core.model import MIB, JobRow
+
+WORTH_CUTTING = 12  # characters
 
 
 def clock(seconds: float) -> str:
@@ -73,6 +76,55 @@ def short_path(path: str, cwd: str) -> str:
 def command_text(command: bytes) -> str:
     """Return a command on one line: secrets masked, runs of blanks joined, control characters visible."""
     return re.sub("  +", " ", clean(shown_line(command)))
+
+
+def job_text(job: JobRow) -> str:
+    """Return a job on one line: its name, or its command."""
+    return clean(job.name) or command_text(job.command)
+
+
+def tag_text(job: JobRow) -> str:
+    return clean(",".join(job.tags))
+
+
+def priority(job: JobRow) -> str:
+    return str(job.prio) if job.prio else ""
+
+
+def shorten(texts: Sequence[str]) -> list[str]:
+    """Shorten what all commands of a list begin and end with, down to the program; a text of one word is a name."""
+    lists = [text.split(" ") for text in texts]
+    commands = [words for words in lists if len(words) > 1]
+    if len(commands) < 2:
+        return list(texts)
+    room = min(map(len, commands)) - 1
+    begin = _count_shared(commands, room)
+    end = _count_shared([words[::-1] for words in commands], room - begin)
+    left_out, program = _short_beginning(commands[0][:begin])
+    is_long = len(" ".join(commands[0][len(commands[0]) - end :])) > WORTH_CUTTING
+    end, tail = (end, ["…"]) if is_long else (0, [])
+    return [
+        text if len(words) < 2 else " ".join([*program, *words[left_out : len(words) - end], *tail])
+        for text, words in zip(texts, lists, strict=True)
+    ]
+
+
+def _count_shared(lists: Sequence[Sequence[str]], limit: int) -> int:
+    """Return how many words all lists begin with, up to `limit`."""
+    return next((n for n in range(limit) if len({words[n] for words in lists}) > 1), limit)
+
+
+def _short_beginning(shared: Sequence[str]) -> tuple[int, list[str]]:
+    """Return how many of these first words to leave out, and what stands for them: the end of the program's name."""
+    number = len(shared)
+    while number and shared[number - 1].startswith("-"):  # the option of what differs
+        number -= 1
+    place, program = 0, "".join(shared[:1]).rpartition("/")[2]
+    for place_of_word, (before, word) in enumerate(pairwise(("", *shared[:number]))):
+        if before == "-m" or word.endswith((".py", ".sh")):
+            place, program = place_of_word, re.split("[/.]" if before == "-m" else "/", word)[-1]
+    texts = [f"…{program}", "…"][: 1 if number == place + 1 else 2]
+    return (number, texts) if len(" ".join(shared[:number])) - len(program) > WORTH_CUTTING else (0, [])
 
 
 def fit(text: str, width: int) -> str:

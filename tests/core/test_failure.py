@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gpusched.core.jobs.failure import REASON_LENGTH, find_reason
+from gpusched.core.jobs.failure import REASON_LENGTH, find_reason, without_repetition
 from gpusched.core.model import Outcome, OutcomeKind
 
 EXIT_1 = Outcome(OutcomeKind.EXITED, exit_code=1)
@@ -156,3 +158,10 @@ def test_a_long_reason_is_cut_and_made_fit_to_show() -> None:
 def test_what_ended_a_job_from_outside_is_not_in_its_log(outcome: Outcome) -> None:
     assert find_reason(outcome, PLAIN) == ""
     assert find_reason(Outcome(OutcomeKind.SIGNALLED, signal=6), PLAIN) == "ValueError: loss is nan"
+
+
+def test_the_line_of_a_log_is_not_shown_beside_a_cause_that_says_the_same() -> None:
+    oom = Outcome(OutcomeKind.EXITED, exit_code=1, cause="gpu_oom", note="torch.OutOfMemoryError: CUDA out of memory.")
+    assert without_repetition(oom).note == ""
+    for other in (replace(oom, note="would need 9 MiB more"), replace(EXIT_1, note="MemoryError"), EXIT_1):
+        assert without_repetition(other) == other

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Outcome, OutcomeKind
-from gpusched.core.plan.availability import Availability, Criteria, DeviceState, fold
+from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, fold
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import (
     Action,
@@ -33,7 +33,11 @@ from tests.support.traces import read_trace
 
 FREE, CHECKING, BUSY, RUNNING = DeviceState.FREE, DeviceState.CHECKING, DeviceState.BUSY, DeviceState.RUNNING
 SETTLING, LOST, SET_ASIDE = DeviceState.SETTLING, DeviceState.LOST, DeviceState.SET_ASIDE
-WORDS = {BUSY: "20000 MiB in use by bo's python (pid 5), threshold 500 MiB", CHECKING: "free at 2 of 3 checks"}
+WORDS = {
+    RUNNING: RUNS_OURS,
+    BUSY: "20000 MiB in use by bo's python (pid 5), threshold 500 MiB",
+    CHECKING: "free at 2 of 3 checks",
+}
 
 
 def view(n: int, state: DeviceState = FREE, **more: Any) -> DeviceView:
@@ -155,10 +159,18 @@ def test_a_device_that_a_job_before_gets_is_named() -> None:
     assert why(found, 2) == ("devices", f"waits for a GPU (GPU 0: goes to a job before this one; GPU 1: {WORDS[BUSY]})")
 
 
-def test_a_reason_names_at_most_eight_devices() -> None:
-    text = why(plan([view(n, BUSY) for n in range(64)], jobs(1)))[1]
-    assert text.count("threshold") == 8
+def test_a_reason_names_at_most_eight_hurdles() -> None:
+    devices = [view(n, BUSY) for n in range(64)]
+    different = [replace(d, availability=replace(d.availability, why=f"hurdle {n}")) for n, d in enumerate(devices)]
+    text = why(plan(different, jobs(1)))[1]
+    assert text.count("hurdle") == 8
     assert text.endswith("; 56 more)")
+
+
+def test_devices_with_one_hurdle_are_named_together() -> None:
+    text = why(plan([view(n, RUNNING) for n in range(5)] + [view(n, BUSY) for n in range(5, 7)], jobs(1)))[1]
+    assert text == f"waits for a GPU (5 GPUs run your jobs; GPU 5, GPU 6: {WORDS[BUSY]})"
+    assert why(plan([view(n, BUSY) for n in range(4)], jobs(1)))[1] == f"waits for a GPU (4 GPUs: {WORDS[BUSY]})"
 
 
 # ---- what is not needed ----------------------------------------------------------------------------

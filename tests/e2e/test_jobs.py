@@ -54,6 +54,19 @@ def cost_nothing(box: Box) -> None:
     assert not box.claims.exists()
 
 
+# ---- names -----------------------------------------------------------------------------------------
+
+
+def test_a_job_is_called_by_its_name(box: Box) -> None:
+    ended = box.run("[name=lr/one] echo 1", "[name=lr/two tag=lr] echo 2; exit 3", options="--max-gpus 1")
+    assert " job 1 on GPU 0: lr/one\n" in ended.out and " job 1 (lr/one) succeeded: exit 0" in ended.out
+    assert " job 2 (lr/two) failed: exit 3" in ended.out
+    assert "  job 2 (lr/two), line 2: exit 3\n      echo 2; exit 3\n" in ended.out
+    assert [row.last.log for row in box.jobs()] == ["logs/0001.1-lr_one.log", "logs/0002.1-lr_two.log"]
+    metrics = json.loads((box.queue() / "gpu_metrics.json").read_text())
+    assert {(job["name"], *job["tags"]) for job in metrics["jobs"]} == {("lr/one",), ("lr/two", "lr")}
+
+
 # ---- dependencies ----------------------------------------------------------------------------------
 
 
@@ -96,7 +109,7 @@ def test_what_failed_stops_those_that_need_it_and_frees_them_when_it_is_queued_a
         **dict.fromkeys((4, 5, 6, 7), ("succeeded", "")),
         8: ("cancelled", "not_needed"),
     }
-    assert "job 2 is cancelled: job 1, which it waits for, " in ended.out
+    assert "job 2 (b) is cancelled: job 1 (a), which it waits for, " in ended.out
     assert "job 8 is not needed" in ended.out
     assert "it is cancelled: it waits after job 1 (a, " in box.gpusched("explain", "2").out
     assert "it was not needed" in box.gpusched("explain", "8").out
@@ -390,7 +403,7 @@ def test_no_more_jobs_on_a_gpu_than_allowed(box: Box) -> None:
     wait_for(lambda: len(ran(box)) == 4)
     time.sleep(0.3)
     assert [row.indices for row in box.jobs()[:4]] == [[0], [0], [1], [1]]
-    why = "waits for a GPU with 1024 MiB (GPU 0: 2 jobs share it (--max-jobs-per-gpu); GPU 1: 2 jobs share it"
+    why = "waits for a GPU with 1024 MiB (GPU 0, GPU 1: 2 jobs share it (--max-jobs-per-gpu)"
     assert why in box.gpusched("explain", "5").out
     (box.work / "go").touch()
     assert running.wait().code == 0

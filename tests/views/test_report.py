@@ -54,6 +54,39 @@ def test_a_command_is_one_masked_line() -> None:
     assert words.command_text(b"cd a\n\n  b \\\n    --x\nc\n") == "cd a; b --x; c"
 
 
+ESD = "/v/bin/python -m gpusched.commands.esd --model {} --output /results --device cuda"
+
+
+@pytest.mark.parametrize(
+    ("texts", "shortened"),
+    [
+        (
+            [ESD.format("tiny/one"), ESD.format("tiny/two"), "merge"],
+            ["…esd --model tiny/one …", "…esd --model tiny/two …", "merge"],
+        ),
+        (["python /home/ann/train.py 1", "python /home/ann/train.py 2"], ["…train.py 1", "…train.py 2"]),
+        (["sh /home/ann/t.sh -a 1 --lr 1", "sh /home/ann/t.sh -a 1 --lr 2"], ["…t.sh … --lr 1", "…t.sh … --lr 2"]),
+        (["/opt/tools/solve big.dat 1 --x", "/opt/tools/solve big.dat 2 --x"], ["…solve … 1 --x", "…solve … 2 --x"]),
+        # not worth it, or nothing to compare with
+        (["python a.py --lr 1", "python a.py --lr 2"], ["python a.py --lr 1", "python a.py --lr 2"]),
+        ([ESD, "name"], [ESD, "name"]),
+        (["a b c", "a b c"], ["a b c", "a b c"]),
+        ([], []),
+    ],
+)
+def test_what_all_rows_share_is_shortened(texts: list[str], shortened: list[str]) -> None:
+    assert words.shorten(texts) == shortened
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.sampled_from(("python", "-m", "/a/long/path/to.py", "--lr", "1", "2")), min_size=1)))
+def test_commands_that_differ_still_differ_when_they_are_shortened(lists: list[list[str]]) -> None:
+    texts = [" ".join(each) for each in lists]
+    shortened = words.shorten(texts)
+    assert len(set(shortened)) == len(set(texts))
+    assert all(len(short) <= len(text) for short, text in zip(shortened, texts, strict=True))
+
+
 @pytest.mark.parametrize(
     ("path", "cwd", "short"),
     [("/a/b/c", "/a", "b/c"), ("/a/b", "/a/b", "/a/b"), ("/ab/c", "/a", "/ab/c"), ("/a", "/", "/a")],

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpusched.common.text import one_line, without_escapes
+from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Outcome, OutcomeKind
 
 REASON_LENGTH = 160
 _SIGNALS_FROM_OUTSIDE = (1, 2, 9, 15)  # HUP, INT, KILL, TERM: what stands in the log is not why
 
-_CAUSES_FROM_LOGS = ("gpu_oom", "host_oom", "gpu_busy", "gpu_lost")
 _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:\s*)?[\s|+]*")  # of torchrun, and of a group of exceptions
 _IGNORED = re.compile(r"\bException ignored in\b")  # by Python, while it ends
@@ -65,7 +65,8 @@ def find_reason(outcome: Outcome, log_tail: str) -> str:
 
 def without_repetition(outcome: Outcome) -> Outcome:
     """Return an outcome without the line of the log that says at length what its cause says."""
-    return replace(outcome, note="") if outcome.cause in _CAUSES_FROM_LOGS else outcome
+    is_repetition = outcome.cause and classify(outcome.exit_code, outcome.signal, outcome.note) == outcome.cause
+    return replace(outcome, note="") if is_repetition else outcome
 
 
 def _error_lines(log_tail: str) -> Iterator[str]:

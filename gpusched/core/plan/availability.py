@@ -26,6 +26,7 @@ class DeviceState(str, Enum):
     SET_ASIDE = "set_aside"
 
 
+RUNS_OURS = "runs a job of this queue"  # why a device is in the state RUNNING
 OPEN_STATES = (DeviceState.FREE, DeviceState.CHECKING)
 
 
@@ -204,7 +205,7 @@ def _count_free_poll(
     """Decide for a device that is free of others at this sample."""
     count = min(before.count + polled, max_checks)
     if occupied:
-        return replace(after, state=DeviceState.RUNNING, why="runs a job of this queue", count=count)
+        return replace(after, state=DeviceState.RUNNING, why=RUNS_OURS, count=count)
     if count >= max_checks:
         return replace(after, state=DeviceState.FREE, why="free", count=count)
     return replace(after, state=DeviceState.CHECKING, why=f"free at {count} of {max_checks} checks", count=count)

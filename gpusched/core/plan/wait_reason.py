@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gpusched.core.model import MIB, JobRow
-from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapshot
 
-_SHOWN_DEVICES = 8
+_SHOWN_LABELS = 3
+_SHOWN_NOTES = 8  # each of the devices with the same hurdle
 
 
 def want(job: JobRow) -> str:
@@ -30,13 +31,22 @@ def limit_reached(job: JobRow, busy: int, limits: Limits) -> str:
 
 def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
     """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
-    devices = snapshot.devices
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
-    notes = [f"{d.label}: {_hurdle(d, job, occupancy, snapshot.limits)}" for d in devices[:_SHOWN_DEVICES]]
-    if len(devices) > _SHOWN_DEVICES:
-        notes.append(f"{len(devices) - _SHOWN_DEVICES} more")
+    labels: dict[str, list[str]] = {}
+    for device in snapshot.devices:
+        labels.setdefault(_hurdle(device, job, occupancy, snapshot.limits), []).append(device.label)
+    notes = [_note(hurdle, each) for hurdle, each in labels.items()]
+    if len(notes) > _SHOWN_NOTES:
+        notes[_SHOWN_NOTES:] = [f"{sum(map(len, list(labels.values())[_SHOWN_NOTES:]))} more"]
     have = f", has {fitting}" if job.gpus > 1 else ""
     return f"waits for {want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
+
+
+def _note(hurdle: str, labels: list[str]) -> str:
+    """Return what keeps a job from these devices."""
+    if len(labels) > 1 and hurdle == RUNS_OURS:
+        return f"{len(labels)} GPUs run your jobs"
+    return f"{', '.join(labels) if len(labels) <= _SHOWN_LABELS else f'{len(labels)} GPUs'}: {hurdle}"
 
 
 def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:

@@ -35,7 +35,7 @@ def jobs(
     start.
     """
     where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
-    order = "ORDER BY prio DESC, position" if by_start else "ORDER BY position, id"
+    order = "ORDER BY blocked, prio DESC, position" if by_start else "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
         order = f"ORDER BY {touched}, position LIMIT {newest:d}"

@@ -14,7 +14,7 @@ from gpusched.core.jobs.progress import ItemGroup, slowest_left_s
 from gpusched.core.model import AttemptRow, Event
 from gpusched.core.plan.board import Frame
 from gpusched.views.lines import IMPORTANT, event_lines
-from gpusched.views.report import GroupLine, group_line, running_line
+from gpusched.views.report import GroupLine, group_line, running_line, shorten_commands
 from gpusched.views.tables import Line, line
 from gpusched.views.terminal.area import Area
 from gpusched.views.terminal.layout import Picture, lay_out
@@ -72,7 +72,9 @@ class LiveView:
         return Picture(
             name=os.path.basename(self._queue),
             frame=frame,
-            running=[running_line(view, frame.at, self._read_tail(view.attempt)) for view in frame.running],
+            running=shorten_commands(
+                [running_line(view, frame.at, self._read_tail(view.attempt)) for view in frame.running]
+            ),
             groups=[self._grouped(group, frame) for group in frame.groups],
         )
 
@@ -88,4 +90,4 @@ def _is_important(event: Event) -> bool:
     """Return True for events that need an action, and for failed attempts."""
     if event.kind in IMPORTANT or event.kind == "retried":
         return True
-    return event.kind == "ended" and not event.text.startswith(f"job {event.job_id} succeeded")
+    return event.kind == "ended" and " succeeded: " not in event.text

@@ -31,6 +31,31 @@ def test_status_without_a_dispatcher_says_how_to_go_on(sample: Sample9, capsys: 
     golden("status-at-rest", shown(capsys, "status", "-q", "commands"), home=sample.home)
 
 
+def test_names_tags_and_priority_in_the_order_of_the_start(dispatched: Sample9, capsys: Capture) -> None:
+    lines = {
+        b"python -m gpusched.commands.esd --model tiny/one --out /results": Requirements(),
+        b"python -m gpusched.commands.esd --model tiny/two --out /results": Requirements(prio=5, tags=("b", "c")),
+        b"python plot.py": Requirements(name="plot-all", tags=("b",)),
+    }
+    specs = [JobSpec(text, text, line) for line, text in enumerate(lines)]
+    submission.submit(dispatched.store, specs, lambda spec: lines[spec.command], NOW, append=True)
+    out = shown(capsys, "status")
+    waiting = out[out.index("WAITING") : out.index("FAILED")].splitlines()
+    words = [text.split() for text in waiting if text.split()[:1] and text.split()[0].isdigit()]
+    assert [row[0] for row in words] == ["11", "5", "6", "7", "10", "12"]
+    assert words[0] == [
+        "11",
+        "1",
+        "5",
+        "b,c",
+        *["python", "-m", "gpusched.commands.esd", "--model", "tiny/two", "--out", "/results"],
+    ]
+    assert words[-1] == ["12", "2", "b", "plot-all"]
+    assert any(row.split()[-2:] == ["b", "plot-all"] for row in shown(capsys, "status", "-v").splitlines())
+    page = shown(capsys, "explain", "plot-all")
+    assert page.startswith("job 12 (plot-all), line 2, tags b: queued\n  python plot.py\n")
+
+
 def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Capture) -> None:
     other = Sample9(dispatched.home, "sweep")
     other.close()
