@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -458,9 +459,37 @@ def test_a_database_that_is_damaged_in_the_middle(box: Box) -> None:
     assert path.read_bytes() == data
 
 
-def test_a_database_of_a_later_version(box: Box) -> None:
-    import sqlite3
+FOREIGN = {
+    "is empty": "",
+    "is a database of another program": "CREATE TABLE notes (text); INSERT INTO notes VALUES ('mine');",
+    "is a database of another program ": "CREATE TABLE jobs (id); PRAGMA user_version = 3; PRAGMA journal_mode = WAL;",
+}
 
+
+@pytest.mark.parametrize("problem", ["is cut off", "is no SQLite database", *FOREIGN])
+def test_a_database_that_is_no_queue_is_named_and_left_alone(box: Box, problem: str) -> None:
+    box.run("echo one")
+    path = box.queue() / "queue.db"
+    if script := FOREIGN.get(problem):
+        path.unlink()
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.executescript(script)
+    elif problem == "is cut off":
+        problem = "is damaged: cut off after 9000 of "
+        os.truncate(path, 9000)
+    else:
+        path.write_bytes(b"" if problem == "is empty" else b"{}" * 40)
+    before = path.read_bytes()
+    verbs = (["run", "list.txt"], ["status"], ["cancel", "1"])
+    for verb in verbs:
+        ended = box.gpusched(*verb, *["-q", "list"] * (verb[0] != "run"))
+        assert (ended.code, "Traceback" in ended.err) == (3, False), ended.text
+        assert f"{path}: {problem.strip()}" in ended.err
+        assert path.read_bytes() == before
+        assert not [*path.parent.glob("queue.db-*")]
+
+
+def test_a_database_of_a_later_version(box: Box) -> None:
     box.run("echo one")
     with contextlib.closing(sqlite3.connect(box.queue() / "queue.db")) as db:
         db.execute("PRAGMA user_version = 99")

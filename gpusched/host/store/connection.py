@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 from gpusched.common.errors import DAMAGED, EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store.effects import DependencyEffects
@@ -18,6 +19,7 @@ SCHEMA_VERSION = 3
 PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
+_HEADER_BYTES = 100
 
 COUNT_SETS = """
     UPDATE sets SET (succeeded, failed, cancelled, unneeded) = (
@@ -188,15 +190,10 @@ def _make(path: str) -> None:
 
 
 def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connection:
+    _check_file(path)
     db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
     try:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
-                where=path,
-                hint="use that version, or another --log-dir",
-            )
+        _check_tables(db, path)
         if not read_only:
             db.executescript("PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
             _upgrade(db)
@@ -204,6 +201,51 @@ def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connectio
         db.close()
         raise
     return db
+
+
+def _check_file(path: str) -> None:
+    """Refuse a file that is no queue before SQLite may write to it. Raises StoreError."""
+    is_complete = not os.path.exists(f"{path}-wal")  # otherwise more of it may lie there
+    try:
+        with open(path, "rb") as file:
+            header, size = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError:
+        return  # SQLite has the words for it
+    if not header:
+        problem = "is empty"
+    elif not header.startswith(b"SQLite format 3\0"):
+        problem = "is no SQLite database, or is damaged"
+    elif is_complete and size < _stated_bytes(header):
+        problem = f"is damaged: cut off after {size} of {_stated_bytes(header)} bytes"
+    elif int.from_bytes(header[60:64], "big") != SCHEMA_VERSION:
+        # immutable: without locks, and without files beside it
+        with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as db:
+            return _check_tables(db, path)
+    else:
+        return
+    raise StoreError(problem, where=path, hint=DAMAGED, exit_code=EXIT_CANNOT_WORK)
+
+
+def _stated_bytes(header: bytes) -> int:
+    """Return the size of a database by its header; that of the header if it does not say."""
+    page_bytes, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    is_valid = header[24:28] == header[92:96]
+    return max(_HEADER_BYTES, (65536 if page_bytes == 1 else page_bytes) * pages * is_valid)
+
+
+def _check_tables(db: sqlite3.Connection, path: str) -> None:
+    """Refuse a database of another program, or of another version of this one. Raises StoreError."""
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not names >= {"meta", "jobs", "attempts", "dependencies"}:
+        hint = "it is left as it is: choose another --log-dir"
+        raise StoreError("is a database of another program", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
+            where=path,
+            hint="use that version, or another --log-dir",
+        )
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
