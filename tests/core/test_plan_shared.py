@@ -366,7 +366,8 @@ def satisfied(kind: DependencyKind, states: Sequence[JobState]) -> bool:
     if kind is DependencyKind.ANY:
         return not states or JobState.SUCCEEDED in states
     if kind is DependencyKind.FAILED:
-        return len(over) == len(states) and JobState.FAILED in states
+        # a job that was cancelled because it could never start counts as failed
+        return len(over) == len(states) and bool({JobState.FAILED, JobState.CANCELLED} & set(states))
     return len(over) == len(states)
 
 

@@ -394,7 +394,7 @@ def test_a_full_copy_on_write_disk_loses_no_exit_code(btrfs: Path, tmp_path: Pat
         options = ["--log-dir", queue, "--max-jobs-per-gpu", "2", "--cpu-jobs", "4", "--gpus-per-job", "0"]
         running = box.start("run", "list.txt", *options)
         wait_for(lambda: len(list(Path(queue, "logs").glob("*.log"))) == 4)
-        wait_for(lambda: all("pid=" in p.read_text() for p in Path(queue).glob("lives/*")))
+        wait_for(lambda: all("pid=" in p.read_text() for p in Path(queue).glob("lives/*.1")))
         with contextlib.suppress(OSError), open(btrfs / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(65536))

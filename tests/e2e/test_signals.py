@@ -418,7 +418,7 @@ def test_the_time_limit_goes_on_for_leftovers(box: Box) -> None:
     (row,) = box.jobs()
     assert row.outcome == "timed_out" and row.last.outcome is not None and row.last.outcome.exit_code == 0
     assert re.fullmatch(r"the command had ended \(exit 0\), but left: \d+ sleep", row.note)
-    assert f"job 1 failed: time limit, {row.note}, after" in ended.out
+    assert re.search(rf"job 1 failed: time limit, after [\d.]+ s: {re.escape(row.note)}\n", ended.out)
     hint = f"hint  {row.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
     assert hint in box.gpusched("explain", "1").out
     assert box.processes() == []
