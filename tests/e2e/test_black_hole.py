@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.support.box import GPUSCHED, Box, wait_for
 
@@ -19,12 +15,6 @@ HASTY = [
     "from gpusched.cli.main import main\n"
     "main()",
 ]
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    with Box(tmp_path, "2") as box:
-        yield box
 
 
 def test_a_black_hole_fails_three_jobs_and_no_more(box: Box) -> None:

@@ -23,12 +23,6 @@ from tests.support.sample import stand_still
 MANY = 6_000
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    with Box(tmp_path, "2") as box:
-        yield box
-
-
 @contextlib.contextmanager
 def writing(queue: Path) -> Iterator[None]:
     """Be a command that was stopped while it wrote."""

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.support.box import GPUSCHED, Box, Running, wait_for
 
@@ -28,12 +24,6 @@ FAULTY = [
     "from gpusched.cli.main import main\n"
     "main()",
 ]
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    with Box(tmp_path, "2") as box:
-        yield box
 
 
 def start(box: Box, *lines: str, pause: str = "1") -> Running:
