@@ -30,6 +30,8 @@ EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE end
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "run": "Run a file of commands on the GPUs that are free",
+        "submit": "Add jobs to a queue that stays, from anywhere",
+        "start": "Dispatch a queue that stays",
         "check": "Check a list without running it",
     },
     "Look": {

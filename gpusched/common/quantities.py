@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from datetime import datetime, time, timedelta
 
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 DURATION_IS = "seconds (90 or 90s), 90m, 2h, 1d, a mix (1h30m), or as in Slurm 2:00:00 or 1-12:00:00"
+MOMENT_IS = "22:30, 2026-12-24T08:00, or +2h from now"
 SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
 
 _PLAIN_SECONDS = re.compile(NUMBER)
 _WITH_UNITS = re.compile(rf"(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})")  # 1:30 could mean hours or minutes
+_TIME_OF_DAY = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 _LONGEST_S = 10 * 366 * 86400.0
 
 _KIB = 1024
@@ -50,6 +53,24 @@ def format_duration(seconds: float) -> str:
         count, rest = divmod(rest, int(size))
         text += f"{count}{unit}" if count else ""
     return text or "0s"
+
+
+def parse_moment(text: str, now: float) -> float:
+    """Parse `22:30` (the next one), `2026-12-24`, `2026-12-24T08:00` and `+2h` into epoch seconds, in local time.
+
+    The text of a ValueError is the valid form.
+    """
+    text = text.strip()
+    try:
+        if text.startswith("+"):
+            return now + parse_duration(text[1:])
+        if _TIME_OF_DAY.fullmatch(text):
+            today = datetime.fromtimestamp(now)
+            moment = datetime.combine(today, time.fromisoformat(text.zfill(5)))
+            return (moment if moment > today else moment + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(MOMENT_IS) from None
 
 
 def parse_size(text: str) -> int:

@@ -239,6 +239,11 @@ class Settings:
         30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True
     )
 
+    idle_exit: float = _time(
+        600.0, "Have the dispatcher of a standing queue leave after this long without a job", zero=True
+    )
+    autostart: bool = _row(True, values.switch, "Start a dispatcher when jobs are submitted to a queue without one")
+
     @property
     def gpus_at_once(self) -> int:
         """`max_gpus` with its default worked out."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 MIB = 1 << 20
 DIRTY = "+dirty"  # behind a commit: the work tree had changes
@@ -93,6 +94,10 @@ class Reading:
 # ---- jobs ------------------------------------------------------------------------------------------
 
 
+JobOrigin = Literal["list", "submit"]  # a line of the queue's list, or submitted by itself
+RequestKind = Literal["submitted", "changed", "stop", "stop_now", "hand_back"]  # to the dispatcher of a queue
+
+
 class JobState(str, Enum):
     QUEUED = "queued"
     HELD = "held"
@@ -138,6 +143,8 @@ class Attributes:
     gpu_model: str = ""
     after: tuple[Dependency, ...] = ()
     items: int = 0  # items of its group that this job does; 0: not stated
+    cpus: int = 0  # 0: not stated
+    ram_bytes: int = 0  # 0: not stated
 
 
 NO_ATTRIBUTES = Attributes()
@@ -145,13 +152,14 @@ NO_ATTRIBUTES = Attributes()
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job as its source states it. Its identity is the text, cwd, env and the occurrence number."""
+    """One job as its source states it. Its identity is the text, cwd, env and the occurrence number, or its key."""
 
     command: bytes  # as the shell gets it
     text: bytes  # as the file states it: the identity (differs from `command` after --strip-gpu-env)
     line: int  # first physical line in the file, from 1
     occurrence: int = 1  # 1 for the first job with this identity, 2 for the next …
     attributes: Attributes = NO_ATTRIBUTES
+    key: bytes = b""  # of a job that was submitted by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +180,30 @@ class Requirements:
     git: str = ""  # commit of the work tree that its directory is in, with DIRTY behind when that was changed
     limited_tags: tuple[str, ...] = ()  # the tags of the job that have a limit of their own
     items: int = 0
+    cpus: int = 0
+    ram_bytes: int = 0
+    begin_at: float = 0.0
+    environment: bytes = b""  # of its submission; empty: that of the dispatcher
 
     @property
     def shape(self) -> str:
-        """The key of jobs that fit the same devices. All CPU jobs have one shape."""
+        """The key of jobs that fit the same devices, and the same room on the host."""
+        host = f"{self.cpus}|{self.ram_bytes}" if self.cpus or self.ram_bytes else ""
         if not self.gpus:
-            return _CPU_SHAPE
-        return f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
+            return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
+        shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
+        return f"{shape}|{host}" if host else shape
 
 
-_CPU_SHAPE = "0"
+_CPU_SHAPE = "0"  # or what begins with it
 
 
 def reshape(shape: str, mem_bytes: int, above_bytes: int) -> str:
     """Return the shape of the same job with another budget and another lower limit of free memory."""
-    if shape == _CPU_SHAPE:
+    gpus, _, rest = shape.partition("|")
+    if gpus == _CPU_SHAPE:
         return shape
-    gpus, _, _, rest = shape.split("|", 3)
+    _, _, rest = rest.split("|", 2)
     return f"{gpus}|{mem_bytes}|{above_bytes}|{rest}"
 
 
@@ -230,6 +245,11 @@ class JobRow:
     git: str = ""
     listed: bool = True  # False: it has ended, and its line is no longer in the list
     items: int = 0
+    origin: JobOrigin = "list"
+    environment_id: int | None = None  # None: it has that of the dispatcher
+    begin_at: float = 0.0  # it starts no earlier
+    cpus: int = 0
+    ram_bytes: int = 0
 
 
 class OutcomeKind(str, Enum):

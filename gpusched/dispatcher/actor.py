@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpusched.core.documents import job_title, shown_line
+from gpusched.core.jobs import environment
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
@@ -25,7 +26,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment
-from gpusched.host.store import Store, attempt_table, transitions
+from gpusched.host.store import Store, attempt_table, environment_table, transitions
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 
 A = TypeVar("A")
@@ -250,7 +251,10 @@ class Actor:
         attempt.has_indices = variables[b"CUDA_VISIBLE_DEVICES"][:1].isdigit()
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
-        self._attempts.launch(attempt, life, claims, variables, self._options)
+        inherited = None
+        if attempt.job.environment_id is not None:
+            inherited = environment.variables(environment_table.read(self._store, attempt.job.environment_id))
+        self._attempts.launch(attempt, life, claims, variables, self._options, inherited)
         self.step("handed over")
         where = "GPU " + ",".join(str(device.index) for device in attempt.row.devices) if uuids else "the CPU"
         job = attempt.job

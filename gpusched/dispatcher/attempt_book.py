@@ -7,6 +7,7 @@ import selectors
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.files import write_atomically
@@ -139,6 +140,7 @@ class AttemptBook:
         claims: list[int],
         environment: dict[bytes, bytes],
         options: QueueOptions,
+        inherited: dict[bytes, bytes] | None = None,
     ) -> None:
         """Hand a booked attempt to a shepherd and let go of the life lock here.
 
@@ -148,7 +150,7 @@ class AttemptBook:
         self._open[directory] = attempt
         try:
             order = _order(attempt, self._queue.path, self._queue_id, environment, options)
-            self.launcher.launch(order, life, claims)
+            self.launcher.launch(replace(order, inherited=inherited), life, claims)
         except OSError as error:
             self.due[directory] = error.strerror or str(error)
             raise

@@ -10,7 +10,7 @@ from gpusched.common import errors
 from gpusched.core.model import JobState
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
-from gpusched.dispatcher.options import QueueOptions
+from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.trouble import Trouble
@@ -23,11 +23,10 @@ log = logging.getLogger("gpusched.dispatcher")
 class Leaving:
     """A dispatcher leaves when all has ended, after what runs (drain), with it (stop_everything), or at once."""
 
-    def __init__(
-        self, store: Store, attempts: AttemptBook, reporter: Reporter, trouble: Trouble, *, follow: bool
-    ) -> None:
-        """With `follow` it stays when all has ended."""
-        self._follow = follow
+    def __init__(self, store: Store, attempts: AttemptBook, reporter: Reporter, trouble: Trouble, hooks: Hooks) -> None:
+        """With `hooks.follow` it stays when all has ended, for `hooks.idle_exit_s` at most."""
+        self._hooks = hooks
+        self._idle_since_s: float | None = None  # in monotonic seconds
         self.reason = ""  # why nothing new starts any more; empty while jobs may start
         self.is_immediate = False
         self.stopping_at: float | None = None  # since when everything is stopped, in wall time
@@ -81,13 +80,26 @@ class Leaving:
             text += f"; what failed just now is queued again: {', '.join(map(str, again))}"
         self._reporter.report("queue", f"{why}: {text}")
 
-    def is_time(self, *, more_to_come: bool) -> bool:
+    def is_time(self, now: Moment, *, more_to_come: bool) -> bool:
         """Return True if nothing is left to do. `more_to_come`: jobs wait, or can be on their way."""
+        if len(self._attempts) or more_to_come or startable_jobs.has_any(self._store):
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now.monotonic_s
         if len(self._attempts):  # those that have ended and cannot be booked are left to the next start
             return bool(self.reason) and self._trouble.keeps_from_booking and not self._attempts.unfinished()
         if self.reason:
             return True
-        return not (self._follow or more_to_come or startable_jobs.has_any(self._store))
+        if self._idle_since_s is None:
+            return False
+        due_s = self.deadline_s()
+        return not self._hooks.follow or (due_s is not None and now.monotonic_s >= due_s)
+
+    def deadline_s(self) -> float | None:
+        """Return when it leaves because nothing has come, in monotonic seconds."""
+        if self._idle_since_s is None or self._hooks.idle_exit_s is None:
+            return None
+        return self._idle_since_s + self._hooks.idle_exit_s
 
     def drain_after(self, failed: int, limit: int | None) -> None:
         """Start nothing more once so many jobs have failed."""

@@ -56,7 +56,7 @@ class Dispatcher:
         """
         self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
-        self._options = options = QueueOptions(store, devices, submit)
+        self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
         self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
         self._head = QueueHead(store)
@@ -64,7 +64,7 @@ class Dispatcher:
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
         self._watchdog = Watchdog(store, attempts, reporter)
         self._trouble = trouble = Trouble(queue, reporter)
-        self._leaving = leaving = Leaving(store, attempts, reporter, trouble, follow=hooks.follow)
+        self._leaving = leaving = Leaving(store, attempts, reporter, trouble, hooks)
         self._requests = RequestReader(store, attempts, options, leaving, reporter=reporter, trouble=trouble)
         self._actor = Actor(
             store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
@@ -92,7 +92,7 @@ class Dispatcher:
                     plan = self._plan(now)
                     again = self._act(plan, now)
                     self._show(plan, now)
-                    if self._leaving.is_time(more_to_come=bool(self._head.rows) or not self._lists.is_done()):
+                    if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
                     self._sleeper.sleep(0.0 if again else self._pause_s())
                 return self._leaving.final_code(self._lists.refused_lines)
@@ -237,6 +237,7 @@ class Dispatcher:
             None if self._trouble.reason else self._lists.feed.deadline(),
             None if self._leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
+            self._leaving.deadline_s(),
         )
         return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 

@@ -27,6 +27,7 @@ class Hooks:
     feed: Feed = field(default_factory=Feed)
     observer: Observer = field(default_factory=Quiet)
     follow: bool = False  # stay when all has ended
+    idle_exit_s: float | None = None  # then leave after so long without a job; None: never
     clock: Clock = field(default_factory=Clock)
     step: Callable[[str], None] = lambda name: None  # called with the name of each step of an action
 
@@ -34,9 +35,12 @@ class Hooks:
 class QueueOptions:
     """The newest options of a queue. Everybody who goes by them reads them here at the time of use."""
 
-    def __init__(self, store: Store, devices: DeviceBook, submit: SubmitOptions) -> None:
-        """Raises GpuschedError when the allowed set of devices is empty or can never serve a job."""
-        self._store, self._devices = store, devices
+    def __init__(self, store: Store, devices: DeviceBook, submit: SubmitOptions, *, is_standing: bool) -> None:
+        """Raises GpuschedError when the allowed set of devices is empty or can never serve a job.
+
+        A standing dispatcher takes any box: jobs that it cannot serve wait.
+        """
+        self._store, self._devices, self._is_standing = store, devices, is_standing
         self.submit = submit if submit.dirs is not None else self._with_newest_dirs(submit)
         self.warnings: tuple[str, ...] = ()  # about the allowed devices
         self.shell: tuple[bytes, ...] = ()  # the words before a command, ending in -c
@@ -80,6 +84,8 @@ class QueueOptions:
 
     def _gpus_wanted(self, settings: Settings) -> int:
         """Return how many GPUs a job of the queue wants, by its own word or by the options; 0 if no job wants one."""
+        if self._is_standing and not self._devices.has_devices:
+            return 0
         if job_table.wants_gpus(self._store):
             return max(1, settings.gpus_per_job)
         return settings.gpus_per_job if self._devices.has_devices else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -70,13 +71,21 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "tag": _names,
     "gpu-model": _model,
     "items": whole(1),
+    "cpus": whole(1),
+    "ram": parse_size,
 }
 KEYS = (*_TEXTS, "cwd")
 _FIELDS = {  # key -> field of Attributes, in the order in which they are shown
     **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
-    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cwd": "cwd"},
+    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
+    "cwd": "cwd",
 }
-_FORMATS: Mapping[str, Callable[[Any], str]] = {"mem": format_size, "time": format_duration, "tag": ",".join}
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "mem": format_size,
+    "ram": format_size,
+    "time": format_duration,
+    "tag": ",".join,
+}
 _KEY_SET = frozenset(KEYS)
 
 
@@ -160,6 +169,13 @@ def make(values: Mapping[str, Any]) -> Attributes:
         env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),
         after=tuple([Dependency(kind, values[key]) for key, kind in _KINDS.items() if key in values]),
     )
+
+
+def with_defaults(own: Attributes, defaults: Attributes) -> Attributes:
+    """Return the attributes of a job, and those of `defaults` that it does not state; it gets the variables of both."""
+    stated = {each.name: getattr(own, each.name) for each in fields(own)}
+    stated = {name: value for name, value in stated.items() if value != getattr(NO_ATTRIBUTES, name)}
+    return replace(defaults, **{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})
 
 
 # ---- and back --------------------------------------------------------------------------------------

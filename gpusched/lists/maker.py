@@ -190,9 +190,12 @@ def _bare(text: bytes) -> bytes:
     return stripped(text.strip(b"\n"))
 
 
-def from_command(command: str, axes: Sequence[Axis], **options: Any) -> JobFile:
-    """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker."""
+def from_command(command: str, axes: Sequence[Axis], *, is_typed: bool = True, **options: Any) -> JobFile:
+    """Make the jobs of one command with parameters; it may begin with attributes. `options` as for Maker.
+
+    In a typed one each {word} must be a parameter.
+    """
     maker = Maker(**options)
     spot = Spot(1) if axes else Spot(1, command.encode("utf-8", "surrogateescape"), verbatim=True)
-    maker.add(ListEntry(command, spot, axes=axes, block=True, is_typed=True))
+    maker.add(ListEntry(command, spot, axes=axes, block=True, is_typed=is_typed))
     return maker.take(complete=True)

@@ -74,6 +74,8 @@ class SubmitOptions:
             gpu_model=own.gpu_model,
             env=own.env,
             git=git,
+            cpus=own.cpus,
+            ram_bytes=own.ram_bytes,
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
             items=own.items,
         )
@@ -185,6 +187,13 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
         return read_source(os.path.join(os.path.dirname(where), os.path.expanduser(path))).data
 
     return parse_yaml(data, read_beside, **options.reading)
+
+
+def parse_command(command: str, options: SubmitOptions) -> JobFile:
+    """Return the job of one command, which may begin with attributes, and what is wrong with it."""
+    from gpusched.lists.maker import from_command
+
+    return from_command(command, (), is_typed=False, **options.reading)
 
 
 def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:

@@ -70,13 +70,26 @@ def find_queue(
         )
     choice = candidates[0]
     if to_change and is_unclear:
-        hint = f"name one with -q: {_names(candidates, known)}"
-        raise GpuschedError("it is not clear which queue is meant", hint=hint)
+        raise _unclear(candidates, known)
     if is_unclear or not is_expected:
         label = queue_name(choice, known) if _is_here(choice) else choice.path
         which = "newest" if len(candidates) > 1 else "only"
         notify(f"queue {label}, the {which} one{kind}; to choose another, name it with -q")
     return choice
+
+
+def existing_queue(name: str, state_dir: str | None = None) -> QueueDir | None:
+    """Return the queue that this name or directory means, if it exists. Raises GpuschedError for one of several."""
+    known = queue_dirs.list_queues(state_dir)
+    candidates = _matches(name, known, state_dir)
+    if len(candidates) > 1:
+        raise _unclear(candidates, known)
+    return candidates[0] if candidates else None
+
+
+def _unclear(candidates: Sequence[QueueDir], known: Sequence[QueueDir]) -> GpuschedError:
+    hint = f"name one with -q: {_names(candidates, known)}"
+    return GpuschedError("it is not clear which queue is meant", hint=hint)
 
 
 def new_queue_path(name: str) -> str:

@@ -74,13 +74,14 @@ class Queue:
         *,
         hooks: Hooks | None = None,
         notify: Callable[[str], None] = ignore,
+        submitted: bool = True,
     ) -> int:
         """Dispatch until all jobs have ended, and return the exit code; 75 when another dispatcher took the jobs.
 
-        `notify` gets a line when this takes long to begin.
+        `notify` gets a line when this takes long to begin. Without a submission it gives way at once.
         """
         hooks = hooks or Hooks()
-        lock = self._take_lock(notify, hooks.step)
+        lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
         if not devices.is_open:
@@ -174,7 +175,7 @@ def run_jobs(
     options = with_dirs(options, find_queue_dir(source, options.settings))
     with Queue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
-            _set_up_log(queue.queue_dir, session.log_level)
+            set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):
             change = queue.submit(jobs, options, complete=complete)
         is_silent = session.quiet and not job_table.has_work(queue.store)
@@ -195,7 +196,7 @@ def run_jobs(
         return code
 
 
-def _set_up_log(queue_dir: QueueDir, level: str) -> None:
+def set_up_log(queue_dir: QueueDir, level: str) -> None:
     """Have this process write the dispatcher's log in the queue's directory, for this user alone."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")

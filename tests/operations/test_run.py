@@ -24,7 +24,7 @@ from gpusched.operations import submit
 from gpusched.operations.check import check_list
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import Queue, RunSession, run_jobs
-from gpusched.operations.run import _set_up_log as set_up_log
+from gpusched.operations.run import set_up_log as set_up_log
 from tests.support.sample import stand_still
 
 CLAIMS = "claims"

@@ -17,7 +17,12 @@ _WAITING = (JobState.QUEUED, JobState.HELD)
 
 
 def identity(job: JobSpec) -> bytes:
-    """Return sixteen bytes that identify a job: a hash of its text, and of its cwd and env if it states any."""
+    """Return sixteen bytes that identify a job: a hash of its text, and of its cwd and env if it states any.
+
+    Of a job that was submitted by itself, a hash of its key.
+    """
+    if job.key:
+        return hashlib.blake2b(job.key, digest_size=16, person=b"gpusched key").digest()
     own = job.attributes
     if own.cwd is None and not own.env:
         return hashlib.blake2b(job.text, digest_size=16).digest()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
 
+from gpusched.common.quantities import format_duration
 from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import JobRow
 from gpusched.core.plan.backfill import Backfill
@@ -39,6 +41,8 @@ class Placement:
         """Return the job's start, the claim that comes before it, or the reason why it does not start now."""
         if self._at.closed_to_starts:
             return Reason("closed", self._at.closed_to_starts)
+        if job.begin_at > self._at.now:
+            return Reason("begin", f"begins in {format_duration(ceil(job.begin_at - self._at.now))}")
         if is_backing_off(job.not_before, self._at.now):
             return Reason("back_off", f"tried again in {job.not_before - self._at.now:.0f} s")
         if job.gpus == 0:
@@ -46,7 +50,7 @@ class Placement:
         if self._at.gpus_closed:
             return Reason("nvml", self._at.gpus_closed)
         tags = tuple(tag for tag in job.tags if tag in self._limits.tag_gpus)
-        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, tags)
+        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, job.cpus, job.ram_bytes, tags)
         if shape in self._shape_reasons:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)

@@ -28,13 +28,14 @@ class Order:
     directory: str
     argv: tuple[bytes, ...]
     cwd: bytes
-    environment: dict[bytes, bytes]  # added to what the shepherd inherited
+    environment: dict[bytes, bytes]  # added to `inherited`
     log: str
     error_log: str = ""  # empty: stdout and stderr share `log`
     time_limit_s: float | None = None
     grace_s: float = 10.0
     leftovers: str = "wait"  # wait | stop
     queue_id: str = ""  # written into the record
+    inherited: dict[bytes, bytes] | None = None  # None: what the shepherd inherited
     marker: tuple[bytes, ...] = ()  # NAME=value words that all processes of the attempt have in their environment
 
 

@@ -125,7 +125,8 @@ class RunningCommand:
         claims_at = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(claims))
         try:
             os.chdir(order["cwd"])
-            environment = {**self.shepherd.environment, **order["environment"]}
+            inherited = order.get("inherited")
+            environment = {**(self.shepherd.environment if inherited is None else inherited), **order["environment"]}
             environment.pop(b"OLDPWD", None)
             environment[b"PWD"] = order["cwd"]
             return os.posix_spawnp(

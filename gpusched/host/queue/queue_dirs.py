@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import platformdirs
 
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
 from gpusched.host.gpus import claims
 
 DEFAULT_PARENT = "gpusched-runs"
+DEFAULT_NAME = "default"  # of the queue that belongs to no directory
 LOGS = "logs"
 ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
@@ -163,14 +164,32 @@ def default_path(stem: str, source: str | None = None) -> str:
     return os.path.abspath(f"{DEFAULT_PARENT}/{stem}")
 
 
+def standing_path(name: str) -> str:
+    """Return the directory of this user's standing queue of this name on this host.
+
+    Raises GpuschedError for a user without a home directory.
+    """
+    state = _state_dir()
+    if not state:
+        hint = "set HOME or XDG_STATE_HOME, or name a directory with -q"
+        raise GpuschedError("there is no home directory for your queues", hint=hint, exit_code=EXIT_CANNOT_WORK)
+    return os.path.join(state, "on", socket.gethostname(), name)
+
+
 # ---- this user's queues ----------------------------------------------------------------------------
 
 
 def _register() -> str:
     """Return the directory of the list; "" for a user without a home directory."""
+    state = _state_dir()
+    return os.path.join(state, "queues") if state else ""
+
+
+def _state_dir() -> str:
+    """Return this user's directory for what is kept; "" for a user without a home directory."""
     with suppress(RuntimeError):
         path = platformdirs.user_state_dir("gpusched")
-        return os.path.join(path, "queues") if os.path.isabs(path) else ""
+        return path if os.path.isabs(path) else ""
     return ""
 
 

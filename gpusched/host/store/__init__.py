@@ -9,6 +9,6 @@ Several processes may use one database at once (the dispatcher, `gpusched cancel
 function is one transaction of its own unless it runs inside `store.transaction()`.
 """
 
-from gpusched.host.store.connection import SCHEMA_VERSION, Busy, DiskFull, Store, StoreError, TransientError
+from gpusched.host.store.connection import Busy, DiskFull, Store, StoreError, TransientError
 
-__all__ = ["SCHEMA_VERSION", "Busy", "DiskFull", "Store", "StoreError", "TransientError"]
+__all__ = ["Busy", "DiskFull", "Store", "StoreError", "TransientError"]

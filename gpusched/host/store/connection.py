@@ -8,29 +8,17 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
 from gpusched.common.errors import DAMAGED, EXIT_CANNOT_WORK, GpuschedError, disk_full
+from gpusched.host.store import migration
 from gpusched.host.store.effects import DependencyEffects
 
-SCHEMA_VERSION = 3
 PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 _HEADER_BYTES = 100
-
-COUNT_SETS = """
-    UPDATE sets SET (succeeded, failed, cancelled, unneeded) = (
-        SELECT total(end = 'succeeded'), total(end = 'failed'), total(end = 'cancelled'), total(end = 'not_needed')
-        FROM (
-            SELECT CASE WHEN state <> 'cancelled' THEN state WHEN cause = 'dependency' THEN 'failed'
-                WHEN cause = 'not_needed' THEN cause ELSE state END AS end
-            FROM members JOIN jobs ON jobs.id = upstream_id WHERE set_id = sets.id
-        )
-    )
-"""  # as `core.jobs.readiness.end_of` counts
 
 
 class StoreError(GpuschedError):
@@ -176,12 +164,11 @@ class Store:
 def _make(path: str) -> None:
     """Make the database under a private name and link it in: nobody ever opens half of one."""
     private = f"{path}.new{os.getpid()}"
-    schema = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
     try:
         # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
         os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with closing(sqlite3.connect(private, isolation_level=None)) as db:
-            db.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            db.executescript(f"BEGIN IMMEDIATE; {migration.schema()} COMMIT;")
         with suppress(FileExistsError):  # somebody else has just made it
             os.link(private, path, follow_symlinks=False)
     finally:
@@ -194,9 +181,12 @@ def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connectio
     db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
     try:
         _check_tables(db, path)
-        if not read_only:
-            db.executescript("PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
-            _upgrade(db)
+        if read_only:
+            migration.show_as_current(db)
+        else:
+            db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+            migration.upgrade(db)
+            db.execute("PRAGMA foreign_keys = ON")
     except (sqlite3.Error, StoreError):
         db.close()
         raise
@@ -217,7 +207,7 @@ def _check_file(path: str) -> None:
         problem = "is no SQLite database, or is damaged"
     elif is_complete and size < _stated_bytes(header):
         problem = f"is damaged: cut off after {size} of {_stated_bytes(header)} bytes"
-    elif int.from_bytes(header[60:64], "big") != SCHEMA_VERSION:
+    elif int.from_bytes(header[60:64], "big") not in migration.VERSIONS:
         # immutable: without locks, and without files beside it
         with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as db:
             return _check_tables(db, path)
@@ -240,27 +230,12 @@ def _check_tables(db: sqlite3.Connection, path: str) -> None:
         hint = "it is left as it is: choose another --log-dir"
         raise StoreError("is a database of another program", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version != SCHEMA_VERSION:
+    if version not in migration.VERSIONS:
         raise StoreError(
-            f"was written by another version of gpusched (schema {version}, this one knows {SCHEMA_VERSION})",
+            f"was written by another version of gpusched (schema {version}, not {migration.CURRENT_VERSION})",
             where=path,
             hint="use that version, or another --log-dir",
         )
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Bring a database of version 0.1 up to date: its sets do not count the jobs that were not needed."""
-    if _counts_unneeded(db):
-        return
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        if not _counts_unneeded(db):  # still: somebody else may have been faster
-            db.execute("ALTER TABLE sets ADD COLUMN unneeded INTEGER NOT NULL DEFAULT 0")
-            db.execute(COUNT_SETS)
-
-
-def _counts_unneeded(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM pragma_table_info('sets') WHERE name = 'unneeded'").fetchone() is not None
 
 
 # ---- errors ----------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.readiness import JobIndex, UnknownReference, find_cycle
 from gpusched.core.model import JobRow, JobSpec
 from gpusched.host.store import job_table
-from gpusched.host.store.connection import COUNT_SETS, Store
+from gpusched.host.store.connection import Store
+from gpusched.host.store.migration import COUNT_SETS
 from gpusched.host.store.rows import JOB, job_row
 
 _UPSTREAM = (

@@ -43,6 +43,12 @@ def jobs(
         yield job_row(row)
 
 
+def last_id(store: Store) -> int:
+    """Return the largest id that a job ever had here; 0 if there was none."""
+    gone = "SELECT coalesce(max(value), 0) FROM meta WHERE key = 'last_id'"
+    return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
+
+
 def find_by_name(store: Store, name: str) -> int | None:
     """Return the id of the job of this name; of the newest, where one of them has left the list."""
     job_id = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))

@@ -31,7 +31,7 @@ ATTEMPT = (
 )
 NEEDS = (
     *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
-    *("name", "tags", "gpu_model", "env", "git", "items", "shape"),
+    *("name", "tags", "gpu_model", "env", "git", "items", "cpus", "ram_bytes", "begin_at", "shape"),
 )  # the columns of a job that its requirements fill
 _read_needs = attrgetter(*NEEDS)
 _READERS: dict[str, Callable[[Any], object]] = {

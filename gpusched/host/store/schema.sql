@@ -37,6 +37,11 @@ CREATE TABLE jobs (
     blocked             INTEGER NOT NULL DEFAULT 0, -- by a job that it depends on
     shape               TEXT    NOT NULL, -- jobs of one shape fit the same devices
     submitted_at        REAL    NOT NULL,
+    origin              TEXT    NOT NULL DEFAULT 'list', -- the list of the queue; submit: added by itself, for good
+    environment_id      INTEGER REFERENCES environments (id), -- null: that of the dispatcher
+    begin_at            REAL    NOT NULL DEFAULT 0, -- it starts no earlier
+    cpus                INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
+    ram_bytes           INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
     first_started_at    REAL,
     ended_at            REAL,
     cancel_requested_at REAL,
@@ -48,7 +53,23 @@ CREATE INDEX jobs_waiting ON jobs (shape, prio DESC, position) WHERE state = 'qu
 CREATE INDEX jobs_in_order ON jobs (prio DESC, position) WHERE state = 'queued' AND blocked = 0;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_cancelled ON jobs (cause) WHERE state = 'cancelled';
+CREATE INDEX jobs_beginning ON jobs (begin_at) WHERE state = 'queued' AND begin_at > 0;
 CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
+
+-- The environments of submissions, NAME=value with a NUL behind each; one row for each content.
+CREATE TABLE environments (
+    id      INTEGER PRIMARY KEY,
+    digest  BLOB NOT NULL UNIQUE,
+    content BLOB NOT NULL
+) STRICT;
+CREATE INDEX jobs_environment ON jobs (environment_id) WHERE environment_id IS NOT NULL;
+
+-- Lines of the list whose finished jobs were cleaned away: they do not run again.
+CREATE TABLE finished (
+    identity   BLOB    NOT NULL,
+    occurrence INTEGER NOT NULL,
+    PRIMARY KEY (identity, occurrence)
+) STRICT, WITHOUT ROWID;
 
 -- Jobs that others wait for together, and how they stand. Jobs that wait for the same ones share a set, so that a
 -- thousand jobs behind a thousand cost two thousand rows, and one that ends is counted once.
@@ -90,6 +111,11 @@ CREATE TRIGGER count_moved AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.s
     UPDATE counts SET n = n - 1 WHERE state = OLD.state;
     UPDATE counts SET n = n + 1 WHERE state = NEW.state;
 END;
+-- The number of a job that was cleaned away is never given to another one.
+CREATE TRIGGER count_gone AFTER DELETE ON jobs BEGIN
+    UPDATE counts SET n = n - 1 WHERE state = OLD.state;
+    INSERT INTO meta VALUES ('last_id', OLD.id) ON CONFLICT DO UPDATE SET value = max(value, excluded.value);
+END;
 
 -- Items of the jobs that say how many they do, those of the same tags together, by state. For other jobs no trigger runs.
 CREATE TABLE item_counts (
@@ -110,6 +136,9 @@ WHEN (OLD.items > 0 OR NEW.items > 0)
         WHERE OLD.items > 0 AND tags = OLD.tags AND state = OLD.state;
     INSERT INTO item_counts SELECT NEW.tags, NEW.state, 1, NEW.items WHERE NEW.items > 0
         ON CONFLICT DO UPDATE SET jobs = jobs + 1, items = items + excluded.items;
+END;
+CREATE TRIGGER items_gone AFTER DELETE ON jobs WHEN OLD.items > 0 BEGIN
+    UPDATE item_counts SET jobs = jobs - 1, items = items - OLD.items WHERE tags = OLD.tags AND state = OLD.state;
 END;
 
 CREATE TABLE attempts (
@@ -143,7 +172,7 @@ CREATE UNIQUE INDEX attempts_open ON attempts (job_id) WHERE ended_at IS NULL;
 -- What other gpusched commands ask of the dispatcher; it answers by acked_at.
 CREATE TABLE requests (
     id         INTEGER PRIMARY KEY,
-    kind       TEXT NOT NULL CHECK (kind IN ('submitted', 'changed', 'stop', 'stop_now')),
+    kind       TEXT NOT NULL, -- a core.model.RequestKind
     created_at REAL NOT NULL,
     acked_at   REAL
 ) STRICT;
@@ -153,5 +182,6 @@ CREATE INDEX requests_open ON requests (id) WHERE acked_at IS NULL;
 CREATE TABLE dispatches (
     id           INTEGER PRIMARY KEY,
     started_at   REAL NOT NULL,
-    last_seen_at REAL NOT NULL
+    last_seen_at REAL NOT NULL,
+    version      TEXT NOT NULL DEFAULT '' -- of the dispatcher; empty: 0.1
 ) STRICT;

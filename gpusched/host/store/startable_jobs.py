@@ -11,7 +11,7 @@ SHAPES_MAX = 500  # where there are more, the order alone counts
 
 
 def has_any(store: Store) -> bool:
-    """Return True if a job waits that waits for no other job."""
+    """Return True if a job waits that waits for no other job; one that begins later is among them."""
     return store.row("SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 LIMIT 1") is not None
 
 
@@ -32,7 +32,7 @@ def first(store: Store, now: float, limit: int, shape: str | None = None) -> lis
     of_shape = "AND shape = ?3 " if shape is not None else ""
     query = (
         f"SELECT {JOB} FROM jobs WHERE state = 'queued' AND blocked = 0 {of_shape}"
-        f"AND (not_before <= ?1 OR not_before > ?1 + {BACKOFF_HORIZON_S}) "
+        f"AND (not_before <= ?1 OR not_before > ?1 + {BACKOFF_HORIZON_S}) AND begin_at <= ?1 "
         "ORDER BY prio DESC, position LIMIT ?2"
     )
     values = (now, limit) if shape is None else (now, limit, shape)
@@ -40,10 +40,11 @@ def first(store: Store, now: float, limit: int, shape: str | None = None) -> lis
 
 
 def next_not_before(store: Store, now: float) -> float | None:
-    """Return the moment at which the next job that backs off may start; None if no job does."""
+    """Return the moment at which the next job that backs off, or begins later, may start; None if no job does."""
     query = (
-        "SELECT min(not_before) FROM jobs WHERE state = 'queued' AND not_before > 0 "
-        "AND not_before > ?1 AND not_before <= ?1 + ?2"
+        "SELECT min(at) FROM (SELECT min(not_before) AS at FROM jobs WHERE state = 'queued' AND not_before > 0 "
+        "AND not_before > ?1 AND not_before <= ?1 + ?2 UNION ALL "
+        "SELECT min(begin_at) FROM jobs WHERE state = 'queued' AND begin_at > ?1 AND begin_at > 0)"
     )
     value = store.scalar(query, (now, BACKOFF_HORIZON_S))
     return None if value is None else float(value)

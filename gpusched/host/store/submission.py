@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+import functools
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import JobIndex, ListedJob
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
-from gpusched.core.model import ENDED_STATES, JobSpec, JobState, Requirements
-from gpusched.host.store import dependency_table, job_table, transitions
+from gpusched.core.model import ENDED_STATES, JobOrigin, JobSpec, JobState, Requirements
+from gpusched.host.store import dependency_table, environment_table, job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import NEEDS, needs_columns
 
@@ -32,8 +33,10 @@ def submit(
     with store.large_cache(), store.transaction():
         stored: list[StoredJob] = []
         first = 0
+        if finished := set(store.rows("SELECT identity, occurrence FROM finished")):
+            specs = [spec for spec in specs if (identity(spec), spec.occurrence) not in finished]
         if append:
-            first = store.scalar("SELECT coalesce(max(position) + 1, 0) FROM jobs")
+            first = _end_of_list(store)
             for spec in specs:
                 same = (identity(spec), spec.occurrence)
                 stored.extend(_select(store, "WHERE identity = ? AND occurrence = ?", same))
@@ -52,9 +55,38 @@ def submit(
     return change
 
 
+def add(
+    store: Store, specs: Sequence[JobSpec], needs: Callable[[JobSpec], Requirements], now: float
+) -> list[tuple[int, bool]]:
+    """Add jobs that no list has, each known by its key; return the id of each, and if it is new.
+
+    Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
+    """
+    with store.large_cache(), store.transaction():
+        old = {spec.key: job_id for spec in specs if (job_id := _find(store, spec)) is not None}
+        new = {spec.key: spec for spec in specs if spec.key not in old}
+        change = QueueChange(tuple((spec, n) for n, spec in enumerate(new.values(), _end_of_list(store))), (), (), ())
+        first = _insert(store, change.add, needs, now, "submit")
+        _connect(store, change, None)
+    ids = {**old, **{key: job_id for job_id, key in enumerate(new, first)}}
+    return [(ids[spec.key], spec.key in new) for spec in specs]
+
+
+def _find(store: Store, spec: JobSpec) -> int | None:
+    """Return the id of the job of this identity."""
+    query = "SELECT id FROM jobs WHERE identity = ? AND occurrence = ?"
+    job_id = store.scalar(query, (identity(spec), spec.occurrence))
+    return None if job_id is None else int(job_id)
+
+
+def _end_of_list(store: Store) -> int:
+    """Return the position behind all jobs."""
+    return int(store.scalar("SELECT coalesce(max(position) + 1, 0) FROM jobs"))
+
+
 def stored_jobs(store: Store) -> list[StoredJob]:
-    """Return the jobs of the queue as they are compared with a list."""
-    return list(_select(store, "", ()))
+    """Return the jobs of the queue's list as they are compared with a newer one."""
+    return list(_select(store, "WHERE origin = 'list'", ()))
 
 
 def _select(store: Store, where: str, values: tuple[object, ...]) -> Iterator[StoredJob]:
@@ -64,14 +96,23 @@ def _select(store: Store, where: str, values: tuple[object, ...]) -> Iterator[St
 
 
 def _insert(
-    store: Store, add: Sequence[tuple[JobSpec, int]], needs: Callable[[JobSpec], Requirements], now: float
-) -> None:
+    store: Store,
+    add: Sequence[tuple[JobSpec, int]],
+    needs: Callable[[JobSpec], Requirements],
+    now: float,
+    origin: JobOrigin = "list",
+) -> int:
+    """Add the jobs, and return the id of the first one; no id was ever that of another job."""
     state = next_state(None, JobEvent.SUBMITTED).value
-    names = ("command", "line", "position", "identity", "occurrence", "state", "submitted_at", *NEEDS)
+    known = ("id", "command", "line", "position", "identity", "occurrence", "state", "submitted_at", "origin")
+    names = (*known, "environment_id", *NEEDS)
+    first = 1 + job_table.last_id(store)
+    environment_id = functools.cache(functools.partial(environment_table.store_content, store))
     store.execute_many(
         f"INSERT INTO jobs ({', '.join(names)}) VALUES (:{', :'.join(names)})",
         (
             {
+                "id": job_id,
                 "command": spec.command,
                 "line": spec.line,
                 "position": position,
@@ -79,11 +120,15 @@ def _insert(
                 "occurrence": spec.occurrence,
                 "state": state,
                 "submitted_at": now,
-                **needs_columns(needs(spec)),
+                "origin": origin,
+                "environment_id": environment_id(wanted.environment) if wanted.environment else None,
+                **needs_columns(wanted),
             }
-            for spec, position in add
+            for job_id, (spec, position) in enumerate(add, first)
+            for wanted in [needs(spec)]
         ),
     )
+    return first
 
 
 def _update(store: Store, keep: Sequence[tuple[int, JobSpec, int]], needs: Callable[[JobSpec], Requirements]) -> None:
@@ -115,7 +160,7 @@ def _connect(store: Store, change: QueueChange, newest: int | None) -> None:
     `newest` is the last job before this submission, if that is the whole list: then its own jobs count first.
     """
     added = [spec for spec, _ in change.add if spec.attributes.after]
-    wanting = dict(zip(_ids(store, added), added, strict=True))
+    wanting = {job_id: spec for spec in added if (job_id := _find(store, spec)) is not None}
     kept = {job_id: spec for job_id, spec, _ in change.keep}
     had = [job_id for job_id in dependency_table.jobs_with_any(store) if job_id in kept]
     for job_id in {*had, *(job_id for job_id, spec in kept.items() if spec.attributes.after)}:
@@ -130,11 +175,6 @@ def _connect(store: Store, change: QueueChange, newest: int | None) -> None:
     dependency_table.connect(store, wanting, _index(store, set(change.cancel), kept, newest))
     for job_id in wanting:
         transitions.weigh(store, job_id)
-
-
-def _ids(store: Store, specs: Iterable[JobSpec]) -> list[int]:
-    query = "SELECT id FROM jobs WHERE identity = ? AND occurrence = ?"
-    return [store.scalar(query, (identity(spec), spec.occurrence)) for spec in specs]
 
 
 def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None) -> JobIndex:

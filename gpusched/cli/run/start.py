@@ -1,0 +1,32 @@
+"""`gpusched start`: dispatch a queue that stays, here or in the background."""
+
+from __future__ import annotations
+
+import click
+
+from gpusched.cli.options import SettingsCommand, say, settings_options
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.run_settings import RUN_SETTINGS
+
+
+@click.command(cls=SettingsCommand, epilog="Example: gpusched start --max-gpus 2")
+@click.option("-q", "--queue", metavar="QUEUE", help="Name the queue.  [default: your own]")
+@click.option("--detach", is_flag=True, help="Start it in the background, and return.")
+@settings_options(*[name for name in RUN_SETTINGS if name != "log_dir"])
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.option("--quiet", is_flag=True, help="Print only what asks for action.")
+def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool, quiet: bool) -> int:
+    """Dispatch a queue that stays: submitted jobs start as GPUs fall free.
+
+    It leaves after ten minutes without a job (idle_exit); a later submission starts another one.
+    """
+    from gpusched.cli.run.options import RunOptions
+    from gpusched.cli.run.session import session
+    from gpusched.operations import add
+    from gpusched.operations.start import dispatch_standing, start_detached
+
+    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    if detach:
+        say(f"dispatching {queue_dir.path} (pid {start_detached(queue_dir)})")
+        return 0
+    return dispatch_standing(queue_dir, loaded, session(RunOptions(loaded, verbose=verbose, quiet=quiet)))

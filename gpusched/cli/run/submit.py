@@ -1,0 +1,208 @@
+"""`gpusched submit`: add jobs to a queue that stays, and have it dispatched."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched.cli.options import load, print_json, say
+from gpusched.cli.run.source import read_job_source
+from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.common.quantities import parse_moment
+
+if TYPE_CHECKING:
+    from gpusched.core.model import Attributes
+    from gpusched.lists.jobfile import JobFile
+    from gpusched.lists.submit import SubmitOptions
+
+# The attributes that are options here, each with its metavar and its help.
+ATTRIBUTES = {
+    "name": ("NAME", "Call the job so; its log has this name, too."),
+    "tag": ("TAG,...", "Put the jobs into these groups."),
+    "gpus": ("N", "Give each job N GPUs; 0: a CPU job.  [default: 1]"),
+    "mem": ("SIZE", "State the GPU memory that each job needs: 18G."),
+    "gpu-model": ("NAME", "Use only GPUs with this in their name: A100."),
+    "cpus": ("N", "State the cores that each job needs."),
+    "ram": ("SIZE", "State the memory of the host that each job needs."),
+    "time": ("TIME", "Stop a job after this time: 90m, 2:00:00."),
+    "prio": ("N", "Start jobs with a higher number first.  [default: 0]"),
+    "after": ("JOB,...", "Start after these have succeeded: ids, names, tags."),
+    "after-any": ("JOB,...", "Start after one of these has succeeded."),
+    "after-failed": ("JOB,...", "Start after one of these has failed."),
+    "after-ended": ("JOB,...", "Start after these have ended, however."),
+    "retries": ("N", "Try a failed job again, up to N times.  [default: 0]"),
+    "items": ("N", "State how many items each job does, for the estimate."),
+    "cwd": ("DIR", "Run the jobs there.  [default: this directory]"),
+}
+
+
+def attribute_options(callback: Any) -> Any:
+    """Give a command the attributes of a job as options; each arrives as text, under its name with underscores."""
+    for key, (metavar, help) in reversed(ATTRIBUTES.items()):
+        callback = click.option(f"--{key}", metavar=metavar, help=help)(callback)
+    return callback
+
+
+class SubmitCommand(click.Command):
+    """A command that knows if its words stand behind `--`: then they are a command, whatever file has this name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = list(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"]
+        ctx.params["is_command"] = bool(words) and before[-len(words) - 1 : -len(words)] == ["--"]
+        return rest
+
+
+@click.command(
+    cls=SubmitCommand,
+    context_settings={"allow_interspersed_args": False},
+    epilog="\b\nExamples:\n  gpusched submit python train.py --seed 1\n"
+    "  gpusched submit --mem 18G --name eval -- python eval.py\n"
+    "  gpusched submit -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
+)
+@click.argument("words", nargs=-1, metavar="COMMAND... | FILE | -", type=click.UNPROCESSED)
+@click.option("-q", "--queue", metavar="QUEUE", help="Submit to this queue, made if need be.  [default: your own]")
+@click.option("-c", "--command", metavar="COMMAND", help="Submit this command for each value of -p.")
+@click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help="Put values for {NAME}.")
+@click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
+@attribute_options
+@click.option("--env", metavar="NAME=VALUE", multiple=True, help="Set this variable for the jobs.")
+@click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
+@click.option("--begin", metavar="TIME", help="Start no earlier than this: 22:30, 2026-12-24T08:00, +2h.")
+@click.option("--once", metavar="KEY", help="Add the job only if no job was submitted with this key.")
+@click.option(
+    "--export", metavar="all|none|NAME,...", default="all", help="Give the jobs this much of the environment."
+)
+@click.option("--no-start", is_flag=True, help="Start no dispatcher.")
+@click.option("--force", is_flag=True, help="Submit despite errors that can be forced.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def submit(
+    words: tuple[str, ...],
+    is_command: bool,
+    queue: str | None,
+    command: str | None,
+    parameters: tuple[str, ...],
+    each: str | None,
+    env: tuple[str, ...],
+    hold: bool,
+    begin: str | None,
+    once: str | None,
+    export: str,
+    no_start: bool,
+    force: bool,
+    as_json: bool,
+    **stated: str | None,
+) -> int:
+    """Submit jobs to a queue that stays, from anywhere, and print their ids.
+
+    A dispatcher in the background is started if none works on the queue. The jobs run in this directory and with this
+    environment. COMMAND is one job; FILE is what gpusched run takes; - reads standard input.
+    """
+    from gpusched.lists.submit import SubmitOptions
+    from gpusched.operations import add
+    from gpusched.operations.start import autostart
+
+    loaded = load({})
+    options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
+    wishes = add.Wishes(_attributes(stated, env), hold=hold, begin_at=_begin_at(begin), once=once or "", export=export)
+    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    if is_command or (words and words != ("-",) and not _is_list(words)):
+        jobs = _command_job(words, options)
+    else:
+        jobs = _list_jobs(" ".join(words) or None, command, parameters, each, options)
+    added = add.add_jobs(queue_dir, jobs, options, wishes)
+    if added.is_new_queue and queue is not None:
+        say(f"a new queue: {added.queue_dir.path}")
+    for job_id in added.earlier:
+        say(f"job {job_id} was submitted with this key before: nothing is added")
+    if as_json:
+        print_json({"schema_version": 1, "queue": added.queue_dir.path, "ids": added.ids, "earlier": added.earlier})
+    else:
+        click.echo("\n".join(map(str, added.ids)))
+    sys.stdout.flush()
+    if not no_start:
+        autostart(added.queue_dir, loaded.settings)
+    return EXIT_OK
+
+
+def _attributes(stated: dict[str, str | None], env: tuple[str, ...]) -> Attributes:
+    """Return the attributes that the options state. Raises GpuschedError for values that cannot be right."""
+    from gpusched.lists.attributes import key_fault, make, parse_value
+
+    texts = {name.replace("_", "-"): os.fsencode(text) for name, text in stated.items() if text is not None}
+    for text in env:
+        name, equals, value = text.partition("=")
+        problem = key_fault(f"env.{name}")
+        if not equals or problem is not None:
+            hint = "a variable of the job's own: --env WANDB_MODE=offline"
+            raise GpuschedError(f"cannot be {text!r}", where="--env", hint=hint)
+        texts[f"env.{name}"] = os.fsencode(value)
+    values = {}
+    for key, word in texts.items():
+        try:
+            values[key] = parse_value(key, word)
+        except ValueError as error:
+            raise GpuschedError(f"{os.fsdecode(word)!r} is not {error}", where=f"--{key}") from None
+    return make(values)
+
+
+def _begin_at(text: str | None) -> float:
+    """Return the moment in epoch seconds; 0 without one."""
+    if text is None:
+        return 0.0
+    try:
+        return parse_moment(text, time.time())
+    except ValueError as error:
+        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
+
+
+def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
+    """Return the job of a command: one word is text for the shell, several are its arguments."""
+    from gpusched.lists.submit import parse_command
+
+    return _accepted(parse_command(words[0] if len(words) == 1 else shlex.join(words), options), "COMMAND")
+
+
+def _list_jobs(
+    file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, options: SubmitOptions
+) -> JobFile:
+    """Return the jobs of a list, of standard input, or of a command with parameters."""
+    if file is None and command is None and not parameters and each is None:
+        raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
+    source = read_job_source(file, command, parameters, each)
+    if source.is_stream:
+        source = replace(source, data=sys.stdin.buffer.read())
+    return _accepted(source.parse(options), source.name)
+
+
+def _accepted(jobs: JobFile, name: str) -> JobFile:
+    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
+    from gpusched.lists.submit import refused
+    from gpusched.operations.check import findings_text
+
+    refused(jobs, name)
+    if not jobs.specs:
+        raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
+    if jobs.findings:
+        click.echo(findings_text(jobs.findings, name, verbose=False), err=True)
+    return jobs
+
+
+def _is_list(words: tuple[str, ...]) -> bool:
+    """Return True if a single word names a list of commands. Raises GpuschedError for a file that may be a program."""
+    path = words[0]
+    if len(words) > 1 or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
+    if is_program:
+        hint = f"as one job: submit -- {shlex.quote(path)}; as a list of commands: submit - < {shlex.quote(path)}"
+        raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
+    return True

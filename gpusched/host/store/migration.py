@@ -1,0 +1,97 @@
+"""Databases of version 0.1: brought up to date by whoever may write, shown so to whoever only reads."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from importlib import resources
+
+OLDEST_VERSION = 3  # of the schema: that of gpusched 0.1
+CURRENT_VERSION = 4
+VERSIONS = (OLDEST_VERSION, CURRENT_VERSION)
+_GROWN = ("sets", "jobs", "dispatches")  # tables with further columns
+_NEW = ("environments", "finished")
+
+COUNT_SETS = """
+    UPDATE sets SET (succeeded, failed, cancelled, unneeded) = (
+        SELECT total(end = 'succeeded'), total(end = 'failed'), total(end = 'cancelled'), total(end = 'not_needed')
+        FROM (
+            SELECT CASE WHEN state <> 'cancelled' THEN state WHEN cause = 'dependency' THEN 'failed'
+                WHEN cause = 'not_needed' THEN cause ELSE state END AS end
+            FROM members JOIN jobs ON jobs.id = upstream_id WHERE set_id = sets.id
+        )
+    )
+"""  # as `core.jobs.readiness.end_of` counts
+
+
+def schema() -> str:
+    """Return the statements that make an empty database."""
+    text = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    return f"{text} PRAGMA user_version = {CURRENT_VERSION};"
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """Bring a database of version 3 up to date, whole or not at all."""
+    if _version(db) != OLDEST_VERSION:
+        return
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        if _version(db) != OLDEST_VERSION:  # somebody else was faster
+            return
+        statements = _statements()
+        for table in _GROWN:
+            for column, definition in _missing(db, table, statements):
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {definition}")
+        db.execute(COUNT_SETS)
+        db.execute("ALTER TABLE requests RENAME TO old_requests")
+        db.execute("DROP INDEX requests_open")
+        for name in (
+            *_NEW,
+            "requests",
+            "requests_open",
+            "jobs_environment",
+            "jobs_beginning",
+            "count_gone",
+            "items_gone",
+        ):
+            db.execute(statements[name])
+        db.execute("INSERT INTO requests SELECT * FROM old_requests")
+        db.execute("DROP TABLE old_requests")
+        db.execute(f"PRAGMA user_version = {CURRENT_VERSION}")
+
+
+def show_as_current(db: sqlite3.Connection) -> None:
+    """Have this connection see a database of version 3 as one of today, by temporary views. Writes nothing."""
+    if _version(db) != OLDEST_VERSION:
+        return
+    statements = _statements()
+    for table in _GROWN:
+        more = "".join(
+            f", {_default_of(definition)} AS {column}" for column, definition in _missing(db, table, statements)
+        )
+        db.execute(f"CREATE TEMP VIEW {table} AS SELECT *{more} FROM main.{table}")
+    for table in _NEW:
+        db.execute(statements[table].replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def _default_of(definition: str) -> str:
+    found = re.search(r"DEFAULT (\S+)", definition)
+    return found[1] if found else "NULL"
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _statements() -> dict[str, str]:
+    """Return the statement of each table, index and trigger of today's schema, by its name."""
+    with sqlite3.connect(":memory:") as empty:
+        empty.executescript(schema())
+        return dict(empty.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL"))
+
+
+def _missing(db: sqlite3.Connection, table: str, statements: dict[str, str]) -> list[tuple[str, str]]:
+    """Return name and definition of the columns that a table of version 3 lacks."""
+    there = {name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    columns = re.findall(r"^\s+(\w+)\s+((?:INTEGER|REAL|TEXT|BLOB)[^,\n]*)", statements[table], re.MULTILINE)
+    return [(name, definition.split("--")[0].strip()) for name, definition in columns if name not in there]

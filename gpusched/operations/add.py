@@ -1,0 +1,108 @@
+"""Jobs that are submitted by themselves: to the default queue or another one, which need not exist. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs import environment
+from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec, Requirements
+from gpusched.host.queue import queue_dirs
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store, job_table, meta_table, submission
+from gpusched.lists.attributes import with_defaults
+from gpusched.lists.jobfile import JobFile
+from gpusched.lists.submit import SubmitOptions
+from gpusched.operations import queues
+from gpusched.operations.submit import refuse_unmet, with_dirs
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a submission wants of its jobs, beside what each of them states."""
+
+    attributes: Attributes = NO_ATTRIBUTES
+    hold: bool = False
+    begin_at: float = 0.0
+    once: str = ""  # add the job only if no job of this key is there
+    export: str = "all"  # all | none | NAME,…: the part of the environment that the jobs get
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A submission: the queue, the id of each job, and those ids that were there before (`once`)."""
+
+    queue_dir: QueueDir
+    ids: tuple[int, ...]
+    earlier: tuple[int, ...] = ()
+    is_new_queue: bool = False
+
+
+def find_standing_queue(name: str | None, state_dir: str | None = None) -> QueueDir:
+    """Return the queue that a submission to `name` goes to, made or not; without a name, this user's default one.
+
+    A queue that is there already is meant first, as by -q of every verb. Raises GpuschedError where that is not unique.
+    """
+    if name is None:
+        return queue_dirs.locate(queue_dirs.standing_path(queue_dirs.DEFAULT_NAME), state_dir)
+    if (there := queues.existing_queue(name, state_dir)) is not None:
+        return there
+    path = os.path.abspath(name) if os.sep in name else queue_dirs.standing_path(name)
+    return queue_dirs.locate(path, state_dir)
+
+
+def add_jobs(
+    queue_dir: QueueDir,
+    jobs: JobFile,
+    options: SubmitOptions,
+    wishes: Wishes,
+    environ: Mapping[bytes, bytes] | None = None,
+) -> Added:
+    """Add these jobs to a queue, which is made if it is not there; its dispatcher, if any, takes them at once.
+
+    Raises GpuschedError, and adds nothing, for jobs that cannot be right.
+    """
+    specs = _with_wishes(jobs.specs, wishes)
+    is_new = not queue_dir.exists()
+    refuse_unmet(JobFile(specs), queue_dir, "these jobs")
+    queue_dirs.prepare(queue_dir)
+    content = environment.exported(os.environb if environ is None else environ, wishes.export)
+    options = with_dirs(options, queue_dir)
+    options.look_around(specs)
+
+    def needs(spec: JobSpec) -> Requirements:
+        return replace(options.needs(spec), environment=content, begin_at=wishes.begin_at)
+
+    now = time.time()
+    with Store(queue_dir.database, create=True) as store, store.transaction():
+        added = submission.add(store, specs, needs, now)
+        for job_id, is_added in added if wishes.hold else ():
+            if is_added:
+                job_table.hold(store, job_id)
+        if meta_table.read(store, "on_dep_fail") is None:
+            meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
+    queue_dirs.remember(queue_dir)
+    queue_dir.ring()
+    earlier = tuple(job_id for job_id, is_added in added if not is_added)
+    return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)
+
+
+def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, ...]:
+    """Return the jobs with what they do not state themselves, each with a key of its own."""
+    for word, is_stated in {"--name": wishes.attributes.name, "--once": wishes.once}.items():
+        if is_stated and len(specs) != 1:
+            problem = f"is for a single job, and these are {len(specs)}"
+            raise GpuschedError(problem, where=word, hint="a list states name= in its lines")
+    return tuple(
+        replace(
+            spec,
+            attributes=with_defaults(spec.attributes, wishes.attributes),
+            occurrence=1,
+            key=b"once " + os.fsencode(wishes.once) if wishes.once else secrets.token_bytes(16),
+        )
+        for spec in specs
+    )
