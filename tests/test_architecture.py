@@ -115,7 +115,7 @@ TABLE = (
 )
 
 # Modules of the standard library that have one owner each.
-OWNERS = {"sqlite3": ("host.store.connection",), "fcntl": ("host.locks",)}
+OWNERS = {"sqlite3": ("host.store.connection", "host.store.migration"), "fcntl": ("host.locks",)}
 
 # core/* gets a list of what it may use, since a list of what does I/O is never complete. Of random, only what is
 # given its seed.

@@ -98,7 +98,7 @@ MEANINGS = {
     "unhold unpause": "gpusched release JOB",
     "resume continue": "gpusched run FILE goes on where it stopped; gpusched release JOB lets a held job start",
     "edit update": "change the file of commands: it is read again while it runs, and by the next gpusched run FILE",
-    "add submit sbatch srun start exec": "gpusched run FILE, or gpusched run -c COMMAND",
+    "add sbatch srun exec": "gpusched submit COMMAND",
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",

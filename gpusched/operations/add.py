@@ -23,7 +23,7 @@ from gpusched.operations.submit import refuse_unmet, with_dirs
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a submission wants of its jobs, beside what each of them states."""
+    """The wishes of a submission for its jobs, beside what each of them states."""
 
     attributes: Attributes = NO_ATTRIBUTES
     hold: bool = False

@@ -92,7 +92,7 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
         ("follow", "logs JOB -f"),
         ("pause", "hold"),
         ("resume", "run FILE goes on"),
-        ("sbatch", "run FILE"),
+        ("sbatch", "submit COMMAND"),
     ],
 )
 def test_a_verb_of_another_tool_leads_to_ours_by_its_meaning(word: str, verb: str, capsys: Capture) -> None:

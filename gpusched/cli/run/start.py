@@ -16,9 +16,10 @@ from gpusched.config.run_settings import RUN_SETTINGS
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("--quiet", is_flag=True, help="Print only what asks for action.")
 def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool, quiet: bool) -> int:
-    """Dispatch a queue that stays: submitted jobs start as GPUs fall free.
+    """Dispatch a queue that stays.
 
-    It leaves after ten minutes without a job (idle_exit); a later submission starts another one.
+    Submitted jobs start as GPUs fall free. It leaves after ten minutes without a
+    job (idle_exit); a later submission starts another one.
     """
     from gpusched.cli.run.options import RunOptions
     from gpusched.cli.run.session import session

@@ -12,41 +12,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpusched.cli.options import load, print_json, say
+from gpusched.cli.run.attributes import attribute_options
 from gpusched.cli.run.source import read_job_source
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.common.quantities import parse_moment
 
 if TYPE_CHECKING:
-    from gpusched.core.model import Attributes
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
-
-# The attributes that are options here, each with its metavar and its help.
-ATTRIBUTES = {
-    "name": ("NAME", "Call the job so; its log has this name, too."),
-    "tag": ("TAG,...", "Put the jobs into these groups."),
-    "gpus": ("N", "Give each job N GPUs; 0: a CPU job.  [default: 1]"),
-    "mem": ("SIZE", "State the GPU memory that each job needs: 18G."),
-    "gpu-model": ("NAME", "Use only GPUs with this in their name: A100."),
-    "cpus": ("N", "State the cores that each job needs."),
-    "ram": ("SIZE", "State the memory of the host that each job needs."),
-    "time": ("TIME", "Stop a job after this time: 90m, 2:00:00."),
-    "prio": ("N", "Start jobs with a higher number first.  [default: 0]"),
-    "after": ("JOB,...", "Start after these have succeeded: ids, names, tags."),
-    "after-any": ("JOB,...", "Start after one of these has succeeded."),
-    "after-failed": ("JOB,...", "Start after one of these has failed."),
-    "after-ended": ("JOB,...", "Start after these have ended, however."),
-    "retries": ("N", "Try a failed job again, up to N times.  [default: 0]"),
-    "items": ("N", "State how many items each job does, for the estimate."),
-    "cwd": ("DIR", "Run the jobs there.  [default: this directory]"),
-}
+    from gpusched.operations.add import Added
 
 
-def attribute_options(callback: Any) -> Any:
-    """Give a command the attributes of a job as options; each arrives as text, under its name with underscores."""
-    for key, (metavar, help) in reversed(ATTRIBUTES.items()):
-        callback = click.option(f"--{key}", metavar=metavar, help=help)(callback)
-    return callback
+class Moment(click.ParamType):
+    """A time as people type it, in epoch seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            return parse_moment(value, time.time())
+        except ValueError as error:
+            raise GpuschedError(f"{value!r} is no time", where="--begin", hint=str(error)) from None
 
 
 class SubmitCommand(click.Command):
@@ -73,10 +61,16 @@ class SubmitCommand(click.Command):
 @click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help="Put values for {NAME}.")
 @click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
 @attribute_options
-@click.option("--env", metavar="NAME=VALUE", multiple=True, help="Set this variable for the jobs.")
 @click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
-@click.option("--begin", metavar="TIME", help="Start no earlier than this: 22:30, 2026-12-24T08:00, +2h.")
-@click.option("--once", metavar="KEY", help="Add the job only if no job was submitted with this key.")
+@click.option(
+    "--begin",
+    "begin_at",
+    metavar="TIME",
+    type=Moment(),
+    default=0.0,
+    help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
+)
+@click.option("--once", metavar="KEY", default="", help="Add the job only if none has this key.")
 @click.option(
     "--export", metavar="all|none|NAME,...", default="all", help="Give the jobs this much of the environment."
 )
@@ -87,23 +81,15 @@ def submit(
     words: tuple[str, ...],
     is_command: bool,
     queue: str | None,
-    command: str | None,
-    parameters: tuple[str, ...],
-    each: str | None,
-    env: tuple[str, ...],
-    hold: bool,
-    begin: str | None,
-    once: str | None,
-    export: str,
-    no_start: bool,
     force: bool,
+    no_start: bool,
     as_json: bool,
-    **stated: str | None,
+    **more: Any,
 ) -> int:
-    """Submit jobs to a queue that stays, from anywhere, and print their ids.
+    """Add jobs to a queue that stays, from anywhere.
 
-    A dispatcher in the background is started if none works on the queue. The jobs run in this directory and with this
-    environment. COMMAND is one job; FILE is what gpusched run takes; - reads standard input.
+    Prints their ids, and starts a dispatcher in the background if none works on the queue. The jobs run in this
+    directory and with this environment. COMMAND is one job; FILE is what gpusched run takes; - reads standard input.
     """
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations import add
@@ -111,15 +97,22 @@ def submit(
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
-    wishes = add.Wishes(_attributes(stated, env), hold=hold, begin_at=_begin_at(begin), once=once or "", export=export)
-    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
     if is_command or (words and words != ("-",) and not _is_list(words)):
         jobs = _command_job(words, options)
     else:
-        jobs = _list_jobs(" ".join(words) or None, command, parameters, each, options)
-    added = add.add_jobs(queue_dir, jobs, options, wishes)
+        jobs = _list_jobs(" ".join(words) or None, options, **typed)
+    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    added = add.add_jobs(queue_dir, jobs, options, add.Wishes(**more))
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
+    _print(added, as_json=as_json)
+    if not no_start:
+        autostart(added.queue_dir, loaded.settings)
+    return EXIT_OK
+
+
+def _print(added: Added, *, as_json: bool) -> None:
     for job_id in added.earlier:
         say(f"job {job_id} was submitted with this key before: nothing is added")
     if as_json:
@@ -127,40 +120,6 @@ def submit(
     else:
         click.echo("\n".join(map(str, added.ids)))
     sys.stdout.flush()
-    if not no_start:
-        autostart(added.queue_dir, loaded.settings)
-    return EXIT_OK
-
-
-def _attributes(stated: dict[str, str | None], env: tuple[str, ...]) -> Attributes:
-    """Return the attributes that the options state. Raises GpuschedError for values that cannot be right."""
-    from gpusched.lists.attributes import key_fault, make, parse_value
-
-    texts = {name.replace("_", "-"): os.fsencode(text) for name, text in stated.items() if text is not None}
-    for text in env:
-        name, equals, value = text.partition("=")
-        problem = key_fault(f"env.{name}")
-        if not equals or problem is not None:
-            hint = "a variable of the job's own: --env WANDB_MODE=offline"
-            raise GpuschedError(f"cannot be {text!r}", where="--env", hint=hint)
-        texts[f"env.{name}"] = os.fsencode(value)
-    values = {}
-    for key, word in texts.items():
-        try:
-            values[key] = parse_value(key, word)
-        except ValueError as error:
-            raise GpuschedError(f"{os.fsdecode(word)!r} is not {error}", where=f"--{key}") from None
-    return make(values)
-
-
-def _begin_at(text: str | None) -> float:
-    """Return the moment in epoch seconds; 0 without one."""
-    if text is None:
-        return 0.0
-    try:
-        return parse_moment(text, time.time())
-    except ValueError as error:
-        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
 
 
 def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
@@ -171,7 +130,7 @@ def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
 
 
 def _list_jobs(
-    file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, options: SubmitOptions
+    file: str | None, options: SubmitOptions, *, command: str | None, parameters: tuple[str, ...], each: str | None
 ) -> JobFile:
     """Return the jobs of a list, of standard input, or of a command with parameters."""
     if file is None and command is None and not parameters and each is None:

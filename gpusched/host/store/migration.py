@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from importlib import resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
 OLDEST_VERSION = 3  # of the schema: that of gpusched 0.1
 CURRENT_VERSION = 4
@@ -30,7 +33,7 @@ def schema() -> str:
     return f"{text} PRAGMA user_version = {CURRENT_VERSION};"
 
 
-def upgrade(db: sqlite3.Connection) -> None:
+def upgrade(db: Connection) -> None:
     """Bring a database of version 3 up to date, whole or not at all."""
     if _version(db) != OLDEST_VERSION:
         return
@@ -60,7 +63,7 @@ def upgrade(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA user_version = {CURRENT_VERSION}")
 
 
-def show_as_current(db: sqlite3.Connection) -> None:
+def show_as_current(db: Connection) -> None:
     """Have this connection see a database of version 3 as one of today, by temporary views. Writes nothing."""
     if _version(db) != OLDEST_VERSION:
         return
@@ -79,18 +82,17 @@ def _default_of(definition: str) -> str:
     return found[1] if found else "NULL"
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _version(db: Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _statements() -> dict[str, str]:
     """Return the statement of each table, index and trigger of today's schema, by its name."""
-    with sqlite3.connect(":memory:") as empty:
-        empty.executescript(schema())
-        return dict(empty.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL"))
+    parts = re.split(r"^(?=CREATE (?:UNIQUE )?\w+ (\w+))", schema(), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _missing(db: sqlite3.Connection, table: str, statements: dict[str, str]) -> list[tuple[str, str]]:
+def _missing(db: Connection, table: str, statements: dict[str, str]) -> list[tuple[str, str]]:
     """Return name and definition of the columns that a table of version 3 lacks."""
     there = {name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
     columns = re.findall(r"^\s+(\w+)\s+((?:INTEGER|REAL|TEXT|BLOB)[^,\n]*)", statements[table], re.MULTILINE)

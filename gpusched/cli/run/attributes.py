@@ -1,0 +1,71 @@
+"""The attributes of jobs as options of a command."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from gpusched.common.errors import GpuschedError
+
+if TYPE_CHECKING:
+    from gpusched.core.model import Attributes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The attributes that are options, each with its metavar and its help.
+ATTRIBUTES = {
+    "name": ("NAME", "Call the job so; its log has this name, too."),
+    "tag": ("TAG,...", "Put the jobs into these groups."),
+    "gpus": ("N", "Give each job N GPUs; 0: a CPU job.  [default: 1]"),
+    "mem": ("SIZE", "State the GPU memory that each job needs: 18G."),
+    "gpu-model": ("NAME", "Use only GPUs with this in their name: A100."),
+    "cpus": ("N", "State the cores that each job needs."),
+    "ram": ("SIZE", "State the memory of the host that each job needs."),
+    "time": ("TIME", "Stop a job after this time: 90m, 2:00:00."),
+    "prio": ("N", "Start jobs with a higher number first.  [default: 0]"),
+    "after": ("JOB,...", "Start after these have succeeded: ids, names, tags."),
+    "after-any": ("JOB,...", "Start after one of these has succeeded."),
+    "after-failed": ("JOB,...", "Start after one of these has failed."),
+    "after-ended": ("JOB,...", "Start after these have ended, however."),
+    "retries": ("N", "Try a failed job again, up to N times.  [default: 0]"),
+    "items": ("N", "State how many items each job does, for the estimate."),
+    "cwd": ("DIR", "Run the jobs there.  [default: this directory]"),
+}
+
+
+def attribute_options(callback: F) -> F:
+    """Give a command these options and --env; the callback gets the `attributes` that they state."""
+
+    @functools.wraps(callback)
+    def wrapper(*args: Any, env: tuple[str, ...], **kwargs: Any) -> Any:
+        stated = {key: kwargs.pop(key.replace("-", "_")) for key in ATTRIBUTES}
+        return callback(*args, attributes=_attributes(stated, env), **kwargs)
+
+    click.option("--env", metavar="NAME=VALUE", multiple=True, help="Set this variable for the jobs.")(wrapper)
+    for key, (metavar, help) in reversed(ATTRIBUTES.items()):
+        click.option(f"--{key}", metavar=metavar, help=help)(wrapper)
+    return cast(F, wrapper)
+
+
+def _attributes(stated: Mapping[str, str | None], env: tuple[str, ...]) -> Attributes:
+    """Return the attributes that the options state. Raises GpuschedError for values that cannot be right."""
+    from gpusched.lists.attributes import key_fault, make, parse_value
+
+    texts = {key: os.fsencode(text) for key, text in stated.items() if text is not None}
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or key_fault(f"env.{name}") is not None:
+            hint = "a variable of the job's own: --env WANDB_MODE=offline"
+            raise GpuschedError(f"cannot be {text!r}", where="--env", hint=hint)
+        texts[f"env.{name}"] = os.fsencode(value)
+    values = {}
+    for key, word in texts.items():
+        try:
+            values[key] = parse_value(key, word)
+        except ValueError as error:
+            raise GpuschedError(f"{os.fsdecode(word)!r} is not {error}", where=f"--{key}") from None
+    return make(values)
