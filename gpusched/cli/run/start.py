@@ -23,8 +23,8 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     """
     from gpusched.cli.run.options import RunOptions
     from gpusched.cli.run.session import session
-    from gpusched.operations import add
-    from gpusched.operations.start import dispatch_standing, start_detached
+    from gpusched.operations.standing import add
+    from gpusched.operations.standing.start import dispatch_standing, start_detached
 
     queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
     if detach:

@@ -20,21 +20,7 @@ from gpusched.common.quantities import parse_moment
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations.add import Added
-
-
-class Moment(click.ParamType):
-    """A time as people type it, in epoch seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return float(value)
-        try:
-            return parse_moment(value, time.time())
-        except ValueError as error:
-            raise GpuschedError(f"{value!r} is no time", where="--begin", hint=str(error)) from None
+    from gpusched.operations.standing.add import Added
 
 
 class SubmitCommand(click.Command):
@@ -66,8 +52,7 @@ class SubmitCommand(click.Command):
     "--begin",
     "begin_at",
     metavar="TIME",
-    type=Moment(),
-    default=0.0,
+    callback=lambda _, __, text: _begin_at(text),
     help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
 )
 @click.option("--once", metavar="KEY", default="", help="Add the job only if none has this key.")
@@ -92,8 +77,8 @@ def submit(
     directory and with this environment. COMMAND is one job; FILE is what gpusched run takes; - reads standard input.
     """
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations import add
-    from gpusched.operations.start import autostart
+    from gpusched.operations.standing import add
+    from gpusched.operations.standing.start import autostart
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
@@ -110,6 +95,14 @@ def submit(
     if not no_start:
         autostart(added.queue_dir, loaded.settings)
     return EXIT_OK
+
+
+def _begin_at(text: str | None) -> float:
+    """Return the moment in epoch seconds; 0 without one."""
+    try:
+        return parse_moment(text, time.time()) if text is not None else 0.0
+    except ValueError as error:
+        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
 
 
 def _print(added: Added, *, as_json: bool) -> None:
