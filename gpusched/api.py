@@ -1,26 +1,54 @@
 """The library's public face. Prints nothing.
 
-from gpusched import api
+A queue that stays, and the jobs in it:
 
-print(api.dry_run("commands.txt", max_gpus=2).reasons)
-exit_code = api.run("commands.txt", max_gpus=2)
+    import gpusched
+
+    queue = gpusched.Queue("night")  # made if it is not there; Queue() is your default one
+    job = queue.submit("python train.py --seed 1", mem="18G", name="seed1")
+    jobs = queue.map("python train.py --lr {lr}", lr=[1e-3, 1e-4])
+    queue.run(max_gpus=2)  # dispatch here until all have ended; or queue.start(), in the background
+    print(job.state, job.outcome, job.log())
+
+A list, as `gpusched run` runs it:
+
+    exit_code = gpusched.run("commands.txt", max_gpus=2)
+    print(gpusched.dry_run("commands.txt", max_gpus=2).reasons)
+
+Every refusal is a `gpusched.common.errors.GpuschedError`, whose text says what to do.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import load
+from gpusched.config.settings import SETTINGS
+from gpusched.core.model import ENDED_STATES, AttemptRow, Attributes, JobRow, Outcome
 from gpusched.dispatcher import Observer
-from gpusched.lists.submit import read_source
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store, attempt_table, job_table
+from gpusched.lists.attributes import KEYS, key_fault, make, parse_value
+from gpusched.lists.jobfile import JobFile
+from gpusched.lists.submit import JobSource, SubmitOptions, parse_command, read_source, refused
+from gpusched.operations import change
 from gpusched.operations import dry_run as dry_runs
 from gpusched.operations.devices import BoxDevices as BoxDevices
 from gpusched.operations.devices import open_devices as open_devices
-from gpusched.operations.run import Queue as Queue
+from gpusched.operations.explain import explain
+from gpusched.operations.logs import LogChoice, copy_log
 from gpusched.operations.run import RunSession, run_jobs
-from gpusched.operations.submit import read_jobs
+from gpusched.operations.standing import add, start
+from gpusched.operations.submit import find_queue_dir, make_queue_dir, read_jobs
 
 if TYPE_CHECKING:
     from gpusched.esd.config import EsdConfig as EsdConfig
@@ -42,6 +70,8 @@ _FEATURES = {
     "shard_range": "gpusched.shards.split",
     "split_range": "gpusched.shards.split",
 }
+_LOOK_S = 0.1  # between two looks at a job that is waited for
+_WISHES = ("hold", "begin_at", "once", "export")
 
 
 def run(
@@ -68,6 +98,279 @@ def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **set
     source = read_source(path)
     queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)
     return dry_runs.dry_run(queue_dir, jobs, options)
+
+
+# ---- a queue that stays ----------------------------------------------------------------------------
+
+
+class Queue:
+    """A queue of jobs: your default one, that of a name, or that of a list. Made if it is not there.
+
+    It holds no open file: any number of them, in any process, may stand for one queue.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        """`name` is what `-q` takes: a name, or the directory of a queue. Raises GpuschedError if it is not unique."""
+        self._dir = add.find_standing_queue(name, load().settings.state_dir)
+        add.make_queue(self._dir)
+
+    @classmethod
+    def for_file(cls, path: str) -> Queue:
+        """Return the queue of a list, as `gpusched run` names it. Submits nothing: `gpusched.run(path)` does."""
+        settings = load().settings
+        return cls._of(make_queue_dir(path, settings) if os.path.exists(path) else find_queue_dir(path, settings))
+
+    @classmethod
+    def _of(cls, queue_dir: QueueDir) -> Queue:
+        queue = cls.__new__(cls)
+        queue._dir = queue_dir
+        return queue
+
+    def __repr__(self) -> str:
+        return f"Queue({self.path!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Queue) and self._dir == other._dir
+
+    def __hash__(self) -> int:
+        return hash(self._dir)
+
+    @property
+    def name(self) -> str:
+        return self._dir.name
+
+    @property
+    def path(self) -> str:
+        """The directory of the queue, with its logs."""
+        return self._dir.path
+
+    # ---- its jobs ----
+
+    def __iter__(self) -> Iterator[Job]:
+        """Yield all jobs of the queue, by id."""
+        with Store(self._dir.database) as store:
+            ids = sorted(row.id for row in job_table.jobs(store))
+        return (Job(self, job_id) for job_id in ids)
+
+    def __getitem__(self, job: int | str) -> Job:
+        """Return the job of this id or name. Raises KeyError if there is none."""
+        with Store(self._dir.database) as store:
+            known = store.scalar("SELECT id FROM jobs WHERE id = ?", (job,)) if isinstance(job, int) else None
+            job_id = known if isinstance(job, int) else job_table.find_by_name(store, job)
+        if job_id is None:
+            raise KeyError(job)
+        return Job(self, int(job_id))
+
+    def submit(self, command: str | Sequence[str], **wanted: Any) -> Job:
+        """Add a job that runs `command`, a text for the shell or a sequence of arguments, and return it.
+
+        `wanted` are the attributes of a job (name, tag, gpus, mem="18G", time="2h", prio, after, retries, cwd, items,
+        gpu_model, cpus, ram, env={"NAME": "value"}) and of a submission: hold=True, begin_at (epoch seconds),
+        once="key" (return the job of this key if there is one), export="all" | "none" | "NAME,…". `after` takes jobs,
+        ids, names and tags, one or several. Raises GpuschedError for what cannot be right.
+        """
+        text = command if isinstance(command, str) else shlex.join(command)
+        return self._add(lambda options: parse_command(text, options), "command", wanted)[0]
+
+    def map(self, command: str, **wanted: Any) -> list[Job]:
+        """Add a job for each combination of values, the last parameter fastest, and return them in this order.
+
+        Each `{name}` of the command that is a keyword here is a parameter, whose argument has its values; the other
+        keywords are as for `submit`. Values are quoted for the shell.
+        """
+        names = [name for name in wanted if re.search(rf"(?<!\$)\{{{re.escape(name)}\}}", command)]
+        values = {name: list(map(str, wanted.pop(name))) for name in names}
+
+        def parse(options: SubmitOptions) -> JobFile:
+            from gpusched.lists.maker import from_command
+            from gpusched.lists.parameters import Axis
+
+            axes = [Axis((name,), tuple((each,) for each in some)) for name, some in values.items()]
+            return from_command(command, axes, **options.reading)
+
+        return self._add(parse, "command", wanted)
+
+    def submit_file(self, path: str, **wanted: Any) -> list[Job]:
+        """Add the jobs of a list, each a new one, and return them in its order. `wanted` is for all of them."""
+        source = read_source(path)
+        return self._add(source.parse, JobSource(path).name, wanted)
+
+    def _add(self, parse: Callable[[SubmitOptions], JobFile], name: str, wanted: Mapping[str, Any]) -> list[Job]:
+        options = SubmitOptions(load().settings, os.fsencode(os.getcwd()))
+        wishes = add.Wishes(
+            _attributes({key: value for key, value in wanted.items() if key not in _WISHES}),
+            **{key: value for key, value in wanted.items() if key in _WISHES},
+        )
+        added = add.add_jobs(self._dir, refused(parse(options), name), options, wishes)
+        return [Job(self, job_id) for job_id in added.ids]
+
+    # ---- its dispatcher ----
+
+    def run(self, observer: Observer | None = None, **settings: object) -> int:
+        """Dispatch the queue here until all its jobs have ended, and return the exit code of `gpusched run`.
+
+        `settings` are those of `gpusched config`, such as max_gpus=2. The code is 75 if another dispatcher works on it.
+        """
+        session = RunSession(watch=lambda queue: nullcontext(observer))
+        return start.dispatch_standing(self._dir, load(settings), session, stays=False)
+
+    def start(self, **settings: object) -> int:
+        """Have the queue dispatched in the background, and return the pid of its dispatcher.
+
+        If one works on it already, that one goes on as it is. It leaves after `idle_exit` without a job.
+        """
+        flags = [word for name, value in settings.items() for word in SETTINGS[name].flags_for(value)]
+        if (working := self._dir.dispatcher()) is not None:
+            return working
+        pid = start.start_detached(self._dir, flags)
+        while self._dir.dispatcher() is None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if status:
+                raise GpuschedError("the dispatcher has ended at once", where=self._dir.log, exit_code=EXIT_CANNOT_WORK)
+            if ended:
+                break
+            time.sleep(_LOOK_S)
+        return pid
+
+    def wait(self, *jobs: Job, timeout: float | None = None) -> None:
+        """Wait until these jobs, or all that the queue has now, have ended.
+
+        Raises TimeoutError after `timeout` seconds, and GpuschedError when no dispatcher works on the queue.
+        """
+        _wait(self._dir, [job.id for job in jobs or self], timeout)
+
+
+class Job:
+    """A job of a queue. Its properties are read anew each time."""
+
+    def __init__(self, queue: Queue, job_id: int) -> None:
+        self.queue, self.id = queue, job_id
+
+    def __repr__(self) -> str:
+        return f"Job({self.id}, {self.state}, {os.fsdecode(self._row.command)[:60]!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and (self.queue, self.id) == (other.queue, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.queue, self.id))
+
+    @property
+    def _dir(self) -> QueueDir:
+        return self.queue._dir
+
+    @property
+    def _row(self) -> JobRow:
+        with Store(self._dir.database) as store:
+            return job_table.get(store, self.id)
+
+    @property
+    def _attempts(self) -> list[AttemptRow]:
+        with Store(self._dir.database) as store:
+            return attempt_table.attempts(store, self.id)
+
+    @property
+    def name(self) -> str:
+        return self._row.name
+
+    @property
+    def command(self) -> str:
+        return os.fsdecode(self._row.command)
+
+    @property
+    def state(self) -> str:
+        """The state: queued, held, running, succeeded, failed or cancelled."""
+        return self._row.state.value
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The end of the newest attempt that has ended (kind, exit_code, signal, cause, note); None if none has."""
+        return next((each.outcome for each in reversed(self._attempts) if each.outcome is not None), None)
+
+    @property
+    def log_path(self) -> str | None:
+        """The file with what the newest attempt has written; None before the first one."""
+        attempts = self._attempts
+        return os.path.join(self._dir.path, attempts[-1].log) if attempts else None
+
+    def log(self) -> str:
+        """Return what the newest attempt has written so far; empty before the first one."""
+        out = io.BytesIO()
+        if self._attempts:
+            copy_log(self._dir, str(self.id), out, LogChoice())
+        return out.getvalue().decode("utf-8", "replace")
+
+    def explain(self) -> str:
+        """Return why the job waits, or what it does; empty once it has ended."""
+        return "; ".join(explain(self._dir, str(self.id)).current)
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Wait until the job has ended, and return it. Raises as Queue.wait."""
+        self.queue.wait(self, timeout=timeout)
+        return self
+
+    def cancel(self) -> None:
+        """Cancel it: a waiting job at once, a running one by its dispatcher."""
+        change.cancel(self._dir, [str(self.id)])
+
+    def requeue(self) -> None:
+        """Queue it again, though it has ended, with all its tries. Raises GpuschedError if it has not ended."""
+        _changed(change.requeue(self._dir, [str(self.id)], again=True))
+
+    def hold(self) -> None:
+        """Keep it from starting. Raises GpuschedError if it does not wait."""
+        _changed(change.hold(self._dir, [str(self.id)]))
+
+    def release(self) -> None:
+        """Let it start again. Raises GpuschedError if it is not held."""
+        _changed(change.release(self._dir, [str(self.id)]))
+
+
+def _changed(report: change.ChangeReport) -> None:
+    """Raise GpuschedError for a change that was refused."""
+    if report.refused:
+        raise GpuschedError("; ".join(f"job {ids[0]} {text}" for text, ids in report.jobs.items()))
+
+
+def _attributes(wanted: Mapping[str, Any]) -> Attributes:
+    """Return the attributes of these keywords. Raises GpuschedError for values that cannot be right."""
+    values: dict[str, Any] = {}
+    for name, value in wanted.items():
+        key = name.replace("_", "-")
+        if key == "env":
+            pairs = {f"env.{variable}": os.fsencode(text) for variable, text in value.items()}
+            wrong = [variable for variable in pairs if key_fault(variable) is not None]
+            values |= pairs
+        else:
+            wrong = [] if key in KEYS else [name]
+        if wrong:
+            hint = f"known: {', '.join([*KEYS, 'env', *_WISHES])}".replace("-", "_")
+            raise GpuschedError(f"a job has no attribute {wrong[0]!r}", hint=hint)
+        if key != "env" and value is not None:
+            values[key] = _parsed(key, value)
+    return make(values)
+
+
+def _parsed(key: str, value: Any) -> object:
+    is_several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    words = [str(each.id) if isinstance(each, Job) else str(each) for each in (value if is_several else [value])]
+    try:
+        return parse_value(key, os.fsencode(",".join(words)))
+    except ValueError as error:
+        raise GpuschedError(f"{key} is {value!r}, but must be {error}") from None
+
+
+def _wait(queue_dir: QueueDir, ids: Sequence[int], timeout: float | None) -> None:
+    until = None if timeout is None else time.monotonic() + timeout
+    with Store(queue_dir.database) as store:
+        while open_jobs := [job_id for job_id in ids if job_table.get(store, job_id).state not in ENDED_STATES]:
+            if queue_dir.dispatcher() is None:
+                problem = f"no dispatcher works on {queue_dir.path}, and job {open_jobs[0]} has not ended"
+                raise GpuschedError(problem, hint="queue.start() or queue.run()", exit_code=EXIT_CANNOT_WORK)
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"{len(open_jobs)} of {len(ids)} jobs have not ended after {timeout:g} s")
+            time.sleep(_LOOK_S)
+            ids = open_jobs
 
 
 def __getattr__(name: str) -> object:

@@ -31,7 +31,7 @@ DISPATCHER_PATIENCE_S = 2.0  # with a busy database; signals wait meanwhile
 SLOW_ACK_S = 5.0  # after so long without an answer, report what is waited for
 
 
-class Queue:
+class RunQueue:
     """One queue, opened: submit jobs to it, dispatch it. A context manager that closes its database."""
 
     def __init__(self, queue_dir: QueueDir) -> None:
@@ -41,11 +41,11 @@ class Queue:
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
-    def for_file(cls, source: Source, settings: Settings | None = None) -> Queue:
+    def for_file(cls, source: Source, settings: Settings | None = None) -> RunQueue:
         """Open the queue of a list (a file, "-", or a typed command), and make it if it does not exist."""
         return cls(make_queue_dir(source, settings or Settings()))
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> RunQueue:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -135,9 +135,9 @@ class RunSession:
     A `quiet` session hears nothing of a start that had nothing to do.
     """
 
-    watch: Callable[[Queue], AbstractContextManager[Observer | None]] = lambda queue: nullcontext()
+    watch: Callable[[RunQueue], AbstractContextManager[Observer | None]] = lambda queue: nullcontext()
     notify: Callable[[str], None] = ignore
-    summarize: Callable[[Queue, int], None] = lambda queue, code: None
+    summarize: Callable[[RunQueue, int], None] = lambda queue, code: None
     log_level: str | None = None  # of dispatcher.log; None: write no such log
     feed: Feed | None = None
     follow: bool = False
@@ -164,7 +164,7 @@ def run_jobs(
     devices: BoxDevices,
     *,
     complete: bool = True,
-    prepare: Callable[[Queue], AbstractContextManager[object]] = nullcontext,
+    prepare: Callable[[RunQueue], AbstractContextManager[object]] = nullcontext,
     session: RunSession = QUIET_SESSION,
 ) -> int:
     """Submit the jobs to the queue of their source and dispatch until all have ended; return the exit code.
@@ -173,7 +173,7 @@ def run_jobs(
     `prepare(queue)`, which writes the files that they need into the queue's directory.
     """
     options = with_dirs(options, find_queue_dir(source, options.settings))
-    with Queue.for_file(source, options.settings) as queue:
+    with RunQueue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
             set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):

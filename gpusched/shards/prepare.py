@@ -18,7 +18,7 @@ from gpusched.host.store import job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations import queues
-from gpusched.operations.run import Queue
+from gpusched.operations.run import RunQueue
 from gpusched.shards import files
 from gpusched.shards.earlier_run import EarlierRun, read_earlier_run
 from gpusched.shards.items import Items
@@ -48,7 +48,7 @@ class PlannedShards:
 
 @contextmanager
 def prepare_queue(
-    queue: Queue, planned: PlannedShards, request: ShardRequest, items: Items, options: SubmitOptions
+    queue: RunQueue, planned: PlannedShards, request: ShardRequest, items: Items, options: SubmitOptions
 ) -> Iterator[None]:
     """Write the files that the shards and the merge read; it may be interrupted at any point.
 
@@ -75,7 +75,7 @@ def prepare_queue(
         os.close(lock)
 
 
-def _settle(queue: Queue, plan: ShardPlan, owner: bytes, options: SubmitOptions) -> EarlierRun:
+def _settle(queue: RunQueue, plan: ShardPlan, owner: bytes, options: SubmitOptions) -> EarlierRun:
     """Return the earlier runs, after cancelling shards of another split that a live dispatcher could start."""
     with queue.store.transaction():
         earlier = read_earlier_run(queue.queue_dir, owner)
@@ -100,14 +100,14 @@ def _write_items(queue_dir: QueueDir, plan: ShardPlan, earlier: EarlierRun, item
     files.write_items(items, f"{queue_dir.path}/{files.DIRECTORY}", of_shards, only_missing=is_same)
 
 
-def _release_held(queue: Queue) -> None:
+def _release_held(queue: RunQueue) -> None:
     """Release the shards that were held because others had failed."""
     for job in job_table.jobs(queue.store, [JobState.HELD]):
         if job.cause == CAUSE_FAILURES and TAG in job.tags:
             job_table.release(queue.store, job.id)
 
 
-def _shard_id(queue: Queue, suffix: str) -> int:
+def _shard_id(queue: RunQueue, suffix: str) -> int:
     return next(job.id for job in job_table.jobs(queue.store) if job.name == suffix and TAG in job.tags and job.listed)
 
 

@@ -15,10 +15,10 @@ from gpusched.shards.files import read_plan
 from gpusched.shards.plan import MERGE
 
 if TYPE_CHECKING:
-    from gpusched.operations.run import Queue
+    from gpusched.operations.run import RunQueue
 
 
-def read_details(queue: Queue) -> GroupDetails:
+def read_details(queue: RunQueue) -> GroupDetails:
     """Read the results of a sharded run from its queue and from the disk."""
     try:
         plan = read_plan(queue.queue_dir.path)
@@ -31,7 +31,7 @@ def read_details(queue: Queue) -> GroupDetails:
     return GroupDetails(spans, outputs, errors, warnings)
 
 
-def _last_record(queue: Queue) -> MergeRecord | None:
+def _last_record(queue: RunQueue) -> MergeRecord | None:
     """Return the record of the newest merge, once that has ended and has left one."""
     attempt, record = attempt_table.last_of_name(queue.store, MERGE), read_record(queue.queue_dir.path)
     if attempt is None or record is None or record.at < attempt.started_at:

@@ -16,7 +16,7 @@ from gpusched.config.settings import Settings
 from gpusched.host.store import Busy, Store, connection, job_table
 from gpusched.lists.submit import read
 from gpusched.operations import change, submit
-from gpusched.operations.run import Queue
+from gpusched.operations.run import RunQueue
 from tests.support.box import Box, wait_for
 from tests.support.sample import stand_still
 
@@ -70,7 +70,7 @@ def test_cancelling_many_jobs_lets_others_write_in_between(tmp_path: Path, monke
     stand_still(monkeypatch, tmp_path)
     queue = submit.make_queue_dir("list.txt", Settings())
     options = submit.submit_options(queue, load())
-    with Queue(queue) as opened:
+    with RunQueue(queue) as opened:
         opened.submit(read(b"".join(b"true #%d\n" % n for n in range(MANY)), options, "list.txt"), options)
     monkeypatch.setattr(connection, "HOLD_S", 0.05)
     done = threading.Event()

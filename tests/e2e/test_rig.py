@@ -97,9 +97,10 @@ from gpusched import api
 from gpusched.config.layers import load
 from gpusched.dispatcher import Hooks
 from gpusched.lists.submit import SubmitOptions, read
+from gpusched.operations.run import RunQueue
 settings = load().settings
 options = SubmitOptions(settings, os.fsencode(os.getcwd()))
-queue = api.Queue.for_file("list.txt", settings)
+queue = RunQueue.for_file("list.txt", settings)
 queue.submit(read(open("list.txt", "rb").read(), options, "list.txt"), options)
 colleagues = []
 def at(step):

@@ -38,7 +38,7 @@ from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read, submit
 from gpusched.operations import queues
 from gpusched.operations.dry_run import dry_run, first_reasons
-from gpusched.operations.run import Queue
+from gpusched.operations.run import RunQueue
 from tests.support import build
 from tests.support.build import GIB
 from tests.support.sample import stand_still
@@ -293,7 +293,7 @@ def test_a_sweep_beside_another_one_cancels_nothing(
 ) -> None:
     stand_still(monkeypatch, tmp_path)
     monkeypatch.setenv(simulation.ENV_DIRECTORY, str(tmp_path / "simulation"))
-    with Queue.for_file(Sweep("echo {n}", ("n=1",))) as queue:
+    with RunQueue.for_file(Sweep("echo {n}", ("n=1",))) as queue:
         first = parse_sweep(Sweep("echo {n}", ("n=1",)), SubmitOptions(Settings(), b"/"))
         queue.submit(first, SubmitOptions(Settings(), os.fsencode(tmp_path)))
     assert front.run(["run", "-c", "echo {n}", "-p", "n=2", "--simulate", "1", "--dry-run"]) == 0

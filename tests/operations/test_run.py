@@ -23,7 +23,7 @@ from gpusched.lists.submit import STREAM, JobSource, Sweep, read
 from gpusched.operations import submit
 from gpusched.operations.check import check_list
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
-from gpusched.operations.run import Queue, RunSession, run_jobs
+from gpusched.operations.run import RunQueue, RunSession, run_jobs
 from gpusched.operations.run import set_up_log as set_up_log
 from tests.support.sample import stand_still
 
@@ -109,7 +109,7 @@ def test_a_stream_keeps_its_queue_for_as_long_as_its_process_lives() -> None:
 
 def test_a_start_that_states_less_keeps_the_limits_of_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     options = submit.submit_options(queue_dir := submit.make_queue_dir("list.txt", Settings()), loaded(max_gpus=1))
-    with Queue(queue_dir) as queue:
+    with RunQueue(queue_dir) as queue:
         queue.submit(read(b"true\n", options, "list.txt"), options)
     assert submit.submit_options(queue_dir, loaded()).settings.max_gpus is None
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
@@ -160,7 +160,7 @@ def test_a_run_submits_within_prepare_and_ends_with_the_summary() -> None:
     notes: list[str] = []
     states: list[JobState] = []
 
-    def prepare(queue: Queue) -> object:
+    def prepare(queue: RunQueue) -> object:
         return noted(notes, f"{len(list(job_table.jobs(queue.store)))} jobs")
 
     session = RunSession(summarize=lambda queue, code: states.extend(job.state for job in job_table.jobs(queue.store)))
@@ -179,7 +179,7 @@ def test_jobs_that_another_dispatcher_takes_end_with_75(monkeypatch: pytest.Monk
     said: list[str] = []
 
     def acknowledge() -> None:
-        with Queue(queue_dir) as queue:
+        with RunQueue(queue_dir) as queue:
             while not (requests := request_table.open_requests(queue.store)):
                 threading.Event().wait(0.01)
             with queue.store.transaction():

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpusched.api import Queue
 from gpusched.cli.run.session import print_summary
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.store import submission
 from gpusched.operations import status
+from gpusched.operations.run import RunQueue
 from gpusched.views import pages
 from tests.support.command_line import Capture
 from tests.support.golden import golden
@@ -19,25 +19,25 @@ from tests.support.sample import EXIT_3, NOW, Sample9
 
 
 @pytest.fixture
-def ended(sample: Sample9) -> Iterator[Queue]:
-    with Queue(sample.place) as queue:
+def ended(sample: Sample9) -> Iterator[RunQueue]:
+    with RunQueue(sample.place) as queue:
         yield queue
 
 
 @pytest.mark.parametrize("code", [1, 130, 131])
-def test_the_summary(code: int, ended: Queue, sample: Sample9, capsys: Capture) -> None:
+def test_the_summary(code: int, ended: RunQueue, sample: Sample9, capsys: Capture) -> None:
     print_summary(ended, code, as_json=False)
     golden(f"summary-{code}", capsys.readouterr().out, home=sample.home)
 
 
-def test_the_summary_as_json(ended: Queue, capsys: Capture) -> None:
+def test_the_summary_as_json(ended: RunQueue, capsys: Capture) -> None:
     print_summary(ended, 1, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["exit_code"], found["total_jobs"], found["failed_jobs"]) == (1, 8, 2)
     assert [job["id"] for job in found["failed"]] == [2, 4]
 
 
-def test_failures_of_one_reason_are_one(sample: Sample9, ended: Queue, capsys: Capture) -> None:
+def test_failures_of_one_reason_are_one(sample: Sample9, ended: RunQueue, capsys: Capture) -> None:
     texts = [b"python trian.py %d" % n for n in range(30)]
     submission.submit(
         sample.store, [JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True
@@ -55,7 +55,7 @@ def test_failures_of_one_reason_are_one(sample: Sample9, ended: Queue, capsys: C
     assert "30 jobs: exit 2, python: can't open file 'trian.py' (jobs 10-39)\n" in page and "more (-v" not in page
 
 
-def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: Queue, capsys: Capture) -> None:
+def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: RunQueue, capsys: Capture) -> None:
     texts = [b"false %d" % n for n in range(30)]
     submission.submit(
         sample.store, [JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True

@@ -10,6 +10,7 @@ from gpusched import api
 from gpusched.config import layers
 from gpusched.dispatcher import Hooks
 from gpusched.lists.submit import SubmitOptions, read
+from gpusched.operations.run import RunQueue
 
 
 def main(path: str, step: str, count: int) -> int:
@@ -27,7 +28,7 @@ def main(path: str, step: str, count: int) -> int:
     with open(path, "rb") as file:
         jobs = read(file.read(), options, path)
     at("read")
-    with api.open_devices(settings) as devices, api.Queue.for_file(path, settings) as queue:
+    with api.open_devices(settings) as devices, RunQueue.for_file(path, settings) as queue:
         at("made")
         queue.submit(jobs, options)
         at("submitted")

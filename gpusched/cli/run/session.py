@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
-    from gpusched.operations.run import Queue, RunSession
+    from gpusched.operations.run import RunQueue, RunSession
     from gpusched.views.lines import EventLines
     from gpusched.views.terminal.live import LiveView
     from gpusched.views.values import DryRun
@@ -42,7 +42,7 @@ def session(
     *,
     feed: Feed | None = None,
     follow: bool = False,
-    read_details: Callable[[Queue], GroupDetails] | None = None,
+    read_details: Callable[[RunQueue], GroupDetails] | None = None,
 ) -> RunSession:
     """Return the surroundings of a run on this terminal. `read_details` adds results of a feature to the summary."""
     from gpusched.operations.run import RunSession
@@ -70,7 +70,7 @@ def _import_the_end(options: RunOptions) -> None:
         write(io.StringIO(), [line("")])  # the library imports more when it draws
 
 
-def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
+def _observer(queue: RunQueue, options: RunOptions) -> LiveView | EventLines:
     """Return the live view on a terminal, else one line per event."""
     from gpusched.views.lines import EventLines
 
@@ -86,7 +86,7 @@ def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
 
 
 def print_summary(
-    queue: Queue, code: int, *, as_json: bool, read_details: Callable[[Queue], GroupDetails] | None = None
+    queue: RunQueue, code: int, *, as_json: bool, read_details: Callable[[RunQueue], GroupDetails] | None = None
 ) -> None:
     """Print one block for people, or one JSON document. `read_details` adds results of a feature.
 

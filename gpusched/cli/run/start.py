@@ -12,7 +12,7 @@ from gpusched.config.run_settings import RUN_SETTINGS
 @click.command(cls=SettingsCommand, epilog="Example: gpusched start --max-gpus 2")
 @click.option("-q", "--queue", metavar="QUEUE", help="Name the queue.  [default: your own]")
 @click.option("--detach", is_flag=True, help="Start it in the background, and return.")
-@settings_options(*[name for name in RUN_SETTINGS if name != "log_dir"])
+@settings_options(*[name for name in RUN_SETTINGS if name != "log_dir"], "claims_dir", "idle_exit")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("--quiet", is_flag=True, help="Print only what asks for action.")
 def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool, quiet: bool) -> int:

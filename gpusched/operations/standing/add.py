@@ -55,6 +55,13 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
     return queue_dirs.locate(path, state_dir)
 
 
+def make_queue(queue_dir: QueueDir) -> None:
+    """Make the directory and the database of a queue, if they are not there."""
+    queue_dirs.prepare(queue_dir)
+    Store(queue_dir.database, create=True).close()
+    queue_dirs.remember(queue_dir)
+
+
 def add_jobs(
     queue_dir: QueueDir,
     jobs: JobFile,
