@@ -29,7 +29,7 @@ class Row:
 
 # The first row that matches counts. Names are without the leading "gpusched.".
 TABLE = (
-    Row("", ()),
+    Row("", ("api",)),  # its names, when they are first used
     Row("__main__", ("cli.main",)),
     Row("common.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
     Row("common.*", ("common.*",)),
