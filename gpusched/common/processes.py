@@ -34,6 +34,11 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def memory_bytes() -> int:
+    """Return the memory of this box."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def boot_ticks() -> int:
     """Return the clock ticks since boot, on the scale of `process_start`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

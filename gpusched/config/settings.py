@@ -149,6 +149,23 @@ class Settings:
         metavar="SIZE",
     )
     cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
+    cpus: int | None = _count(
+        None,
+        1,
+        "Share N cores among the jobs that state cpus=",
+        group=JOBS,
+        is_rare=True,
+        shown_default="those of this box",
+    )
+    ram: str | None = _row(
+        None,
+        values.size,
+        "Share so much memory of the host among the jobs that state ram=",
+        group=JOBS,
+        is_rare=True,
+        metavar="SIZE",
+        shown_default="90 % of this box's",
+    )
     time_limit: float | None = _time(
         None,
         "Stop a job after this time: 90 (s), 90m, 2:00:00",

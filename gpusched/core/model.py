@@ -251,6 +251,11 @@ class JobRow:
     cpus: int = 0
     ram_bytes: int = 0
 
+    @property
+    def states_host(self) -> bool:
+        """True if it states its cores or its memory of the host: it is counted by these."""
+        return bool(self.cpus or self.ram_bytes)
+
 
 class OutcomeKind(str, Enum):
     EXITED = "exited"

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.processes import memory_bytes
+from gpusched.common.quantities import parse_size
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements
+from gpusched.core.plan.host_room import beyond_limits
 from gpusched.core.plan.planner import round_budget
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
 from gpusched.host.code.job_dirs import JobDirs
@@ -45,7 +48,16 @@ class SubmitOptions:
     def limits(self) -> Limits:
         """The share of the box that the queue may take."""
         s = self.settings
-        return Limits(s.gpus_at_once, s.cpu_jobs, s.max_jobs_per_gpu, s.tag_limits, s.gpu_strategy, s.max_bypass)
+        return Limits(
+            s.gpus_at_once,
+            s.cpu_jobs,
+            s.max_jobs_per_gpu,
+            s.tag_limits,
+            s.gpu_strategy,
+            max_bypass_s=s.max_bypass,
+            cpus=s.cpus or len(os.sched_getaffinity(0)),
+            ram_bytes=parse_size(s.ram) if s.ram else memory_bytes() * 9 // 10,
+        )
 
     def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:
         """Return the GPUs that the box must have for a job, by the options alone; 0: no job wants any."""
@@ -263,6 +275,8 @@ def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices:
 
 
 def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
+    if beyond := beyond_limits(needs.cpus, needs.ram_bytes, limits):
+        return beyond
     want = "a GPU" if needs.gpus == 1 else f"{needs.gpus} GPUs"
     if needs.gpus > limits.max_gpus:
         return f"wants {want}, and this queue may hold {limits.max_gpus} (--max-gpus {needs.gpus})"

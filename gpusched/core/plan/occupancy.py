@@ -42,7 +42,7 @@ class Occupancy:
         stuck = {u for a in snapshot.attempts if a.outcome and a.outcome.cause == "unkillable" for u in a.devices}
         self._kept = on_jobs | (settling - stuck)
         self.gpus_left = limits.max_gpus - len(self._kept)
-        self._cpu_jobs_left = limits.cpu_jobs - sum(not a.devices for a in open_attempts)
+        self._cpu_jobs_left = limits.cpu_jobs - sum(not a.devices and not a.job.states_host for a in open_attempts)
         free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not d.refused]
         self.whole = [d for d in free if d.uuid not in self._kept | stuck]
         self.rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
@@ -89,6 +89,8 @@ class Occupancy:
     # ---- assigning ----
 
     def assign_cpu(self, job: JobRow) -> Start | Reason:
+        if job.states_host:
+            return Start(job.id, ())
         if self._cpu_jobs_left <= 0:
             return Reason("cpu_jobs", f"{self._at.limits.cpu_jobs} CPU jobs run already (--cpu-jobs)")
         self._cpu_jobs_left -= 1

@@ -14,6 +14,7 @@ from gpusched.common.quantities import format_duration
 from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import JobRow
 from gpusched.core.plan.backfill import Backfill
+from gpusched.core.plan.host_room import HostRoom
 from gpusched.core.plan.occupancy import Occupancy, Room
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
 from gpusched.core.plan.wait_reason import limit_reached, shortage, want
@@ -27,6 +28,7 @@ class Placement:
         self._limits = snapshot.limits
         self._occupancy = occupancy
         self._backfill = Backfill(snapshot)
+        self._host = HostRoom(snapshot)
         self._shape_reasons: dict[tuple[object, ...], Reason] = {}  # for later jobs of a shape that cannot start now
         # the memory that each device is certain to offer once it is free of others, the largest first
         certain = (d.capacity_bytes - snapshot.threshold_bytes for d in snapshot.devices if d.is_present)
@@ -45,6 +47,14 @@ class Placement:
             return Reason("begin", f"begins in {format_duration(ceil(job.begin_at - self._at.now))}")
         if is_backing_off(job.not_before, self._at.now):
             return Reason("back_off", f"tried again in {job.not_before - self._at.now:.0f} s")
+        if (shortage_of_host := self._host.reason(job)) is not None:
+            return shortage_of_host
+        placed = self._place(job)
+        if not isinstance(placed, Reason) or placed.kind == "look":
+            self._host.take(job)
+        return placed
+
+    def _place(self, job: JobRow) -> Start | Claim | Reason:
         if job.gpus == 0:
             return self._occupancy.assign_cpu(job)
         if self._at.gpus_closed:

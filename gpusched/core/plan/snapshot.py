@@ -18,11 +18,13 @@ class Limits:
     """The part of the box that this queue may use, and the order in which it uses it."""
 
     max_gpus: int = 4
-    cpu_jobs: int = 2
+    cpu_jobs: int = 2  # of those that state neither cores nor memory
     jobs_per_gpu: int = 4  # that share one device
     tag_gpus: Mapping[str, int] = field(default_factory=dict)  # --max-gpus of a tag
     strategy: str = "fill-first"  # fill-first | round-robin | memory-aware
     max_bypass_s: float = 600.0  # the time for which smaller jobs may pass a larger one that waits
+    cpus: int = 0  # cores for the jobs that state them, together; 0: not limited
+    ram_bytes: int = 0  # memory of the host, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Release:
 class Reason:
     """The reason why a waiting job does not start now. `kind` is for programs, `text` for people."""
 
-    kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | look | behind
+    kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | host | begin | look | behind
     text: str
 
     @property
