@@ -112,11 +112,9 @@ class Leaving:
             self._reporter.report("error", text)
         if self._exit_code is not None:
             return self._exit_code
-        counts = job_table.counts(self._store)
-        left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
-        bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
-        return errors.EXIT_SOME_FAILED if bad or refused_lines else errors.EXIT_OK
+        counts = job_table.current_counts(self._store)  # what is left is held, or waits for one that is
+        is_good = not refused_lines and counts[JobState.SUCCEEDED] == sum(counts.values())
+        return errors.EXIT_OK if is_good else errors.EXIT_SOME_FAILED
 
 
 class RequestReader:

@@ -33,6 +33,7 @@ from gpusched.views.words import (
 
 SHOWN_JOBS = 10  # of each group, without -v
 HOW_WIDTH = 50  # characters, in a line of all jobs
+WAITS_WIDTH = 80  # in a line of a queue
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -45,7 +46,9 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
         failed = (str(c.failed), STATES["failed"] if c.failed else "")
         since = clock(now - head.started_at) if head.started_at else "-"
         numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
-        rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, clean(head.waits_for)])
+        rows.append(
+            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, fit(clean(head.waits_for), WAITS_WIDTH)]
+        )
     columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
     return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
 
@@ -139,10 +142,13 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     ]
     table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
     lines = table[:1]
-    before = ""
+    before, notes = "", set[str]()
     for job, row in zip(waiting, table[1:], strict=True):
         kind, why = reasons.get(job.id, ("", ""))
         why = why.partition(": ")[0] if kind == "behind" else why
+        short, _, note = why.partition(" (")
+        why = short if kind == "devices" and note in notes else why
+        notes.add(note)
         if why and why != before:
             lines.append(line((f"{_INDENT}{clean(why)}:", "yellow")))
         before = why
@@ -196,7 +202,7 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = _UNTRIED.get(job.cause, how)
+        how = _UNTRIED.get(job.cause, how) if job.listed else "its line is gone"
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
         rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])

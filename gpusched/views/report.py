@@ -216,7 +216,7 @@ def group_line(group: ItemGroup, per_s: float, slowest_s: float | None = 0.0) ->
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """The number of jobs in each state, without jobs whose line was removed."""
+    """The number of jobs in each state."""
 
     queued: int
     held: int
@@ -241,7 +241,5 @@ class JobCounts:
         return [(word, n) for word, n in rows if n or word in ("running", "queued", "succeeded", "failed")]
 
 
-def tally(counts: Mapping[JobState, int], removed: int) -> JobCounts:
-    numbers = {state.value: counts.get(state, 0) for state in JobState}
-    numbers[JobState.CANCELLED.value] -= removed
-    return JobCounts(**numbers)
+def tally(counts: Mapping[JobState, int]) -> JobCounts:
+    return JobCounts(**{state.value: counts.get(state, 0) for state in JobState})

@@ -35,7 +35,7 @@ COUNTS = dict.fromkeys(JobState, 0) | {
     JobState.RUNNING: 2,
     JobState.SUCCEEDED: 5,
     JobState.FAILED: 1,
-    JobState.CANCELLED: 3,
+    JobState.CANCELLED: 2,
 }
 
 
@@ -72,7 +72,6 @@ FRAME = Frame(
     started_at=NOW - 754,
     board=a_board(),
     counts=COUNTS,
-    removed=1,
     running=RUNNING,
     reason=REASON,
     finished_now=4,

@@ -47,7 +47,6 @@ class Frame:
     started_at: float
     board: Board
     counts: dict[JobState, int]
-    removed: int
     running: tuple[RunningView, ...]
     reason: str  # what the first waiting job waits for
     finished_now: int  # attempts that have succeeded since this dispatcher began

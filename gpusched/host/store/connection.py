@@ -249,7 +249,7 @@ def _check_tables(db: sqlite3.Connection, path: str) -> None:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Bring a database of version 0.1 up to date: its sets do not count the jobs that were not needed."""
+    """Bring a database of version 0.1 up to date: count in its sets the jobs that were not needed, add an index."""
     if _counts_unneeded(db):
         return
     with db:
@@ -257,6 +257,7 @@ def _upgrade(db: sqlite3.Connection) -> None:
         if not _counts_unneeded(db):  # still: somebody else may have been faster
             db.execute("ALTER TABLE sets ADD COLUMN unneeded INTEGER NOT NULL DEFAULT 0")
             db.execute(COUNT_SETS)
+            db.execute("CREATE INDEX IF NOT EXISTS jobs_unlisted ON jobs (state) WHERE listed = 0")
 
 
 def _counts_unneeded(db: sqlite3.Connection) -> bool:

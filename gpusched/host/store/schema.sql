@@ -48,6 +48,7 @@ CREATE INDEX jobs_waiting ON jobs (shape, prio DESC, position) WHERE state = 'qu
 CREATE INDEX jobs_in_order ON jobs (prio DESC, position) WHERE state = 'queued' AND blocked = 0;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_cancelled ON jobs (cause) WHERE state = 'cancelled';
+CREATE INDEX jobs_unlisted ON jobs (state) WHERE listed = 0;
 CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 
 -- Jobs that others wait for together, and how they stand. Jobs that wait for the same ones share a set, so that a

@@ -81,7 +81,7 @@ def _group_lines(groups: Sequence[GroupLine], most: int, width: int) -> list[Lin
 
 def _foot(picture: Picture, width: int, reason_lines: int) -> list[Line]:
     frame = picture.frame
-    counts = tally(frame.counts, frame.removed)
+    counts = tally(frame.counts)
     words = counted(counts.parts(), "   ")
     states = (("succeeded", "green"), ("failed", "red"), ("cancelled", "yellow"))
     shares = [(getattr(counts, state) / (counts.total or 1), style) for state, style in states]
