@@ -12,7 +12,7 @@ from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import Board, Frame
-from gpusched.core.plan.snapshot import Plan
+from gpusched.core.plan.snapshot import Plan, Reason
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
@@ -71,7 +71,7 @@ class Reporter:
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
         self._faults: dict[str, str] = {}  # of the claims of devices, as reported
         self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
-        self._wait_reason = ""
+        self._next: tuple[int, Reason] | None = None  # the first waiting job, and why it does not start
 
     def begin(self, now: Moment) -> None:
         self._dispatch = dispatch_table.begin(self._store, self._started_at)
@@ -122,8 +122,8 @@ class Reporter:
 
     def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
         """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
-        reason = next(iter(plan.reasons.values()), None)
-        self._wait_reason = "" if reason is None else reason.text
+        job_id, reason = next(iter(plan.reasons.items()), (0, None))
+        self._next = None if reason is None else (job_id, reason)
         if reason is None or reason.kind in ("closed", "nvml", "look") or busy:  # or it was reported
             self._waits.restart(now, WAIT_IS_LONG_S)
         elif self._waits.is_due(now):
@@ -148,12 +148,16 @@ class Reporter:
                 board=current,
                 counts=job_table.current_counts(self._store),
                 running=views,
-                reason=self._wait_reason,
+                reason=self._wait_text(),
                 finished_now=self.succeeded,
                 groups=tuple(groups(queue_totals.item_counts(self._store), views)),
                 closing=current.closed,
             )
         )
+
+    def _wait_text(self) -> str:
+        """Return what the first waiting job waits for, in a sentence."""
+        return f"{job_title(job_table.get(self._store, self._next[0]))} {self._next[1].sentence}" if self._next else ""
 
     def update_metrics(self, running: Iterable[OpenAttempt], now: Moment) -> None:
         """Replace gpu_metrics.json, if it is time for that."""

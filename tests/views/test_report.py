@@ -161,7 +161,23 @@ def test_a_mig_instance_is_told_by_its_uuid() -> None:
 )
 def test_progress_as_the_job_tells_it(progress: object, fraction: float | None, text: str) -> None:
     shown = report.running_line(running_view(1, progress=json.dumps(progress)), NOW)
-    assert (shown.fraction, shown.progress) == (fraction, text)
+    assert (shown.fraction, list(shown.texts)) == (fraction, [text] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("message", "tail", "texts"),
+    [
+        ("epoch 2, loss 0.5", "epoch 2, loss 0.5", ["3/9, epoch 2, loss 0.5"]),
+        ("epoch 2, loss 0.5", "[12:00:01] Epoch 2 loss=0.5 (12 s)", ["3/9", "[12:00:01] Epoch 2 loss=0.5 (12 s)"]),
+        ("epoch 2", "3/9 epoch 2", ["3/9, epoch 2"]),
+        ("", "3/9", ["3/9"]),
+        ("epoch 2", "saved", ["3/9, epoch 2", "saved"]),
+        ("epoch 2", "", ["3/9, epoch 2"]),
+    ],
+)
+def test_what_progress_and_log_say_alike_is_shown_once(message: str, tail: str, texts: list[str]) -> None:
+    view = running_view(1, progress=json.dumps({"done": 3, "total": 9, "message": message}))
+    assert list(report.running_line(view, NOW, tail).texts) == texts
 
 
 def test_marks_of_a_running_job() -> None:

@@ -48,7 +48,7 @@ class Frame:
     board: Board
     counts: dict[JobState, int]
     running: tuple[RunningView, ...]
-    reason: str  # what the first waiting job waits for
+    reason: str  # what the first waiting job waits for, in a sentence
     finished_now: int  # attempts that have succeeded since this dispatcher began
     groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
     closing: str  # why nothing new starts, if so
