@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gpusched.core.documents import job_title
@@ -11,7 +11,7 @@ from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.board import Board, Frame
+from gpusched.core.plan.board import Board, Frame, Wish
 from gpusched.core.plan.snapshot import Plan, Reason
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.open_attempt import OpenAttempt
@@ -52,6 +52,10 @@ class Observer(Protocol):
     def detach(self) -> None:
         """Forget the terminal: it is gone."""
         return None
+
+    def take_wishes(self) -> Sequence[Wish]:
+        """Return what a person has chosen since the last call."""
+        return ()
 
 
 class Quiet(Observer):
@@ -134,7 +138,9 @@ class Reporter:
         """Replace the board that other commands read."""
         board_file.write(self._queue.board, published)
 
-    def update_frame(self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment) -> None:
+    def update_frame(
+        self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment, *, can_go_on: bool
+    ) -> None:
         """Show the observer the dispatcher as it is now, if it is time for that."""
         if self.observer.refresh_s is None or not self._frames.is_due(now):
             return
@@ -152,6 +158,7 @@ class Reporter:
                 finished_now=self.succeeded,
                 groups=tuple(groups(queue_totals.item_counts(self._store), views)),
                 closing=current.closed,
+                can_go_on=can_go_on,
             )
         )
 

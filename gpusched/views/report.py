@@ -190,15 +190,15 @@ def _progress_texts(report: Mapping[str, Any], tail: str) -> list[str]:
         parts.append("ready")
     if _says(" ".join(parts), tail):
         tail = ""
-    elif parts and _says(tail, parts[-1]):
+    elif parts and parts[-1] == report.get("message") and _says(tail, parts[-1]):
         parts.pop()
     return [text for text in (clean(", ".join(parts)), tail) if text]
 
 
 def _says(text: str, part: str) -> bool:
-    """Return True if the text contains the letters and digits of the part, in their order."""
-    letters, wanted = ("".join(filter(str.isalnum, each)).casefold() for each in (text, part))
-    return wanted in letters
+    """Return True if the text contains the words of the part; numbers may differ: one of both is a moment older."""
+    letters, wanted = ("".join(filter(str.isalpha, each)).casefold() for each in (text, part))
+    return wanted in letters if wanted else part in text
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,8 @@ def test_progress_as_the_job_tells_it(progress: object, fraction: float | None, 
         ("epoch 2", "3/9 epoch 2", ["3/9, epoch 2"]),
         ("", "3/9", ["3/9"]),
         ("epoch 2", "saved", ["3/9, epoch 2", "saved"]),
+        ("step 12", "step 13", ["3/9, step 12"]),
+        ("", "10%", ["3/9", "10%"]),
         ("epoch 2", "", ["3/9, epoch 2"]),
     ],
 )

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpusched.common.text import clean
-from gpusched.core.plan.board import Frame
+from gpusched.core.plan.board import Frame, Wish
 from gpusched.views.pages import device_table, marked_command, memory_text
 from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_line, tally
 from gpusched.views.tables import DIM, HEAD, TONES, Cell, Line, Row, bar, counted, fit_height, grid, line
 from gpusched.views.words import about, clock, time_left
 
+LEAVING = {  # key -> the choice, and what comes of it
+    "w": (Wish.DRAIN, "wait for what runs; nothing new starts"),
+    "s": (Wish.STOP, "stop what runs, and queue it again"),
+    "d": (Wish.DETACH, "leave at once; what runs goes on, and the same command takes it over"),
+    "c": (Wish.GO_ON, "do not leave"),
+}
 SHOWN_GROUPS = 4  # lines
 ROOMY = 20  # lines: then the foot has more of them; half as many again, and blank ones set the parts apart
 WIDE = 100  # cells: then there is room for longer bars, and for more behind a command
@@ -26,6 +32,8 @@ class Picture:
     frame: Frame
     running: Sequence[RunningLine]
     groups: Sequence[GroupLine]
+    has_keys: bool = False
+    asks: bool = False  # how to leave
 
 
 def lay_out(picture: Picture, width: int, height: int) -> list[Line]:
@@ -67,7 +75,8 @@ def _memory_lines(devices: Sequence[DeviceLine], width: int) -> list[Line]:
 
 
 def _title(picture: Picture, width: int) -> Line:
-    right = clock(picture.frame.at - picture.frame.started_at)
+    hint = "q: leave   " if picture.has_keys and width >= 50 else ""
+    right = hint + clock(picture.frame.at - picture.frame.started_at)
     left = line((f"gpusched  {picture.name}", HEAD))
     left.pad_right(max(2, width - left.cell_len - len(right)))
     return left.append(right, DIM)
@@ -111,8 +120,11 @@ def _foot(picture: Picture, width: int, reason_lines: int) -> list[Line]:
         ended += f"  {about(left_s)} left"
     progress = line(bar(shares, min(40, max(10, width // 3))), ended)
     lines = [line(progress, "   ", words)] if width >= 110 else [words, progress]
-    if frame.closing:
-        lines.append(line((f"{frame.closing}: nothing new starts", "yellow")))
+    if picture.asks:
+        lines += grid(["", ""], [[(key, HEAD), (text, "yellow")] for key, (_, text) in LEAVING.items()])
+    elif frame.closing:
+        hint = "   c: go on after all" if picture.has_keys and frame.can_go_on else ""
+        lines.append(line((f"{frame.closing}: nothing new starts{hint}", "yellow")))
     elif frame.board.gpus_closed:
         lines.append(line((f"nothing new starts on a GPU: {frame.board.gpus_closed}", "bold red")))
     elif counts.queued and frame.reason:
