@@ -176,6 +176,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             jobs=_with_last(store, job_table.jobs(store)) if every_job else (),
             merged=record.lines() if record is not None else (),
             warnings=record.messages() if record is not None else (),
+            starts=queue_totals.starts(store, queue.now, is_dispatched=queue.dispatcher.alive),
         )
 
 

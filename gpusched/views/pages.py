@@ -10,11 +10,12 @@ from gpusched.core.documents import job_title
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.views.failures import group_failures
-from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands
+from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 from gpusched.views.words import (
@@ -69,17 +70,30 @@ def queue_page(report: QueueReport) -> list[Line]:
         what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
         lines.append(line((clean(what), "bold red")))
     lines.append(counted(head.counts.parts()))
+    lines += [line((_start_text(totals, scene.now, head.pid is not None), DIM)) for totals in report.starts]
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
     lines += [line(f"merged  {clean(short_path(text, scene.cwd))}") for text in report.merged]
     lines += [line((f"        {clean(text)}", "yellow")) for text in report.warnings[:SHOWN_JOBS]]
     blocks = (
         device_table(report.devices),
-        _running(report.running),
+        _running(report.running, scene.now),
         _waiting(report.waiting, report.reasons, head.counts.queued),
         _failed(scene, report.failed, head.counts.failed),
         job_table(report.jobs, scene.now),
     )
     return lines + [each for block in blocks if block for each in (line(), *block)]
+
+
+def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
+    """Return what the last start has done, or all of them: when, the jobs that ended, and the time on GPUs."""
+    began, ended = moment(totals.began_at, now), moment(totals.ended_at, now)
+    single = "this start" if is_dispatched else "last start"
+    which = single if totals.starts == 1 else f"all {totals.starts} starts"
+    when = f"since {began}" if is_dispatched else f"{began} to {ended}"
+    states = [f"{number} {word}" for word, number in tally(totals.states).parts(ended_first=True) if number]
+    hours = totals.gpu_s / 3600
+    used = f"{count(totals.attempts, 'attempt')}, {hours:.{1 if hours >= 10 else 2}f} GPU hours"
+    return f"{which} {when} ({clock(totals.ended_at - totals.began_at)}): {', '.join([*states, used])}"
 
 
 def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
@@ -126,14 +140,16 @@ def marked_command(job: RunningLine) -> Line:
     return line((f"[{job.mark}] " if job.mark else "", "yellow"), job.command)
 
 
-def _running(running: Sequence[RunningLine]) -> list[Line]:
+def _running(running: Sequence[RunningLine], now: float) -> list[Line]:
     rows: list[Row] = []
     for job in shorten_commands(running):
         done = "" if job.fraction is None else f"{job.fraction:.0%}"
         texts: list[Cell] = [marked_command(job), *((text, DIM) for text in job.texts)]
-        rows.append([str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), done, job.prio, job.tags, texts])
-    head = ["RUNNING", "LINE", "GPU", "TIME", "DONE", "PRIO", "TAGS", "COMMAND"]
-    return grid(head, rows, right="RUNNING LINE TIME DONE PRIO")
+        times = [moment(job.started_at, now), clock(job.elapsed_s), done]
+        attempt = str(job.attempt) if job.attempt > 1 else ""
+        rows.append([str(job.job_id), str(job.line), attempt, job.where, *times, job.prio, job.tags, texts])
+    head = ["RUNNING", "LINE", "ATTEMPT", "GPU", "STARTED", "TIME", "DONE", "PRIO", "TAGS", "COMMAND"]
+    return grid(head, rows, right="RUNNING LINE ATTEMPT TIME DONE PRIO")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
@@ -163,10 +179,11 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     groups = group_failures(failed)[:SHOWN_JOBS]
     texts = shorten([job_text(group.job) for group in groups])
     rows: list[Row] = [
-        [str(group.job.id), str(group.job.line), group.how, tag_text(group.job), text]
-        for group, text in zip(groups, texts, strict=True)
+        [str(job.id), str(job.line), *_times(job, group.last, scene.now), group.how, tag_text(job), text]
+        for group, job, text in zip(groups, (group.job for group in groups), texts, strict=True)
     ]
-    table = grid(["FAILED", "LINE", "HOW", "TAGS", "COMMAND"], rows, right="FAILED LINE")
+    head = ["FAILED", "LINE", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "TAGS", "COMMAND"]
+    table = grid(head, rows, right="FAILED LINE ATTEMPTS TIME")
     lines = table[:1]
     for row, group in zip(table[1:], groups, strict=True):
         last = group.last
@@ -176,6 +193,15 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
         if last is not None:
             lines.append(line((f"{'':>14}{scene.path(last.error_log or last.log)}", DIM)))
     return lines + _more(total - sum(len(group.ids) for group in groups)) if groups else []
+
+
+def _times(job: JobRow, last: AttemptRow | None, now: float) -> tuple[str, str, str, str]:
+    """Return the number of attempts if there are several; when the last one started and ended, and how long it took."""
+    tries = str(job.attempts) if job.attempts > 1 else ""
+    if last is None or job.state is JobState.QUEUED:
+        return tries, "", "", ""
+    ended = "" if last.ended_at is None else moment(last.ended_at, now)
+    return tries, moment(last.started_at, now), ended, clock((last.ended_at or now) - last.started_at)
 
 
 _INDENT = " " * 9  # below the number of a job
@@ -198,18 +224,17 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
     rows: list[Row] = []
     texts = shorten([job_text(job) for job, _ in jobs])
     for (job, last), text in zip(jobs, texts, strict=True):
-        spent = where = how = ""
+        where = how = ""
         if last is not None and job.state is not JobState.QUEUED:
-            spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = _UNTRIED.get(job.cause, how) if job.listed else "its line is gone"
+        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), "" if job.listed else "its line is gone")))
         state = (job.state.value, STATES[job.state.value])
-        tries = str(job.attempts) if job.attempts > 1 else ""
-        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])
-    columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
+        times = _times(job, last, now)
+        rows.append([str(job.id), str(job.line), state, where, *times, how, priority(job), tag_text(job), text])
+    columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
 
 

@@ -126,6 +126,8 @@ class RunningLine:
     job_id: int
     line: int
     where: str
+    attempt: int
+    started_at: float
     elapsed_s: float
     command: str  # or its name
     prio: str
@@ -146,6 +148,8 @@ def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
         job_id=job.id,
         line=job.line,
         where=places(attempt.devices),
+        attempt=attempt.number,
+        started_at=attempt.started_at,
         elapsed_s=max(0.0, now - attempt.started_at),
         command=job_text(job),
         prio=priority(job),

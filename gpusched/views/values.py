@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.group_summary import GroupSummary
+from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
@@ -64,6 +65,7 @@ class QueueReport:
     jobs: Sequence[JobWithLast] = ()  # every job, where all are wanted
     merged: Sequence[str] = ()  # what its merge has made
     warnings: Sequence[str] = ()  # and what it has told
+    starts: Sequence[StartTotals] = ()  # the last one, and all of them if there were several
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.common.errors import stored_value
-from gpusched.core.jobs.progress import ItemCount, Span
+from gpusched.core.jobs.progress import ItemCount, Span, StartTotals
 from gpusched.core.model import JobState
 from gpusched.host.store.connection import Store
 from gpusched.host.store.job_table import NOWHERE
@@ -30,6 +30,34 @@ def times(store: Store) -> dict[str, float]:
     for names, query in queries.items():
         times.update(zip(names, store.row(f"SELECT {query}"), strict=True))
     return times
+
+
+_GPU_SECONDS = """
+    WITH spans AS (
+        SELECT json_extract(device.value, '$[0]') AS uuid, max(started_at, ?1) AS began, coalesce(ended_at, ?2) AS ended
+        FROM attempts, json_each(attempts.devices) AS device WHERE coalesce(ended_at, ?2) > ?1
+    ), ordered AS (
+        SELECT began, ended, max(ended) OVER (
+            PARTITION BY uuid ORDER BY began ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS busy_until FROM spans
+    )
+    SELECT total(max(0, ended - max(began, coalesce(busy_until, began)))) FROM ordered
+"""  # those that several attempts share are counted once
+
+
+def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals]:
+    """Return what the last start of a queue has done, and then all of them, if there were several."""
+    dispatches = store.rows("SELECT started_at, last_seen_at FROM dispatches ORDER BY id DESC")
+    totals = []
+    for number, (since, _) in ((1, dispatches[0]), (len(dispatches), dispatches[-1])) if dispatches else ():
+        until = now if is_dispatched else dispatches[0][1]
+        times = (since, until)
+        ended = f"ended_at BETWEEN ?1 AND ?2 AND NOT {NOWHERE}"
+        states = store.rows(f"SELECT state, count(*) FROM jobs WHERE {ended} GROUP BY state", times)
+        attempts = store.scalar("SELECT count(*) FROM attempts WHERE coalesce(ended_at, ?2) > ?1", times)
+        by_state = {JobState(state): n for state, n in states}
+        totals.append(StartTotals(number, since, until, by_state, attempts, store.scalar(_GPU_SECONDS, times)))
+    return totals[: len(dispatches)]
 
 
 @stored_value()
