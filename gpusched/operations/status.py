@@ -259,6 +259,7 @@ def device_document(item: BoardDevice, board: Board | None) -> dict[str, Any]:
         "uuid": item.device.uuid,
         "index": item.device.index,
         "name": item.device.name,
+        "simulated": item.device.is_simulated,
         "state": known.state.value,
         "why": clean(item.view.refused or known.why),
         "checks": known.count if board is not None else None,

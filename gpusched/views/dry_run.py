@@ -45,6 +45,8 @@ def _devices(dry_run: DryRun) -> list[Line]:
     wants = f"a run wants {dry_run.max_checks} in a row, {dry_run.poll_interval_s:g} s apart"
     return [
         tables.line(),
-        tables.line(f"{free} of {count(len(devices), 'GPU')} free at this one look ({wants})"),
+        tables.line(
+            f"{free} of {count(len(devices), report.gpu_noun(dry_run.board.devices))} free at this one look ({wants})"
+        ),
         *pages.device_table(devices, names=True),
     ]

@@ -15,7 +15,7 @@ from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
 from gpusched.views.failures import group_failures
-from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands, tally
+from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, places, shorten_commands, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 from gpusched.views.words import (
@@ -65,7 +65,8 @@ def queue_page(report: QueueReport) -> list[Line]:
     scene, head = report.scene, report.summary
     source = clean(short_path(report.source, scene.cwd))
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
-    lines.append(line(_by_whom(scene, head, report.looked_at)))
+    gpus = f"{gpu_noun(device.item for device in report.devices)}s"
+    lines.append(line(_by_whom(scene, head, report.looked_at, gpus)))
     if head.full_disk:
         what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
         lines.append(line((clean(what), "bold red")))
@@ -96,10 +97,10 @@ def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
     return f"{which} {when} ({clock(totals.ended_at - totals.began_at)}): {', '.join([*states, used])}"
 
 
-def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
+def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None, gpus: str) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"
+        return who if looked_at is None else f"{who}, which read the {gpus} {clock(scene.now - looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ class DeviceLine:
 
     @property
     def name(self) -> str:
-        return clean(self.item.device.name)
+        return clean(self.item.device.name) + (" (simulated)" if self.item.device.is_simulated else "")
 
     @property
     def sample(self) -> Sample | None:
@@ -73,6 +73,10 @@ _TONES = {
     DeviceState.UNKNOWN: "wait",
     DeviceState.BUSY: "busy",
 }
+
+
+def gpu_noun(items: Iterable[BoardDevice]) -> str:
+    return "simulated GPU" if any(item.device.is_simulated for item in items) else "GPU"
 
 
 def device_label(device: Device) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpusched.common.text import clean
 from gpusched.core.plan.board import Frame, Wish
 from gpusched.views.pages import device_table, marked_command, memory_text
-from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_line, tally
+from gpusched.views.report import DeviceLine, GroupLine, RunningLine, device_line, gpu_noun, tally
 from gpusched.views.tables import DIM, HEAD, TONES, Cell, Line, Row, bar, counted, fit_height, grid, line
 from gpusched.views.words import about, clock, time_left
 
@@ -77,7 +77,8 @@ def _memory_lines(devices: Sequence[DeviceLine], width: int) -> list[Line]:
 def _title(picture: Picture, width: int) -> Line:
     hint = "q: leave   " if picture.has_keys and width >= 50 else ""
     right = hint + clock(picture.frame.at - picture.frame.started_at)
-    left = line((f"gpusched  {picture.name}", HEAD))
+    noun = gpu_noun(picture.frame.board.devices)
+    left = line((f"gpusched  {picture.name}", HEAD), f"  on {noun}s" if noun != "GPU" else "")
     left.pad_right(max(2, width - left.cell_len - len(right)))
     return left.append(right, DIM)
 
