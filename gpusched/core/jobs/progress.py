@@ -30,7 +30,7 @@ class ItemCount:
 
 @dataclass(frozen=True, slots=True)
 class StartTotals:
-    """What one or more starts of a queue have done. `states`: of the jobs that ended; a shared GPU is counted once."""
+    """The work of one or more starts of a queue. `states`: of the jobs that ended; a shared GPU is counted once."""
 
     starts: int
     began_at: float
