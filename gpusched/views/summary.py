@@ -34,7 +34,7 @@ def summary_page(summary: RunSummary) -> list[Line]:
         ["logs", f"{short_path(summary.logs, scene.cwd)}/"],
     ]
     rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
-    return lines + tables.grid(["", ""], rows)
+    return lines + tables.labelled(rows)
 
 
 def _failed_lines(scene: Scene, group: FailureGroup) -> list[Line]:

@@ -76,6 +76,14 @@ def grid(
     return [lay_out(parts) for parts in body]
 
 
+def labelled(rows: Iterable[Row]) -> list[Line]:
+    """Align texts behind their labels. A terminal wraps them: they are sentences, and no columns."""
+    lines = grid(["", ""], rows)
+    for text in lines:
+        text.no_wrap = False
+    return lines
+
+
 def bar(shares: Sequence[tuple[float, str]], width: int) -> Text:
     """Draw a bar of `width` cells: each share in its style, the rest dim. Full and empty are only 1 and 0."""
     drawn = Text()

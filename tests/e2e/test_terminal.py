@@ -127,6 +127,22 @@ def test_in_the_background_it_leaves_the_terminal_to_others(box: Box) -> None:
         terminal.await_text("ended 0")
 
 
+def test_after_a_stop_the_view_is_drawn_anew_and_takes_keys_again(box: Box) -> None:
+    with start(box, HOLD + "1", argv=["bash", "--norc", "-i"]) as terminal:
+        terminal.press(" ".join(RUN) + "\r")
+        terminal.await_text("1 running")
+        terminal.press("\x1a")
+        terminal.await_text("Stopped")
+        terminal.press("fg\r")
+        terminal.listen(lambda: "Stopped" not in "\n".join(terminal.shown()))
+        terminal.await_text("1 running")
+        assert sum(line.startswith("gpusched  list") for line in terminal.shown()) == 1, terminal.shown()
+        terminal.press("q")
+        terminal.await_text("c  do not leave")
+        terminal.press("d")
+        terminal.await_text("leaving at once")
+
+
 def test_jobs_that_are_typed_are_no_keys(box: Box) -> None:
     with start(box, argv=[*RUN[:-1], "-"]) as terminal:
         terminal.press("echo q > typed\r")

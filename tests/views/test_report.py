@@ -235,6 +235,9 @@ def test_on_a_terminal_columns_are_cut_and_prose_is_left_to_it() -> None:
     path = "  log   /a/very/long/path/that/fits/nowhere.log"
     lines = on_terminal(20, [*tables.grid(["A", "B"], [["x", "y" * 40]]), tables.line(path)])
     assert lines[1:] == ["x  " + "y" * 16 + "…", path]
+    assert on_terminal(20, tables.labelled([["next", "the same command goes on"]])) == [
+        "next  the same command goes on"
+    ]
 
 
 @settings(max_examples=40)

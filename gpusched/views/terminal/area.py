@@ -41,6 +41,10 @@ class Area:
         self._out.flush()
         return not self._out.behind
 
+    def redraw(self) -> None:
+        """Have the next page drawn on a cleared screen."""
+        self._drawn_size = (0, 0)
+
     def draw(self, lines: Sequence[Line], above: Sequence[Line] = ()) -> None:
         """Replace the last page by `lines`, and print `above` before them. Does nothing if nothing has changed."""
         size = self.size

@@ -10,6 +10,7 @@ import tty
 from contextlib import suppress
 from typing import Any
 
+REDRAW = "\f"  # Ctrl-L
 _SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[^0-9;]")  # of a key without a letter, such as an arrow
 
 
@@ -21,12 +22,13 @@ class Keyboard:
         self._mode: Any = None  # of the terminal before; None: not changed
 
     def read(self) -> str:
-        """Return the keys that were pressed since the last call."""
+        """Return the keys since the last call; REDRAW too if another program has used the terminal meanwhile."""
         keys = b""
         with suppress(OSError, termios.error):
             if self._is_in_front():
                 mode = termios.tcgetattr(self._fd)
                 if mode[3] & termios.ICANON:  # at first, and when a shell has let this go on after Ctrl-Z
+                    keys = REDRAW.encode() if self._mode else b""
                     self._mode = self._mode or mode
                     tty.setcbreak(self._fd, termios.TCSANOW)
                 while select.select([self._fd], [], [], 0)[0] and (more := os.read(self._fd, 1024)):

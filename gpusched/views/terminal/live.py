@@ -17,7 +17,7 @@ from gpusched.views.lines import IMPORTANT, event_lines
 from gpusched.views.report import GroupLine, group_line, running_line, shorten_commands
 from gpusched.views.tables import Line, line
 from gpusched.views.terminal.area import Area
-from gpusched.views.terminal.keyboard import Keyboard
+from gpusched.views.terminal.keyboard import REDRAW, Keyboard
 from gpusched.views.terminal.layout import LEAVING, Picture, lay_out
 
 REFRESH_S = 0.5
@@ -50,6 +50,8 @@ class LiveView:
             return
         for key in self._keyboard.read() if self._keyboard else "":
             self._press(key)
+            if key == REDRAW:
+                self._area.redraw()
         try:
             if self._area.is_ready():
                 self._area.draw(lay_out(self._picture(frame), *self._area.size), self._news())
