@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import termios
 import tty
 from contextlib import suppress
 from typing import Any
 
+from gpusched.common.text import without_escapes
+
 REDRAW = "\f"  # Ctrl-L
-_SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[^0-9;]")  # of a key without a letter, such as an arrow
 
 
 class Keyboard:
@@ -33,7 +33,8 @@ class Keyboard:
                     tty.setcbreak(self._fd, termios.TCSANOW)
                 while select.select([self._fd], [], [], 0)[0] and (more := os.read(self._fd, 1024)):
                     keys += more
-        return _SEQUENCE.sub("", keys.decode("ascii", "ignore"))
+        text = keys.decode("ascii", "ignore")
+        return without_escapes(text) or text[:1]  # an arrow has no letter, but was pressed
 
     def close(self) -> None:
         """Give the terminal back as it was, without the keys that nobody has read."""
