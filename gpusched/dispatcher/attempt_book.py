@@ -172,7 +172,7 @@ class AttemptBook:
             if attempt is None or attempt.has_ended:
                 continue
             if self.launcher.has(directory) and not attempt_dir.exists(directory):
-                continue  # its files were removed: its shepherd will say when it has ended
+                continue  # its life file is gone: its shepherd will say when it has ended
             attempt.life = self._read_life(attempt)
             self._see_to_the_end(attempt, now, grace_s)
             if attempt.life.fact not in ENDED_FACTS:

@@ -265,7 +265,7 @@ class DeviceBook:
             entry.availability = replace(entry.availability, state=DeviceState.RUNNING, why=RUNS_OURS, since=now.at)
 
     def was_lost(self, uuid: str, since_s: float) -> bool:
-        """Return True if the device was seen lost or missing since this moment, even if it is back or unreadable now."""
+        """Return True if the device was seen lost or missing since this moment, even if it is back by now."""
         entry = self.entries.get(uuid)
         return entry is not None and entry.lost_s >= since_s
 

@@ -61,7 +61,7 @@ def queue_page(report: QueueReport) -> list[Line]:
     scene, head = report.scene, report.summary
     source = clean(short_path(report.source, scene.cwd))
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
-    lines.append(line(_by_whom(scene, head, report.looked_at)))
+    lines.append(line(_by_whom(scene, head, report)))
     if head.full_disk:
         what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
         lines.append(line((clean(what), "bold red")))
@@ -79,10 +79,13 @@ def queue_page(report: QueueReport) -> list[Line]:
     return lines + [each for block in blocks if block for each in (line(), *block)]
 
 
-def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
+def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"
+        if report.unreadable:
+            return f"{who}, which cannot read the GPUs: {report.unreadable}"
+        since = "" if report.looked_at is None else f", which read the GPUs {clock(scene.now - report.looked_at)} ago"
+        return who + since
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):

@@ -77,6 +77,7 @@ class FaultyBox:
         ended = self.box.gpusched("run", self._list, **environment)
         said = ended.text + "".join(path.read_text() for path in self.box.queue().glob("state/*.err"))
         assert "Traceback" not in said, said
+        assert error == errno.ENOSPC or "disk is full" not in said, said
         assert ended.code in CODES, ended
         return said
 
@@ -124,6 +125,13 @@ def _check_all(root: Path, library: Path, faults: list[Fault]) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         assert len(list(pool.map(check, faults))) == len(faults) > 0
+
+
+def test_an_error_of_the_disk_is_called_so(tmp_path: Path, library: Path, calls: dict[str, dict[str, int]]) -> None:
+    for at in (1, calls["dispatcher"]["sync"] // 2):  # of a verb that submits, and of a dispatcher
+        faulty = FaultyBox(tmp_path / str(at), library)
+        with faulty.box:
+            assert "queue.db: disk I/O error" in faulty.run("dispatcher", "sync", at, errno.EIO)
 
 
 def test_every_family_of_calls_is_seen(calls: dict[str, dict[str, int]]) -> None:
