@@ -46,10 +46,12 @@ def test_a_job_may_clear_its_own_directory(box: Box, what: str) -> None:
 @pytest.mark.parametrize("instead", ["true", "mkdir", "mkfifo", "ln -s /dev/null"])
 def test_an_attempt_whose_life_file_is_replaced_is_lost(box: Box, instead: str) -> None:
     life = "gpusched-runs/list/lives/1.1"
-    ended = box.run(f'[ "$GPUSCHED_ATTEMPT" = 2 ] || {{ rm {life}; {instead} {life}; sleep 0.3; }}')
+    replace = f"sleep 0.3; rm {life}; {instead} {life}"
+    ended = box.run(f'echo $PPID >> shepherds; [ "$GPUSCHED_ATTEMPT" = 2 ] || {{ {replace}; }}')
     assert ended.code == 0, ended.text
     (row,) = box.jobs()
     assert [a.outcome.kind.value for a in row.attempts if a.outcome] == ["lost", "exited"]
+    assert len(set(box.read("shepherds").split())) == 1  # it is not taken for a process that is left of the first
     assert "its life file is gone" in ended.out
     assert "begins anew" not in ended.text
 
