@@ -221,7 +221,3 @@ def drop(stream: TextIO) -> None:
         os.close(null)
     except (OSError, ValueError):
         pass
-
-
-if __name__ == "__main__":
-    main()

@@ -153,7 +153,7 @@ class Starter:
         self._starting.remove(shepherd)
         shepherd.disconnect(self._selector)
         shepherd.collect()
-        code = shepherd.process.returncode if shepherd.process is not None else None
+        code = shepherd.process and shepherd.process.returncode
         why = why or self.last_words(shepherd) or f"it ended without a word, with exit status {code}"
         self.error = f"no shepherd can be started: {why}"
 
