@@ -128,10 +128,14 @@ def _check_all(root: Path, library: Path, faults: list[Fault]) -> None:
 
 
 def test_an_error_of_the_disk_is_called_so(tmp_path: Path, library: Path, calls: dict[str, dict[str, int]]) -> None:
-    for at in (1, calls["dispatcher"]["sync"] // 2):  # of a verb that submits, and of a dispatcher
+    def say(at: int) -> str:
         faulty = FaultyBox(tmp_path / str(at), library)
         with faulty.box:
-            assert "queue.db: disk I/O error" in faulty.run("dispatcher", "sync", at, errno.EIO)
+            return faulty.run("dispatcher", "sync", at, errno.EIO)
+
+    assert "queue.db: disk I/O error\n  the disk or its file system fails" in say(1)  # as the list is submitted
+    late = calls["dispatcher"]["sync"] * 3 // 4
+    assert any("queue.db: disk I/O error: nothing new starts" in say(at) for at in range(late, late + 4))
 
 
 def test_every_family_of_calls_is_seen(calls: dict[str, dict[str, int]]) -> None:
