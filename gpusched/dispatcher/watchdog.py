@@ -59,11 +59,11 @@ class Watchdog:
         self._attempts.stop(attempt)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
-        """Blame a lost device for the failures on it, as soon as the devices were read since."""
+        """Blame a device that was lost meanwhile for the failures on it, as soon as the devices were read since."""
         for attempt in self._attempts:
             if attempt.outcome_due_s is None or attempt.outcome is None:
                 continue
-            if any(devices.is_lost(uuid) for uuid in attempt.devices):
+            if any(devices.was_lost(uuid, attempt.opened_s) for uuid in attempt.devices):
                 attempt.outcome = replace(attempt.outcome, cause="gpu_lost")
             elif now.monotonic_s < attempt.outcome_due_s and not all(
                 devices.is_read_since_settling(uuid) for uuid in attempt.devices

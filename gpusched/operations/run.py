@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
@@ -178,12 +178,9 @@ def run_jobs(
         with prepare(queue):
             change = queue.submit(jobs, options, complete=complete)
         is_silent = session.quiet and not job_table.has_work(queue.store)
-        try:
-            with session.watch(queue) as observer:
-                hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
-                code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+        with session.watch(queue) as observer:
+            hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
+            code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code

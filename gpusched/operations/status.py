@@ -164,6 +164,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             summarize_queue(queue, queue_dir.name),
             source="of standard input" if source == "-" else source,
             looked_at=board.at if board is not None else None,
+            unreadable=board.gpus_closed if board is not None else "",
             devices=[report.device_line(item, board.max_checks) for item in board.devices] if board is not None else [],
             running=[_running_line(queue, view) for view in views],
             waiting=waiting,

@@ -56,6 +56,7 @@ class QueueReport:
     summary: QueueSummary
     source: str
     looked_at: float | None
+    unreadable: str  # why its dispatcher cannot read the GPUs just now
     devices: Sequence[DeviceLine]
     running: Sequence[RunningLine]
     waiting: Sequence[JobRow]

@@ -267,6 +267,27 @@ def test_a_job_that_lost_its_gpu_is_tried_elsewhere_and_spends_no_try(tmp_path: 
         assert row.job.tries == 1
 
 
+@pytest.mark.parametrize("later", ["is back", "running jobs go on"])
+def test_a_gpu_that_was_lost_meanwhile_is_blamed_for_a_failure(tmp_path: Path, later: str) -> None:
+    """The GPU is back, or the driver as a whole does not answer, when the job fails."""
+    with Box(tmp_path, gpus="2") as box:
+        line = '[ "$GPUSCHED_ATTEMPT" = 2 ] || { while [ ! -e go ]; do sleep 0.02; done; exit 1; }'
+        running = box.start("run", box.write(line))
+        wait_for(lambda: box.running() == 1)
+        box.set_gpu(0, fail="lost")
+        running.wait_until_said("is set aside: lost")
+        if later == "is back":
+            box.set_gpu(0, fail=None)
+        else:
+            box.set_box(fail="Driver/library version mismatch")
+        running.wait_until_said(later)
+        (box.work / "go").touch()
+        wait_for(lambda: box.jobs()[0].attempts[0].outcome)
+        box.set_box(fail=None)
+        assert running.wait().code == 0
+        assert [a.outcome.cause for a in box.jobs()[0].attempts if a.outcome] == ["gpu_lost", ""]
+
+
 def test_a_job_that_takes_a_gpu_of_its_own_choice_is_told_and_recorded(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="2") as box:
         line = f'python3 -c \'import os; os.environ["CUDA_VISIBLE_DEVICES"] = "1"; os.system("{SIMJOB} --hold 0.6")\''

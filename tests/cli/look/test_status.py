@@ -118,6 +118,9 @@ def test_status_sees_a_full_disk_and_an_old_look(
 ) -> None:
     dispatched.publish(a_board(at=NOW - 621))
     assert "which read the GPUs 10:21 ago" in shown(capsys, "status")
+    dispatched.publish(a_board(gpus_closed="NVML does not answer"))
+    out = shown(capsys, "status")
+    assert "which cannot read the GPUs: NVML does not answer" in out and "which read the GPUs" not in out
     real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
     fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
