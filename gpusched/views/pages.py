@@ -65,12 +65,7 @@ def queue_page(report: QueueReport) -> list[Line]:
     scene, head = report.scene, report.summary
     source = clean(short_path(report.source, scene.cwd))
     lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
-<<<<<<< HEAD
-    gpus = f"{gpu_noun(device.item for device in report.devices)}s"
-    lines.append(line(_by_whom(scene, head, report.looked_at, gpus)))
-=======
     lines.append(line(_by_whom(scene, head, report)))
->>>>>>> contain
     if head.full_disk:
         what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
         lines.append(line((clean(what), "bold red")))
@@ -89,7 +84,6 @@ def queue_page(report: QueueReport) -> list[Line]:
     return lines + [each for block in blocks if block for each in (line(), *block)]
 
 
-<<<<<<< HEAD
 def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
     """Return what the last start has done, or all of them: when, the jobs that ended, and the time on GPUs."""
     began, ended = moment(totals.began_at, now), moment(totals.ended_at, now)
@@ -102,19 +96,15 @@ def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
     return f"{which} {when} ({clock(totals.ended_at - totals.began_at)}): {', '.join([*states, used])}"
 
 
-def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None, gpus: str) -> str:
-    if head.pid is not None:
-        who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        return who if looked_at is None else f"{who}, which read the {gpus} {clock(scene.now - looked_at)} ago"
-=======
 def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
+        gpus = f"{gpu_noun(device.item for device in report.devices)}s"
         if report.unreadable:
-            return f"{who}, which cannot read the GPUs: {report.unreadable}"
-        since = "" if report.looked_at is None else f", which read the GPUs {clock(scene.now - report.looked_at)} ago"
-        return who + since
->>>>>>> contain
+            return f"{who}, which cannot read the {gpus}: {report.unreadable}"
+        if report.looked_at is None:
+            return who
+        return f"{who}, which read the {gpus} {clock(scene.now - report.looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
