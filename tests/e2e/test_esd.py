@@ -170,10 +170,14 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
         "import importlib.util as u\nfind = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
     )
-    ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=str(box.work / "hide"))
-    assert (
-        ended.code == 3 and "not installed here: torch" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
-    )
+    hidden = str(box.work / "hide")
+    ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=hidden)
+    assert ended.code == 3
+    assert "not installed here: torch\n  to install them: " in ended.err and "pip install torch\n" in ended.err
+    ended = box.gpusched("esd", "--model-list", "none.csv", PYTHONPATH=hidden)  # what is wrong is not hidden by it
+    assert ended.code == 2 and "none.csv: cannot be read" in ended.err
+    ended = box.gpusched("esd", "--single-model", "x", "--gpu-list", "9", PYTHONPATH=hidden)
+    assert ended.code == 2 and "9" in ended.err and "torch" not in ended.err
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
         (["--model-list", "a", "--single-model", "b"], "no models are named"),

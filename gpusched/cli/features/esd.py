@@ -68,12 +68,10 @@ def esd(options: RunOptions, **values: Any) -> int:
     """
     import gpusched.views.esd_report  # needed only at the end, when the package may be gone  # noqa: F401
     from gpusched.esd.experiment import EsdExperiment
-    from gpusched.esd.jobs import refuse_missing_libraries
     from gpusched.esd.report import write_report
 
     config = EsdConfig(**values, retry_failed=options.retry_failed)
     config.check()
-    refuse_missing_libraries(config)
     with closing(_backend(config, options)) as backend:
         experiment = EsdExperiment(config, backend)
         todo = experiment.find_todo()
