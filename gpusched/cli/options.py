@@ -141,10 +141,23 @@ class SettingsCommand(GroupedCommand):
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         notes = list(meanings(args, {flag for param in self.params for flag in param.opts}))
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            raise self._without_value(error) from None
         queue, has_source = ctx.params.get("queue"), ctx.params.get("file") or ctx.params.get("command")
         if queue and not has_source and os.path.isfile(queue):
             raise GpuschedError(f"{queue} is a file, and no queue", where="-q", hint=QUIET)
         for note in notes if not ctx.params.get("quiet") else ():
             say(note)
         return rest
+
+    def _without_value(self, error: click.BadOptionUsage) -> click.UsageError | GpuschedError:
+        """Return the error about an option without its value in words that say what belongs there."""
+        params = [each for each in self.params if isinstance(each, click.Option) and error.option_name in each.opts]
+        if not params or params[0].is_flag:
+            return error
+        hint = (params[0].help or "").replace("  [", " [")
+        return GpuschedError(
+            f"the value is missing: {params[0].metavar or ''}".rstrip(" :"), where=error.option_name, hint=hint
+        )

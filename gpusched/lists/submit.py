@@ -229,6 +229,8 @@ def refused(jobs: JobFile, where: str) -> JobFile:
 
 def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
     """Return one error for all findings that refuse a list."""
+    if errors[0].code == "encoding":  # no line of the file can be read
+        return GpuschedError(errors[0].message, where=where)
     lines = "a line" if len(errors) == 1 else f"{len(errors)} lines"
     way_on = ", or use --force if they are meant" if all(finding.forceable for finding in errors) else ""
     hint = f"nothing of this list was submitted; correct it{way_on}"
