@@ -166,7 +166,7 @@ class _YamlReader(Document):
             yield Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
     def _values(self, name: str, node: yaml.Node) -> list[str]:
-        """Return the values of a parameter: a single one or those of a list, with ranges such as 0..4 in their place."""
+        """Return the values of a parameter: a single one or those of a list, with ranges such as 0..4 filled in."""
         nodes = node.value if kind(node) == "list" else [node] if is_scalar(node) and not is_bare(node) else []
         values = [value for each in nodes for value in self._expand(name, each)]
         if not values:

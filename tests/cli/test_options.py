@@ -69,7 +69,7 @@ def test_a_flag_wins_over_a_file_and_a_switch_can_be_taken_back(
     [
         (["f", "--max-gpus", "0"], "--max-gpus: max_gpus is '0', but must be a whole number, at least 1"),
         (["f", "--gpu-list", "a"], "--gpu-list: gpu_list is 'a', but must be a list such as"),
-        (["f", "--gpu-list"], "requires an argument"),
+        (["f", "--gpu-list"], "--gpu-list: the value is missing: LIST"),
         (["f", "--free-when", "never"], "--free-when"),
         (["--gpu-list", "0", "1"], "Missing argument 'FILE'"),
     ],
