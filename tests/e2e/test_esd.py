@@ -90,6 +90,19 @@ def test_a_list_with_adapters_a_broken_and_a_missing_model(whole: tuple[Box, End
     assert again.code == 1
     assert "done already: 4 of 6" in again.err and "not retried: 2 of 6" in again.err and "--retry-failed" in again.err
     assert [len(row.attempts) for row in box.jobs("esd_results")] == [1] * 6
+    quiet = box.gpusched("esd", "--model-list", "atlas.csv", "--quiet")
+    assert (quiet.code, quiet.text) == (1, "")
+
+
+def test_quiet_beside_a_dispatcher_prints_nothing(whole: tuple[Box, Ended], box: Box) -> None:
+    shutil.copytree(whole[0].work / "tiny", box.work / "tiny")
+    shutil.copy(whole[0].work / "atlas.csv", box.work)
+    running = box.start("esd", "--model-list", "atlas.csv")
+    wait_for(lambda: box.running("esd_results"), "a job")
+    again = box.gpusched("esd", "--model-list", "atlas.csv", "--quiet")
+    assert (again.code, again.text) == (75, "")
+    running.signal(signal.SIGTERM)
+    running.wait()
 
 
 def test_a_run_that_is_killed_twice_goes_on_to_the_same_files(whole: tuple[Box, Ended], box: Box) -> None:

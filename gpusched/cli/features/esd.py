@@ -14,7 +14,7 @@ import click
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.options import EsdOption, options_of
 
@@ -79,7 +79,8 @@ def esd(options: RunOptions, **values: Any) -> int:
             return _dry_run(experiment, todo, options)
         code = experiment.run(todo)
     write_report(experiment, time.time())
-    if todo.run or not options.quiet or options.as_json:
+    has_worked = bool(todo.run) and code != EXIT_DISPATCHED_ELSEWHERE
+    if has_worked or not options.quiet or options.as_json:
         _print_results(experiment, code, options)
     return code
 
