@@ -132,9 +132,9 @@ REQUEUE = JobChange(
 REPEAT = replace(
     REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
 )
-HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag", JobState.HELD, "held", "only queued jobs can be held")
+HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag TAG", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(
-    job_table.release, JobState.HELD, "--tag", JobState.QUEUED, "released", "only held jobs can be released"
+    job_table.release, JobState.HELD, "--tag TAG", JobState.QUEUED, "released", "only held jobs can be released"
 )
 
 

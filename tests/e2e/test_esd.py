@@ -193,7 +193,7 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
     assert ended.code == 2 and "9" in ended.err and "torch" not in ended.err
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
-        (["--model-list", "a", "--single-model", "b"], "no models are named"),
+        (["--model-list", "a", "--single-model", "b"], "a list and a single model are named"),
         (["--single-model", "a", "--layers", "("], "must be a regular expression"),
         ([], "no models are named"),
     ):

@@ -356,7 +356,7 @@ def test_commands_can_be_overridden(lab: Lab) -> None:
     ("options", "said"),
     [
         ({}, "no models are named"),
-        ({"model_list": "a", "single_model": "b"}, "no models are named, or both"),
+        ({"model_list": "a", "single_model": "b"}, "a list and a single model are named"),
         ({"single_model": "a", "output_dir": ""}, "--output-dir: no directory"),
         ({"single_model": "a", "bins": 0}, "--bins 0"),
         ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),

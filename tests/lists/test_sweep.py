@@ -445,7 +445,7 @@ def test_force_and_strip_are_those_of_lists() -> None:
 
 
 def test_what_is_no_text_is_refused() -> None:
-    assert parse(b"jobs:\n- \xff\n", TABLES.__getitem__).errors[0].code == "yaml"
+    assert parse(b"jobs:\n- \xff\n", TABLES.__getitem__).errors[0].code == "encoding"
     assert load("[" * 100_000).errors[0].code == "yaml"
     assert only('jobs:\n- "a \\0"\n').code == "nul-byte"
 
