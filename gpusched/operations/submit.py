@@ -107,7 +107,10 @@ def submit_options(
     force: bool = False,
     retry_failed: bool = False,
 ) -> SubmitOptions:
-    """Return how a list is read and what its jobs need, in this queue. Raises GpuschedError for a wrong shell or setup."""
+    """Return how a list is read and what its jobs need, in this queue.
+
+    Raises GpuschedError for a shell or a set-up file that cannot be used.
+    """
     find_shell(loaded.settings.shell)
     if loaded.settings.setup:
         check_setup(loaded.settings.setup)
