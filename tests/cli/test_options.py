@@ -42,6 +42,7 @@ def call(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         (["f"], ["f", False, None, None, False, "memory", None]),
         (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "memory", None]),
         (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "memory", None]),
+        (["f", "--gpu-list", "all"], ["f", False, None, None, False, "memory", None]),
         (["f", "--gpu-list", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
         (["--gpu-list=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
         (["--gpu-list", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
