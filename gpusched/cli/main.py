@@ -173,8 +173,12 @@ def run(argv: Sequence[str]) -> int:
     except GpuschedError as e:
         return _fail(str(e), e.exit_code)
     except click.ClickException as e:
-        context = getattr(e, "ctx", None)
-        path = context.command_path if context is not None else "gpusched"
+        context = getattr(e, "ctx", None)  # an option without its value has none
+        path = (
+            context.command_path
+            if context is not None
+            else " ".join(["gpusched", *(verb for verb in argv[:1] if verb in COMMANDS)])
+        )
         return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
         return _leave("interrupted", EXIT_INTERRUPTED)

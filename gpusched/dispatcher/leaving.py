@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 
 from gpusched.common import errors
+from gpusched.common.text import count
 from gpusched.core.model import JobState
 from gpusched.core.plan.board import Wish
 from gpusched.dispatcher.attempt_book import AttemptBook
@@ -104,7 +105,7 @@ class Leaving:
     def drain_after(self, failed: int, limit: int | None) -> None:
         """Start nothing more once so many jobs have failed."""
         if limit is not None and failed >= limit:
-            self.drain(f"{failed} jobs have failed (--max-fails {limit})", errors.EXIT_SOME_FAILED)
+            self.drain(f"{count(failed, 'job')} failed (--max-fails {limit})", errors.EXIT_SOME_FAILED)
 
     def queue_removed(self, queue: QueueDir) -> errors.GpuschedError:
         """Return the error with which to leave when the files of the queue are gone."""

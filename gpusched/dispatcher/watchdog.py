@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from gpusched.common.text import count
 from gpusched.config.settings import Settings
 from gpusched.core.documents import job_title
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
@@ -140,7 +141,7 @@ class Watchdog:
         if n:
             text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
             hint = f"`gpusched release --tag {tag}` lets them go"
-            self._reporter.report("queue", f"{text}: {n} more are held; {hint}")
+            self._reporter.report("queue", f"{text}: {count(n, 'more job')} held; {hint}")
         return n > 0
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:

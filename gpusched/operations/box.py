@@ -78,7 +78,7 @@ def _published_boards() -> list[tuple[Board, str]]:
 
 def box_document(reports: Sequence[DeviceReport]) -> dict[str, Any]:
     """Return the GPUs for programs."""
-    return {"schema_version": 1, "at": queues.now(), "devices": [_document(report) for report in reports]}
+    return {"at": queues.now(), "devices": [_document(report) for report in reports]}
 
 
 def _document(report: DeviceReport) -> dict[str, Any]:

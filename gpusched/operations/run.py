@@ -177,7 +177,7 @@ def run_jobs(
             _set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):
             change = queue.submit(jobs, options, complete=complete)
-        is_silent = session.quiet and not job_table.has_work(queue.store)
+        before = None if job_table.has_work(queue.store) else job_table.counts(queue.store)
         with session.watch(queue) as observer:
             hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
             code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
@@ -187,7 +187,7 @@ def run_jobs(
             pid = queue.queue_dir.dispatcher()
             path = queue.queue_dir.path
             session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
-        elif not is_silent:
+        elif not session.quiet or job_table.counts(queue.store) != before:
             session.summarize(queue, code)
         return code
 

@@ -13,8 +13,9 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
-from gpusched.views.failures import group_failures
+from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.views.changes import change_lines
+from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, places, shorten_commands, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
@@ -62,15 +63,7 @@ def _dispatcher_word(head: QueueSummary) -> Cell:
 
 def queue_page(report: QueueReport) -> list[Line]:
     """Return the page of a queue: its GPUs, running, waiting and failed jobs, or all jobs."""
-    scene, head = report.scene, report.summary
-    source = clean(short_path(report.source, scene.cwd))
-    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
-    lines.append(line(_by_whom(scene, head, report)))
-    if head.full_disk:
-        what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
-        lines.append(line((clean(what), "bold red")))
-    lines.append(counted(head.counts.parts()))
-    lines += [line((_start_text(totals, scene.now, head.pid is not None), DIM)) for totals in report.starts]
+    scene, head, lines = report.scene, report.summary, queue_head(report)
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
     lines += [line(f"merged  {clean(short_path(text, scene.cwd))}") for text in report.merged]
     lines += [line((f"        {clean(text)}", "yellow")) for text in report.warnings[:SHOWN_JOBS]]
@@ -82,6 +75,19 @@ def queue_page(report: QueueReport) -> list[Line]:
         job_table(report.jobs, scene.now),
     )
     return lines + [each for block in blocks if block for each in (line(), *block)]
+
+
+def queue_head(report: QueueReport) -> list[Line]:
+    """Return the first lines of a page about a queue: what it is, who dispatches it, and the numbers of its jobs."""
+    scene, head = report.scene, report.summary
+    source = clean(short_path(report.source, scene.cwd))
+    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
+    lines.append(line(_by_whom(scene, head, report)))
+    if head.full_disk:
+        what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
+        lines.append(line((clean(what), "bold red")))
+    lines.append(counted(head.counts.parts()))
+    return lines + [line((_start_text(totals, scene.now, head.pid is not None), DIM)) for totals in report.starts]
 
 
 def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
@@ -246,6 +252,28 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
 # ---- explain ---------------------------------------------------------------------------------------
 
 
+def explanation_page(report: QueueReport) -> list[Line]:
+    """Return the page that explains a queue: its GPUs, why its jobs wait, how those that failed have ended."""
+    counts, option = report.summary.counts, report.scene.option
+    groups = report.jobs_by_reason()
+    waiting = [clean(text) for text in change_lines(groups)]
+    if more := counts.queued - sum(map(len, groups.values())):
+        waiting.append(f"{count(more, 'more job')} behind them")
+    if counts.held:
+        waiting.append(f"{count(counts.held, 'held job')}: gpusched release JOB -q {option}")
+    failed: list[str] = []
+    for group in group_failures(report.failed):
+        failed.append(f"job {group.ids[0]}: {group.sentence}" if len(group.ids) == 1 else group.sentence)
+        advice = hint(group.job, group.last) if group.last else ""
+        failed += [f"  {clean(advice)}"] if advice else []
+    lines = queue_head(report)
+    if report.devices:
+        lines += [line(), *device_table(report.devices)]
+    for title, texts in (("waiting", waiting), ("failed", failed)):
+        lines += [line(), line((title, HEAD)), *(line(f"  {text}") for text in texts)] if texts else []
+    return [*lines, line(), line((f"of one job: gpusched explain JOB -q {option}", DIM))]
+
+
 def job_page(report: JobReport) -> list[Line]:
     """Return the page of one job with its attempts."""
     scene, job, attempts = report.scene, report.job, report.attempts
@@ -271,8 +299,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     lines = [line((f"attempt {attempt.number}", HEAD), f"  {when} ({spent}) on {where or 'the CPU'}")]
     if attempt.outcome is not None:
         lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
-        advice = hint(attempt.outcome, stated=bool(job.stated_mem_bytes))
-        lines += [line(f"  hint  {clean(advice)}")] if advice else []
+        lines += [line(f"  hint  {clean(advice)}")] if (advice := hint(job, attempt)) else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
     used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
@@ -308,32 +335,3 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
     if job.state is JobState.QUEUED and attempts and job.retries:
         return [f"tries so far: {job.tries} of {job.retries + 1}"]
     return []
-
-
-_HINTS = {  # cause, kind of outcome or exit code -> advice
-    "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
-    "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
-    "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
-    "the next try goes to another GPU, if there is one",
-    "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
-    "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
-    "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
-    "setup_failed": "its command did not run: the file of --setup must come to its end, with status 0 and without exit",
-    "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
-    "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
-    "timed_out": "--time-limit TIME gives the next one longer",
-    "lost": "its shepherd was killed too, for example by systemd, logind, docker stop or a reboot",
-    "127": "the shell found no such program: the jobs get the environment of gpusched; "
-    "--setup FILE sources a file before each",
-    "SIGKILL": "SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`",
-}
-
-
-def hint(outcome: Outcome, *, stated: bool = False) -> str:
-    """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
-    cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
-    is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
-    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
-        return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
-    keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
-    return next((_HINTS[key] for key in keys if key in _HINTS), "")

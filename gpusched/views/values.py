@@ -68,6 +68,15 @@ class QueueReport:
     warnings: Sequence[str] = ()  # and what it has told
     starts: Sequence[StartTotals] = ()  # the last one, and all of them if there were several
 
+    def jobs_by_reason(self) -> dict[str, list[int]]:
+        """Return the first waiting jobs by the reason why they wait, without what is known of the GPUs."""
+        details = {"behind": ": ", "devices": " ("}
+        groups: dict[str, list[int]] = {}
+        for job_id, (kind, why) in self.reasons.items():
+            if kind != "held":
+                groups.setdefault(why.partition(details.get(kind, "\n"))[0], []).append(job_id)
+        return groups
+
 
 @dataclass(frozen=True, slots=True)
 class JobReport:

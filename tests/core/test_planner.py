@@ -265,7 +265,7 @@ def test_lowered_limits_leave_running_jobs_alone() -> None:
 def test_cpu_jobs_wait_for_no_gpu() -> None:
     found = plan([view(0, BUSY)], [build.job(1), build.job(2, 0), build.job(3, 0), build.job(4, 0)])
     assert found.actions == (Start(2, ()), Start(3, ()))
-    assert why(found, 4) == ("cpu_jobs", "2 CPU jobs run already (--cpu-jobs)")
+    assert why(found, 4) == ("cpu_jobs", "no more than 2 CPU jobs at once (--cpu-jobs)")
 
 
 def test_running_cpu_jobs_count() -> None:

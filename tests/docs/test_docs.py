@@ -353,8 +353,9 @@ def anchors(text: str) -> set[str]:
 
 
 def shown_calls(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Every `gpusched VERB …` in the fenced shell blocks of a page, as verb and flags."""
-    for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    """Every `gpusched VERB …` in the shell blocks of a page, and in its sentences, as verb and flags."""
+    blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for block in [*blocks, *re.findall(r"`(gpusched [a-z][^`\n]*)`", text)]:
         for line in block.replace("\\\n", " ").split("\n"):
             for part in re.split(r"&&|\|\|?|;", line):
                 try:

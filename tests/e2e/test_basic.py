@@ -514,6 +514,13 @@ def test_quiet_prints_nothing_when_nothing_was_to_be_done(box: Box) -> None:
     assert "1 failed" in box.run(*words, options="--quiet --retry-failed").out
 
 
+def test_quiet_sums_up_what_a_stream_has_brought(box: Box) -> None:
+    (box.work / "lines").write_text("true\n")
+    with open(box.work / "lines", "rb") as lines:
+        ended = box.spawn("run", "-", "-q", "s", "--quiet", stdin=lines.fileno()).wait()
+    assert ended.code == 0 and "1 succeeded, 0 failed of 1 job" in ended.out
+
+
 def test_quiet_beside_a_dispatcher_tells_only_what_is_new(box: Box) -> None:
     words = ("run", "-q", "list", "-c", "sleep {s}", "-p")
     running = box.start(*words, "s=20")

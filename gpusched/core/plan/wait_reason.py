@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched.common.text import count
 from gpusched.core.model import MIB, JobRow
 from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.occupancy import Occupancy
@@ -72,8 +73,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
     room = occupancy.rooms.get(device.uuid)
     if job.mem_bytes and room is not None:
         if room.jobs >= limits.jobs_per_gpu:
-            return f"{room.jobs} jobs share it (--max-jobs-per-gpu)"
-        return f"{max(0, room.left_bytes) // MIB} MiB left beside {room.jobs} job(s)"
+            return f"shared by {count(room.jobs, 'job')} (--max-jobs-per-gpu)"
+        return f"{max(0, room.left_bytes) // MIB} MiB left beside {count(room.jobs, 'job')}"
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
     if device.refused:
