@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK
+from gpusched.common.libraries import install_command
 from gpusched.shards.merge_options import MERGE_FORMATS
 
 from .parts.model import MergeRefused, MergeTask, check_order, suffix_of
@@ -41,6 +42,7 @@ def format_class(suffix: str) -> Any:
         if row.library:
             importlib.import_module(row.library)
     except ImportError:
-        why = f".{suffix} needs {row.library}"
-        raise MergeRefused(why, hint=row.remedy, exit_code=EXIT_CANNOT_WORK) from None
+        why = f".{suffix} needs {row.library}, which is not installed here"
+        hint = f"to install it: {install_command([row.library])}"
+        raise MergeRefused(why, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
     return getattr(importlib.import_module(f"{__package__}.formats.{row.module}"), row.class_name)

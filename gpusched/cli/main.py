@@ -175,11 +175,15 @@ def run(argv: Sequence[str]) -> int:
     except GpuschedError as e:
         return _fail(str(e), e.exit_code)
     except click.ClickException as e:
-        context = getattr(e, "ctx", None)
-        path = context.command_path if context is not None else "gpusched"
+        context = getattr(e, "ctx", None)  # an option without its value has none
+        path = (
+            context.command_path
+            if context is not None
+            else " ".join(["gpusched", *(verb for verb in argv[:1] if verb in COMMANDS)])
+        )
         return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
-        return EXIT_INTERRUPTED
+        return _leave("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         drop(sys.stdout)
         return EXIT_BROKEN_PIPE
@@ -200,11 +204,16 @@ def _refusal(error: OSError) -> str:
 
 
 def _fail(text: str, code: int) -> int:
+    return _leave(f"error: {text}", code)
+
+
+def _leave(text: str, code: int) -> int:
+    """Print why the command ends, and return its exit code."""
     from gpusched.common.text import clean
 
     lines = [clean(line) for line in text.split("\n")]  # it names files, and what others wrote into them
     try:
-        click.echo("gpusched: error: " + "\n".join(lines), err=True)
+        click.echo("gpusched: " + "\n".join(lines), err=True)
     except OSError:
         drop(sys.stderr)
     return code
@@ -218,7 +227,3 @@ def drop(stream: TextIO) -> None:
         os.close(null)
     except (OSError, ValueError):
         pass
-
-
-if __name__ == "__main__":
-    main()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
+JSON_SCHEMA_VERSION = 1
 
 
 def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
@@ -82,6 +83,8 @@ queue_option = click.option(
     help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
 
 def queue_argument(callback: F) -> F:
     """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
@@ -122,8 +125,9 @@ def warn_of_claims(settings: Settings) -> None:
         say(text)
 
 
-def print_json(document: object, *, indent: int | None = 2) -> None:
-    click.echo(json.dumps(document, indent=indent))
+def print_json(document: Mapping[str, object], *, indent: int | None = 2) -> None:
+    """Print a document, with the version that grows when a field of any of them changes its meaning or goes."""
+    click.echo(json.dumps({"schema_version": JSON_SCHEMA_VERSION, **document}, indent=indent))
 
 
 def print_page(lines: list[Line]) -> None:
@@ -141,10 +145,23 @@ class SettingsCommand(GroupedCommand):
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         notes = list(meanings(args, {flag for param in self.params for flag in param.opts}))
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            raise self._without_value(error) from None
         queue, has_source = ctx.params.get("queue"), ctx.params.get("file") or ctx.params.get("command")
         if queue and not has_source and os.path.isfile(queue):
             raise GpuschedError(f"{queue} is a file, and no queue", where="-q", hint=QUIET)
         for note in notes if not ctx.params.get("quiet") else ():
             say(note)
         return rest
+
+    def _without_value(self, error: click.BadOptionUsage) -> click.UsageError | GpuschedError:
+        """Return the error about an option without its value in words that say what belongs there."""
+        params = [each for each in self.params if isinstance(each, click.Option) and error.option_name in each.opts]
+        if not params or params[0].is_flag:
+            return error
+        hint = (params[0].help or "").replace("  [", " [")
+        return GpuschedError(
+            f"the value is missing: {params[0].metavar or ''}".rstrip(" :"), where=error.option_name, hint=hint
+        )

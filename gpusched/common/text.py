@@ -153,6 +153,11 @@ _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and 
 )
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 job, 2 jobs."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
     """Return the first texts, and how many more there are."""
     more = len(texts) - limit

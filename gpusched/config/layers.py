@@ -142,9 +142,10 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
 def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
     for name, value in flags.items():
         if value is not None:
-            flag = SETTINGS[name].flag
+            flag, aliases = SETTINGS[name].flag, SETTINGS[name].aliases
+            where = f"{flag} ({', '.join(aliases)})" if aliases else flag
             text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-            yield LayerValue(name, text, f"flag {flag}", flag, cwd)
+            yield LayerValue(name, text, f"flag {flag}", where, cwd)
 
 
 def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> Iterator[LayerValue]:

@@ -123,7 +123,12 @@ class Settings:
         hint="a GPU is free while foreign memory is strictly below this; with 0 none ever would be",
     )
     max_checks: int = _count(
-        10, 1, "Take a GPU free for N checks in a row", group=GPUS, hint="1 takes a GPU that is free at the first look"
+        10,
+        1,
+        "Use a GPU seen free N times in a row",
+        more="one look each poll_interval: 10 looks, 2 s apart, take 18 s; GPUs are looked at while jobs run, too",
+        group=GPUS,
+        hint="1 takes a GPU that is free at the first look",
     )
     poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
     free_when: str = _choice(
@@ -230,7 +235,8 @@ class Settings:
     )
     max_bypass: float = _time(
         600.0,
-        "Let smaller jobs pass a larger one that waits for this long, then keep GPUs for it",
+        "For this long, let smaller jobs start before a larger one that waits; then keep GPUs free for it",
+        more="0: no job starts before a larger one that waits",
         zero=True,
         group=GPUS,
         is_rare=True,

@@ -10,9 +10,9 @@ from gpusched.core.plan.selection import GPU_ENTRY as GPU_ENTRY
 from gpusched.core.plan.selection import parse_gpu_list
 
 
-def gpu_list(text: str) -> str:
-    """Return the list with commas alone between its entries."""
-    return ",".join(parse_gpu_list(text))
+def gpu_list(text: str) -> str | None:
+    """Return the list with commas alone between its entries; None for all GPUs."""
+    return None if text.lower() == "all" else ",".join(parse_gpu_list(text))
 
 
 def whole(least: int | None = None) -> Callable[[str], int]:

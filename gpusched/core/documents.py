@@ -57,7 +57,6 @@ def parse_progress(text: str | bytes) -> dict[str, Any]:
 def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -> dict[str, Any]:
     """Return one job with its newest attempt, as in gpu_metrics.json and `status --json`."""
     last = attempts[-1] if attempts else _NO_ATTEMPT
-    usage, outcome = last.usage, last.outcome
     return {
         "id": job.id,
         "command": shown_command(job.command),
@@ -69,16 +68,12 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "git_commit": job.git.removesuffix(DIRTY) or None,
         "git_dirty": job.git.endswith(DIRTY) if job.git else None,
         "state": job.state.value,
-        "outcome": outcome and outcome.kind.value,
-        "cause": job.cause or (outcome and outcome.cause) or None,
-        "note": (outcome and outcome.note) or None,
-        "exit_code": outcome and outcome.exit_code,
-        "signal": outcome and outcome.signal,
+        **attempt_document(last, queue_path),
+        "cause": job.cause or (last.outcome and last.outcome.cause) or None,
         "gpus": job.gpus,
         "items": job.items or None,
         "stated_mem_bytes": job.stated_mem_bytes or None,
         "mem_bytes": job.mem_bytes or None,
-        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in last.devices],
         "queued_at": job.submitted_at,
         "started_at": last.started_at if attempts else None,
         "ended_at": job.ended_at,
@@ -86,21 +81,34 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "runtime_s": sum(a.ended_at - a.started_at for a in attempts if a.ended_at is not None),
         "tries": job.tries,
         "attempts": job.attempts,
-        "log": f"{queue_path}/{last.log}" if last.log else None,
-        "error_log": f"{queue_path}/{last.error_log}" if last.error_log else None,
-        "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
-        **{name: getattr(usage, name) for name in _MEASURED},
-        "max_rss_bytes": last.max_rss_bytes,
-        "cpu_s": last.cpu_s,
         "progress": parse_progress(last.progress),
     }
 
 
-def metrics_head(
-    counts: Mapping[JobState, int], removed: int, totals: Mapping[str, float], now: float
-) -> dict[str, Any]:
-    """Return gpu_metrics.json without its lists. Rates are over all jobs without removed lines. Times in seconds."""
-    total = sum(counts.values()) - removed
+def attempt_document(attempt: AttemptRow, queue_path: str) -> dict[str, Any]:
+    """Return one attempt, as in the document of its job and in `explain --json`."""
+    usage, outcome = attempt.usage, attempt.outcome
+    return {
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in attempt.devices],
+        "outcome": outcome and outcome.kind.value,
+        "cause": (outcome and outcome.cause) or None,
+        "note": (outcome and outcome.note) or None,
+        "exit_code": outcome and outcome.exit_code,
+        "signal": outcome and outcome.signal,
+        "log": f"{queue_path}/{attempt.log}" if attempt.log else None,
+        "error_log": f"{queue_path}/{attempt.error_log}" if attempt.error_log else None,
+        "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
+        **{name: getattr(usage, name) for name in _MEASURED},
+        "max_rss_bytes": attempt.max_rss_bytes,
+        "cpu_s": attempt.cpu_s,
+    }
+
+
+def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], now: float) -> dict[str, Any]:
+    """Return gpu_metrics.json without its lists. Rates are over all of `counts`. Times in seconds."""
+    total = sum(counts.values())
     succeeded, failed = counts[JobState.SUCCEEDED], counts[JobState.FAILED]
     started = totals["started_jobs"]
     return {
@@ -108,7 +116,7 @@ def metrics_head(
         "total_jobs": total,
         "successful_jobs": succeeded,
         "failed_jobs": failed,
-        "cancelled_jobs": counts[JobState.CANCELLED] - removed,
+        "cancelled_jobs": counts[JobState.CANCELLED],
         "running_jobs": counts[JobState.RUNNING],
         "queued_jobs": counts[JobState.QUEUED] + counts[JobState.HELD],
         "success_rate": succeeded / total if total else 0.0,

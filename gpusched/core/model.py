@@ -31,6 +31,7 @@ class Device:
     unified_memory: bool = False  # a board that shares the host's memory
     group: str = ""  # boards of one group are joined by NVLink or share a NUMA node; empty: not known
     reserved_bytes: int = 0  # of the board, for the driver itself; not counted as used
+    is_simulated: bool = False
 
     @property
     def is_mig(self) -> bool:

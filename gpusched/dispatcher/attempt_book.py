@@ -173,8 +173,10 @@ class AttemptBook:
             attempt = self._open.get(directory)
             if attempt is None or attempt.has_ended:
                 continue
-            if self.launcher.has(directory) and not attempt_dir.exists(directory):
-                continue  # its files were removed: its shepherd will say when it has ended
+            if not attempt_dir.exists(directory):
+                if self.launcher.has(directory):
+                    continue  # its shepherd will say when it has ended
+                attempt.seen.pop(int(attempt.life.fields.get("pid", 0)), None)  # that may have another attempt by now
             attempt.life = self._read_life(attempt)
             self._see_to_the_end(attempt, now, grace_s)
             if attempt.life.fact not in ENDED_FACTS:

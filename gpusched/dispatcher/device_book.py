@@ -41,6 +41,7 @@ class DeviceEntry:
     refused: str = ""  # why it cannot be claimed
     refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
+    lost_s: float = _NEVER_S  # when it was last seen lost or missing
     barred: str = ""  # why no job starts on it although it is free
     on_trial: bool = False  # it takes one job at a time
 
@@ -61,6 +62,8 @@ class DeviceEntry:
             criteria=criteria,
             now=reading.at,
         )
+        if self.availability.state is DeviceState.LOST:
+            self.lost_s = reading.at
         since_s = self.availability.settling_since
         self.look_due_s = None if since_s is None else reading.at + availability.settle_pause_s(reading.at - since_s)
 
@@ -228,7 +231,7 @@ class DeviceBook:
         gone = self.entries.keys() - listed - {sample.uuid for sample in reading.samples}
         for uuid in gone:
             entry = self.entries[uuid]
-            entry.is_missing = True
+            entry.is_missing, entry.lost_s = True, now.monotonic_s
             entry.availability = availability.vanish(entry.availability, now.at)
         self._box = {uuid: device for uuid, device in self._box.items() if uuid in listed}
 
@@ -261,9 +264,10 @@ class DeviceBook:
             entry = self.entries[uuid]
             entry.availability = replace(entry.availability, state=DeviceState.RUNNING, why=RUNS_OURS, since=now.at)
 
-    def is_lost(self, uuid: str) -> bool:
+    def was_lost(self, uuid: str, since_s: float) -> bool:
+        """Return True if the device was seen lost or missing since this moment, even if it is back by now."""
         entry = self.entries.get(uuid)
-        return entry is not None and entry.availability.state is DeviceState.LOST
+        return entry is not None and entry.lost_s >= since_s
 
     def is_read_since_settling(self, uuid: str) -> bool:
         """Return True if the device was read since settle(), or cannot be read: its state is not older than that."""

@@ -7,7 +7,9 @@ import signal
 from collections.abc import Iterable
 
 from gpusched.common import errors
+from gpusched.common.text import count
 from gpusched.core.model import JobState
+from gpusched.core.plan.board import Wish
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
 from gpusched.dispatcher.options import Hooks, QueueOptions
@@ -63,6 +65,17 @@ class Leaving:
             text += "; the same command goes on with what is queued"
         self._reporter.report("queue", text)
 
+    @property
+    def can_go_on(self) -> bool:
+        """True if a person has asked to leave, and what runs is not being stopped yet."""
+        return bool(self.reason) and self._exit_code == errors.EXIT_INTERRUPTED and not self.is_stopping
+
+    def go_on(self) -> None:
+        """Take a wish to leave back, if that is possible."""
+        if self.can_go_on:
+            self.reason, self._exit_code = "", None
+            self._reporter.report("queue", "going on: jobs start again")
+
     def stop_everything(self, why: str, code: int, now: Moment, grace_s: float) -> None:
         """Have what runs stopped and queued again, and leave then."""
         if self.is_stopping:
@@ -104,7 +117,7 @@ class Leaving:
     def drain_after(self, failed: int, limit: int | None) -> None:
         """Start nothing more once so many jobs have failed."""
         if limit is not None and failed >= limit:
-            self.drain(f"{failed} jobs have failed (--max-fails {limit})", errors.EXIT_SOME_FAILED)
+            self.drain(f"{count(failed, 'job')} failed (--max-fails {limit})", errors.EXIT_SOME_FAILED)
 
     def queue_removed(self, queue: QueueDir) -> errors.GpuschedError:
         """Return the error with which to leave when the files of the queue are gone."""
@@ -124,11 +137,9 @@ class Leaving:
             self._reporter.report("error", text)
         if self._exit_code is not None:
             return self._exit_code
-        counts = job_table.counts(self._store)
-        left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
-        bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
-        return errors.EXIT_SOME_FAILED if bad or refused_lines else errors.EXIT_OK
+        counts = job_table.current_counts(self._store)  # what is left is held, or waits for one that is
+        is_good = not refused_lines and counts[JobState.SUCCEEDED] == sum(counts.values())
+        return errors.EXIT_OK if is_good else errors.EXIT_SOME_FAILED
 
 
 class RequestReader:
@@ -167,6 +178,19 @@ class RequestReader:
                 self._stop("Ctrl-C", errors.EXIT_INTERRUPTED, now)
             else:
                 self._stop("TERM", errors.EXIT_TERMINATED, now)
+
+    def take_wishes(self, now: Moment) -> None:
+        """Do what a person at the terminal has chosen."""
+        for wish in self._reporter.observer.take_wishes():
+            if wish is Wish.GO_ON:
+                self._leaving.go_on()
+                self._data_version = -1  # a list that was submitted meanwhile is taken now
+            elif wish is Wish.DETACH:
+                self._leaving.leave_at_once()
+            elif wish is Wish.STOP:
+                self._stop("q", errors.EXIT_INTERRUPTED, now)
+            else:
+                self._leaving.drain("q", errors.EXIT_INTERRUPTED)
 
     def _stop(self, why: str, code: int, now: Moment) -> None:
         self._leaving.stop_everything(why, code, now, self._options.settings.grace)

@@ -114,7 +114,7 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
     """
     fact = attempt.life.fact
     if fact is AttemptFact.NOT_STARTED and not error and not attempt_dir.exists(attempt.directory):
-        return Outcome(OutcomeKind.LOST, note="its files were removed, so nobody knows how it ended")
+        return Outcome(OutcomeKind.LOST, note="its life file is gone, so nobody knows how it ended")
     if fact is AttemptFact.NOT_STARTED:
         cause = "dispatcher_gone" if attempt.is_adopted else ""
         if error:

@@ -40,10 +40,13 @@ class Trouble:
     def note(self, error: Exception | str, now: Moment) -> None:
         """Let nothing start until it is time to try again."""
         self.reason = "no job can be started"
+        full_disk = self._queue.full_disk()
         if isinstance(error, Busy):
             self.reason = "queue.db is busy"
-        elif is_disk_full(error):
-            self.reason = disk_full(self._queue.full_disk() or self._queue.state)
+        elif full_disk or is_disk_full(error):
+            self.reason = disk_full(full_disk or self._queue.state)
+        elif isinstance(error, TransientError):
+            self.reason = f"queue.db: {error.what}"
         self._since_s = now.monotonic_s
         self._until_s = now.monotonic_s + TROUBLE_AGAIN_S
         if self.reason != self._reported:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from gpusched.common.text import count
 from gpusched.config.settings import Settings
 from gpusched.core.documents import job_title
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
@@ -59,11 +60,11 @@ class Watchdog:
         self._attempts.stop(attempt)
 
     def check_for_lost_devices(self, now: Moment, devices: DeviceBook) -> None:
-        """Blame a lost device for the failures on it, as soon as the devices were read since."""
+        """Blame a device that was lost meanwhile for the failures on it, as soon as the devices were read since."""
         for attempt in self._attempts:
             if attempt.outcome_due_s is None or attempt.outcome is None:
                 continue
-            if any(devices.is_lost(uuid) for uuid in attempt.devices):
+            if any(devices.was_lost(uuid, attempt.opened_s) for uuid in attempt.devices):
                 attempt.outcome = replace(attempt.outcome, cause="gpu_lost")
             elif now.monotonic_s < attempt.outcome_due_s and not all(
                 devices.is_read_since_settling(uuid) for uuid in attempt.devices
@@ -140,7 +141,7 @@ class Watchdog:
         if n:
             text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
             hint = f"`gpusched release --tag {tag}` lets them go"
-            self._reporter.report("queue", f"{text}: {n} more are held; {hint}")
+            self._reporter.report("queue", f"{text}: {count(n, 'more job')} held; {hint}")
         return n > 0
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:

@@ -40,7 +40,8 @@ class EsdConfig(AnalysisOptions):
         """Raise GpuschedError for a value that makes no sense."""
         if bool(self.model_list) == bool(self.single_model):
             hint = "use --model-list atlas.csv or --single-model gpt2"
-            raise GpuschedError("no models are named, or both a list and a single model", hint=hint)
+            problem = "a list and a single model are named, and only one of them is taken"
+            raise GpuschedError(problem if self.model_list else "no models are named", hint=hint)
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         super().check()

@@ -20,7 +20,14 @@ from gpusched.esd import model_list, records
 from gpusched.esd.backend import EsdBackend
 from gpusched.esd.budgets import find_budgets
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.jobs import encode, job_name, model_jobs, stage_command, threads_per_job
+from gpusched.esd.jobs import (
+    encode,
+    job_name,
+    model_jobs,
+    refuse_missing_libraries,
+    stage_command,
+    threads_per_job,
+)
 from gpusched.esd.model_list import ModelList, ModelRow
 from gpusched.esd.records import EsdSummary
 from gpusched.esd.todo import EsdTodo, compare
@@ -91,12 +98,14 @@ class EsdExperiment:
         return {row: self.config.as_record(source_model=row.source, relation=row.relation) for row in rows}
 
     def find_todo(self) -> EsdTodo:
-        """Compare the list with the output directory and the queue."""
+        """Compare the list with the output directory and the queue. Raises GpuschedError for missing libraries."""
         backend = self.backend
         commands = {row: encode(shlex.join(self.build_command(row))) for row in self.models.rows if not row.fault}
         todo = compare(self.models.rows, commands, self.options, backend.stored_jobs(), self.config)
-        budgets = find_budgets(todo.run, self.config, backend)
         threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
+        if todo.run:
+            refuse_missing_libraries(todo.run, self.config)
+        budgets = find_budgets(todo.run, self.config, backend)
         todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
         return todo
 

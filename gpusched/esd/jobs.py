@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.libraries import install_command, missing
 from gpusched.core.model import Attributes, JobSpec
 from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
@@ -17,15 +17,15 @@ from gpusched.esd.todo import EsdTodo
 from gpusched.lists.attributes import parse_value
 
 
-def refuse_missing_libraries(config: EsdConfig) -> None:
-    """Raise GpuschedError if a library of the analysis is not installed, before each job fails because of it."""
-    libraries = ["torch", "safetensors", "numpy", *(["matplotlib"] if config.plots else [])]
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
+def refuse_missing_libraries(rows: Iterable[ModelRow], config: EsdConfig) -> None:
+    """Raise GpuschedError if a library that these models need is not installed, before each job fails because of it."""
+    libraries = ["torch", "safetensors", "numpy"]
+    libraries += ["matplotlib"] if config.plots else []
+    libraries += ["huggingface_hub"] if any(not os.path.exists(row.model) for row in rows) else []
+    if names := missing(libraries):
         raise GpuschedError(
-            f"not installed here: {', '.join(missing)}",
-            where=sys.executable,
-            hint="pip install 'gpusched-lab[esd]'",
+            f"gpusched esd needs libraries that are not installed here: {', '.join(names)}",
+            hint=f"to install them: {install_command(names)}",
             exit_code=EXIT_CANNOT_WORK,
         )
 

@@ -137,7 +137,7 @@ forceable unfilled: no parameter fills {{{word}}}, so it would be run as it stan
 warning near-parameter: no parameter is called {{{word}}}, so the text stays as it is{suggestion}
 warning exclude: this excludes nothing: no combination has these values
     values are compared as text
-error yaml.unreadable: {problem}
+error encoding.yaml: {problem}
 error yaml: {problem}
     a value that begins with {{ or [, or that contains ': ' or ' #', needs quotes: '…'
 error shape.text: {subject} must be text, not a {kind}

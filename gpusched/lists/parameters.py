@@ -97,9 +97,16 @@ def _expand(name: str, text: str) -> list[str]:
             return next(csv.reader([text], strict=True))[:1]
         except csv.Error as error:
             raise ValueError(f"the values of {name} cannot be read: {error}") from None
+    return expand(text, f"write -p {name}={{}}, or -p '{name}=\"{text}\"' for the text")
+
+
+def expand(text: str, remedy: str) -> list[str]:
+    """Return the values of a range such as 0..4, or the text itself.
+
+    Raises ValueError for `0-4`, which may be either; `remedy` says what to write, with {} for the range.
+    """
     if match := _DASHED.fullmatch(text):
-        way = f"{name}={match[1]}..{match[2]}"
-        raise ValueError(f"{text} may be a range or a text: write -p {way}, or -p '{name}=\"{text}\"' for the text")
+        raise ValueError(f"{text} may be a range or a text: {remedy.format(f'{match[1]}..{match[2]}')}")
     return span(text) or [text]
 
 

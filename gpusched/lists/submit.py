@@ -191,6 +191,8 @@ def read_source(path: str) -> JobSource:
 
 def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     """Return the jobs of a list, and what is wrong with them. The suffix of `where` decides between text and YAML."""
+    if where.lower().endswith(".py") and not options.force:
+        return JobFile((), (place_fault(fault("script", language="python"), 1),))
     if not where.lower().endswith(_YAML):
         return jobfile.parse(data, **options.reading)
     from gpusched.lists.yaml_jobs import parse as parse_yaml
@@ -224,7 +226,8 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
             axes.append(parameter(text))
     except (OSError, ValueError) as error:
         problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-        hint = "-p lr=1e-3,1e-4 or -p seed=0..4; --each takes a CSV file with a header"
+        is_table = where.startswith("--each")
+        hint = "it is a CSV file whose first line names the columns" if is_table else "-p lr=1e-3,1e-4 or -p seed=0..4"
         raise GpuschedError(problem, where=where, hint=hint) from None
     jobs = from_command(sweep.command, axes, **options.reading)
     doubts = [fault("sweep.row", path=sweep.each, note=note) for note in notes]
@@ -244,16 +247,24 @@ def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 def refused(jobs: JobFile, where: str) -> JobFile:
     """Return the jobs. Raises GpuschedError for lines that cannot be right."""
     if jobs.errors:
-        raise refusal(jobs.errors, where)
+        raise refusal([finding for finding in jobs.findings if finding.severity != "hint"], where)
     return jobs
 
 
-def refusal(errors: Sequence[Finding], where: str) -> GpuschedError:
-    """Return one error for all findings that refuse a list."""
-    lines = "a line" if len(errors) == 1 else f"{len(errors)} lines"
-    way_on = ", or use --force if they are meant" if all(finding.forceable for finding in errors) else ""
+def refusal(findings: Sequence[Finding], where: str) -> GpuschedError:
+    """Return one error for all findings of a list that is refused, the warnings among them too."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors[0].code == "encoding":  # no line of the file can be read
+        return GpuschedError(errors[0].message, where=where)
+    way_on = ", or use --force if this is meant" if all(finding.forceable for finding in errors) else ""
     hint = f"nothing of this list was submitted; correct it{way_on}"
-    return GpuschedError(f"{lines} cannot be right\n{render_findings(errors, where)}", where=where, hint=hint)
+    return GpuschedError(f"{count_wrong(findings)}\n{render_findings(findings, where)}", where=where, hint=hint)
+
+
+def count_wrong(findings: Sequence[Finding]) -> str:
+    """Return how many lines cannot be right, in words; empty if all can."""
+    wrong = len({finding.line for finding in findings if finding.severity == "error"})
+    return f"{'a line' if wrong == 1 else f'{wrong} lines'} cannot be right" if wrong else ""
 
 
 def find_impossible(

@@ -14,7 +14,7 @@ from gpusched.lists.attributes import ENV, KEYS, key_fault
 from gpusched.lists.finding_table import fault, suggest
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.maker import ListEntry, Maker, Spot, StatedAttributes
-from gpusched.lists.parameters import Axis, span, table
+from gpusched.lists.parameters import Axis, expand, table
 from gpusched.lists.yaml_nodes import Document, Pair, is_bare
 
 if TYPE_CHECKING:
@@ -166,18 +166,23 @@ class _YamlReader(Document):
             yield Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
     def _values(self, name: str, node: yaml.Node) -> list[str]:
-        """Return the values of a parameter: those of a list or of a range such as 0..4, or a single one."""
-        spot = self.spot(node)
-        if is_scalar(node) and not is_bare(node):
-            try:
-                return span(node.value) or [node.value]
-            except ValueError as error:
-                self.refuse("sweep.range", spot, error=error)
-                return [""]
-        values = self.texts(node, f"each value of {name}") if kind(node) == "list" else []
+        """Return the values of a parameter: a single one or those of a list, with ranges such as 0..4 filled in."""
+        nodes = node.value if kind(node) == "list" else [node] if is_scalar(node) and not is_bare(node) else []
+        values = [value for each in nodes for value in self._expand(name, each)]
         if not values:
-            self.refuse("sweep.values", spot, name=name)
+            self.refuse("sweep.values", self.spot(node), name=name)
         return values
+
+    def _expand(self, name: str, node: yaml.Node) -> list[str]:
+        """Return the values of a range that stands without quotes, or the text itself."""
+        text = self.text(node, f"each value of {name}")
+        if getattr(node, "style", None):  # quotes, or a block
+            return [text]
+        try:
+            return expand(text, "write {}, or put the text in quotes")
+        except ValueError as error:
+            self.refuse("sweep.range", self.spot(node), error=error)
+            return [""]
 
     def _excluded(self, node: yaml.Node, names: Collection[str]) -> Iterator[Exclusion]:
         for item in [node] if kind(node) == "map" else self.items(node, "exclude"):

@@ -44,7 +44,7 @@ class Document:
             return compose(self._data)
         except InvalidYaml as error:
             if error.line < 0:
-                self.refuse("yaml.unreadable", Spot(1), problem=error)
+                self.refuse("encoding.yaml", Spot(1), problem=error)
             else:
                 self.refuse("yaml", self._spot(error.line, error.column), problem=error)
             return None

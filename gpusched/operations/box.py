@@ -21,24 +21,28 @@ from gpusched.views.values import ClaimLabel, DeviceReport
 
 
 def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
-    """Return every GPU that is known. Raises GpuschedError (exit 3) if there is none."""
+    """Return every GPU that is known, or those of the simulation that the settings name; never both kinds.
+
+    Raises GpuschedError (exit 3) if there is none.
+    """
     counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
     for board, name in _published_boards():
         for item in board.devices:
             # the queue that has a job on it, or holds it, knows best; then the newest
             if item.device.uuid not in counted or item.job_ids or item.view.held:
                 counted[item.device.uuid] = (item, board, name)
-    rows = list(counted.values())
+    real = [row for row in counted.values() if not row[0].device.is_simulated]
     try:
         reading = devices.read()
     except GpuschedError:
-        if not rows or settings.simulate is not None:
+        if not real or settings.simulate is not None:
             raise
+        rows = real
     else:
         here = {device.uuid: _first_look(device, reading, settings) for device in reading.devices}
         rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
-        if not settings.simulate:
-            rows += [row for uuid, row in counted.items() if uuid not in here]
+        if not any(device.is_simulated for device in reading.devices):
+            rows += [row for row in real if row[0].device.uuid not in here]
     claims = Claims(settings.claims_dir)
     return [_report(claims, *row) for row in rows]
 
@@ -74,7 +78,7 @@ def _published_boards() -> list[tuple[Board, str]]:
 
 def box_document(reports: Sequence[DeviceReport]) -> dict[str, Any]:
     """Return the GPUs for programs."""
-    return {"schema_version": 1, "at": queues.now(), "devices": [_document(report) for report in reports]}
+    return {"at": queues.now(), "devices": [_document(report) for report in reports]}
 
 
 def _document(report: DeviceReport) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gpusched.core.model import JobSpec
 from gpusched.lists import dependencies
 from gpusched.lists.attributes import render
 from gpusched.lists.findings import SHOWN_PER_CODE, Finding, render_findings
-from gpusched.lists.submit import JobSource, SubmitOptions
+from gpusched.lists.submit import JobSource, SubmitOptions, count_wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,7 @@ class CheckedList:
     @property
     def refusal(self) -> str:
         """The reason for which `gpusched run` would refuse the list; empty if it would not."""
-        wrong = len({finding.line for finding in self.findings if finding.severity == "error"})
-        if wrong:
-            return "a line cannot be right" if wrong == 1 else f"{wrong} lines cannot be right"
-        return "" if self.specs else "there is no command in it"
+        return count_wrong(self.findings) or ("" if self.specs else "there is no command in it")
 
 
 def check_list(source: JobSource, options: SubmitOptions) -> CheckedList:

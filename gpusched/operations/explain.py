@@ -1,10 +1,12 @@
-"""The story of one job: its attempts, how each ended, and why it waits now."""
+"""The story of one job: its attempts, how each ended, and why it waits now. Of a queue: why its jobs wait or failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from gpusched.common.merge_record import read_record
+from gpusched.core.documents import attempt_document, job_document
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
@@ -13,7 +15,8 @@ from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.queues import OpenQueue, open_queue
 from gpusched.operations.reasons import describe_dependencies, wait_reasons
-from gpusched.operations.status import make_scene, read_attempt, read_last_line
+from gpusched.operations.status import full_document, make_scene, read_attempt, read_last_line, read_queue
+from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import leftover_text
 from gpusched.views.values import JobReport
 
@@ -26,6 +29,31 @@ def explain(queue_dir: QueueDir, job: str) -> JobReport:
         scene = make_scene(queue.queue_dir, queue.store, queue.now)
         current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
         return JobReport(scene, row, attempts, current)
+
+
+def job_explanation(report: JobReport) -> dict[str, Any]:
+    """Return the story of a job for programs."""
+    job, queue = report.job, report.scene.queue
+    tried = report.attempts
+    return {
+        "queue": queue,
+        "job": job_document(job, tried, queue),
+        "attempts": [
+            {"number": each.number, **attempt_document(each, queue), "hint": hint(job, each) or None} for each in tried
+        ],
+        "current": list(report.current),
+    }
+
+
+def queue_explanation(queue_dir: QueueDir) -> dict[str, Any]:
+    """Return for programs why the jobs of a queue wait, and how its failed jobs have ended."""
+    report = read_queue(queue_dir)
+    with open_queue(queue_dir) as queue:
+        document = full_document(queue, jobs=0)
+    del document["jobs"]
+    waiting = [{"jobs": ids, "why": why} for why, ids in report.jobs_by_reason().items()]
+    failed = [{"jobs": list(group.ids), "how": group.sentence} for group in group_failures(report.failed)]
+    return {**document, "waiting": waiting, "failed": failed}
 
 
 def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: str) -> list[str]:

@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.documents import attempt_document
 from gpusched.core.model import AttemptRow
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
@@ -49,6 +50,17 @@ def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice) ->
                 if over:
                     return
                 time.sleep(STEP_S)
+
+
+def log_document(queue_dir: QueueDir, job: str, choice: LogChoice) -> dict[str, Any]:
+    """Return for programs where the log of a job lies, and what it belongs to. Raises GpuschedError without one."""
+    with queues.open_store(queue_dir) as store:
+        row = _find_attempt(store, queues.parse_job(job, store), choice.attempt)
+        with _open(queue_dir, row, stderr=choice.stderr) as log:
+            size, is_complete = os.fstat(log.fileno()).st_size, _is_over(queue_dir, store, row)
+    path = f"{queue_dir.path}/{row.error_log if choice.stderr else row.log}"
+    about = {"job": row.job_id, "attempt": row.number, "path": path, "bytes": size, "is_complete": is_complete}
+    return {"queue": queue_dir.path, **about, **attempt_document(row, queue_dir.path)}
 
 
 def _find_attempt(store: Store, job_id: int, number: int | None) -> AttemptRow:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
@@ -178,20 +178,17 @@ def run_jobs(
             set_up_log(queue.queue_dir, session.log_level)
         with prepare(queue):
             change = queue.submit(jobs, options, complete=complete)
-        is_silent = session.quiet and not job_table.has_work(queue.store)
-        try:
-            with session.watch(queue) as observer:
-                hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
-                code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+        before = None if job_table.has_work(queue.store) else job_table.counts(queue.store)
+        with session.watch(queue) as observer:
+            hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
+            code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code
             pid = queue.queue_dir.dispatcher()
             path = queue.queue_dir.path
             session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
-        elif not is_silent:
+        elif not session.quiet or job_table.counts(queue.store) != before:
             session.summarize(queue, code)
         return code
 

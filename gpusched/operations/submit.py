@@ -14,6 +14,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.text import mask_secrets
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
+from gpusched.host.attempts.launcher import find_shell
 from gpusched.host.attempts.setup import check_setup
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dirs as queue_dirs
@@ -106,7 +107,11 @@ def submit_options(
     force: bool = False,
     retry_failed: bool = False,
 ) -> SubmitOptions:
-    """Return how a list is read and what its jobs need, in this queue. Raises GpuschedError for a wrong --setup."""
+    """Return how a list is read and what its jobs need, in this queue.
+
+    Raises GpuschedError for a shell or a set-up file that cannot be used.
+    """
+    find_shell(loaded.settings.shell)
     if loaded.settings.setup:
         check_setup(loaded.settings.setup)
     return SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)

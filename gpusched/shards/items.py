@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.libraries import install_command
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
 from gpusched.common.text_input import check_text, read_rows, split_lines
@@ -161,8 +162,8 @@ class ParquetItems(Items):
         try:
             import pyarrow.parquet as parquet
         except ImportError:
-            hint = "pip install 'gpusched-lab[merge]', or use .csv or .jsonl"
-            raise _error(path, "pyarrow, which reads parquet, is not installed", hint) from None
+            hint = f"to install it: {install_command(['pyarrow'])}; or use .csv or .jsonl"
+            raise _error(path, "pyarrow, which reads parquet, is not installed here", hint) from None
         self.path: str = path
         self.digest = hashlib.sha256(_mapped(path)).hexdigest()
         with _reading(path):

@@ -14,24 +14,21 @@ class FormatRow(NamedTuple):
     module: str
     class_name: str
     library: str = ""
-    remedy: str = ""
     has_keys: bool = False  # --key finds repeated records
     has_sums: bool = False  # --sum adds numbers up
 
 
-_EXTRA = "pip install 'gpusched-lab[merge]'"
-_TORCH = "install PyTorch, as the script that wrote them has it"
 MERGE_FORMATS: dict[str, FormatRow] = {
     "jsonl": FormatRow("jsonl", "JsonLines", has_keys=True),
     "json": FormatRow("json_document", "JsonArrays", has_keys=True, has_sums=True),
     "csv": FormatRow("tables", "CsvTables", has_keys=True),
     "tsv": FormatRow("tables", "TsvTables", has_keys=True),
     "txt": FormatRow("txt", "TextLines"),
-    "parquet": FormatRow("parquet", "ParquetTables", "pyarrow", _EXTRA, has_keys=True),
-    "npz": FormatRow("npz", "NumpyArchives", "numpy", _EXTRA, has_sums=True),
-    "npy": FormatRow("npy", "NumpyFiles", "numpy", _EXTRA),
+    "parquet": FormatRow("parquet", "ParquetTables", "pyarrow", has_keys=True),
+    "npz": FormatRow("npz", "NumpyArchives", "numpy", has_sums=True),
+    "npy": FormatRow("npy", "NumpyFiles", "numpy"),
     "safetensors": FormatRow("safetensors", "SafetensorsFiles"),
-    "pt": FormatRow("pt", "TorchFiles", "torch", _TORCH, has_sums=True),
+    "pt": FormatRow("pt", "TorchFiles", "torch", has_sums=True),
 }
 
 

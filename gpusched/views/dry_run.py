@@ -35,7 +35,7 @@ def page(dry_run: DryRun, cwd: str) -> list[Line]:
 def _counts(dry_run: DryRun) -> str:
     if dry_run.counts is None:
         return "a new queue"
-    counts = report.tally(dry_run.counts, dry_run.removed)
+    counts = report.tally(dry_run.counts)
     return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
 
 
@@ -45,6 +45,8 @@ def _devices(dry_run: DryRun) -> list[Line]:
     wants = f"a run wants {dry_run.max_checks} in a row, {dry_run.poll_interval_s:g} s apart"
     return [
         tables.line(),
-        tables.line(f"{free} of {count(len(devices), 'GPU')} free at this one look ({wants})"),
+        tables.line(
+            f"{free} of {count(len(devices), report.gpu_noun(dry_run.board.devices))} free at this one look ({wants})"
+        ),
         *pages.device_table(devices, names=True),
     ]

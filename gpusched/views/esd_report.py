@@ -41,7 +41,7 @@ def page(models: Sequence[ModelLine], files: Sequence[tuple[str, str]], cwd: str
         last.append(["next", "the same command goes on with what is not done"])
     if failed:
         last.append(["" if waiting else "next", "the same command with --retry-failed tries the failed ones again"])
-    return lines + tables.grid(["", ""], last)
+    return lines + tables.labelled(last)
 
 
 def _row(model: ModelLine) -> Row:

@@ -1,4 +1,4 @@
-"""Failed jobs for people: how each ended, and those that ended alike together."""
+"""Failed jobs for people: how each ended, those that ended alike together, and what may help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpusched.common.text import clean
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.outcome import describe
-from gpusched.core.model import AttemptRow, JobRow
+from gpusched.core.model import AttemptRow, JobRow, OutcomeKind
 from gpusched.views.values import JobWithLast
 from gpusched.views.words import count, ranges
 
@@ -42,3 +42,34 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
         group = groups.get(key) or FailureGroup(job, last, how, reason, ())
         groups[key] = replace(group, ids=(*group.ids, job.id))
     return list(groups.values())
+
+
+_HINTS = {  # cause, kind of outcome or exit code -> advice
+    "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
+    "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
+    "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
+    "the next try goes to another GPU, if there is one",
+    "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
+    "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
+    "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
+    "setup_failed": "its command did not run: the file of --setup must come to its end, with status 0 and without exit",
+    "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
+    "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
+    "timed_out": "--time-limit TIME gives the next one longer",
+    "lost": "its shepherd was killed too, for example by systemd, logind, docker stop or a reboot",
+    "127": "the shell found no such program: the jobs get the environment of gpusched; "
+    "--setup FILE sources a file before each",
+    "SIGKILL": "SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`",
+}
+
+
+def hint(job: JobRow, attempt: AttemptRow) -> str:
+    """Return advice about the outcome of an attempt, if there is any."""
+    if (outcome := attempt.outcome) is None:
+        return ""
+    cause = "budget" if job.stated_mem_bytes and outcome.cause == "gpu_oom" else outcome.cause
+    is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
+    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
+        return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
+    keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
+    return next((_HINTS[key] for key in keys if key in _HINTS), "")

@@ -10,11 +10,13 @@ from gpusched.core.documents import job_title
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKind
-from gpusched.views.failures import group_failures
-from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands
+from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.views.changes import change_lines
+from gpusched.views.failures import group_failures, hint
+from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, places, shorten_commands, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 from gpusched.views.words import (
@@ -33,6 +35,7 @@ from gpusched.views.words import (
 
 SHOWN_JOBS = 10  # of each group, without -v
 HOW_WIDTH = 50  # characters, in a line of all jobs
+WAITS_WIDTH = 80  # in a line of a queue
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -45,7 +48,9 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
         failed = (str(c.failed), STATES["failed"] if c.failed else "")
         since = clock(now - head.started_at) if head.started_at else "-"
         numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
-        rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, clean(head.waits_for)])
+        rows.append(
+            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, fit(clean(head.waits_for), WAITS_WIDTH)]
+        )
     columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
     return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
 
@@ -58,20 +63,13 @@ def _dispatcher_word(head: QueueSummary) -> Cell:
 
 def queue_page(report: QueueReport) -> list[Line]:
     """Return the page of a queue: its GPUs, running, waiting and failed jobs, or all jobs."""
-    scene, head = report.scene, report.summary
-    source = clean(short_path(report.source, scene.cwd))
-    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
-    lines.append(line(_by_whom(scene, head, report.looked_at)))
-    if head.full_disk:
-        what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
-        lines.append(line((clean(what), "bold red")))
-    lines.append(counted(head.counts.parts()))
+    scene, head, lines = report.scene, report.summary, queue_head(report)
     lines += [line((group.name, HEAD), f"  {group.fraction:.0%}  {group.text}") for group in report.groups]
     lines += [line(f"merged  {clean(short_path(text, scene.cwd))}") for text in report.merged]
     lines += [line((f"        {clean(text)}", "yellow")) for text in report.warnings[:SHOWN_JOBS]]
     blocks = (
         device_table(report.devices),
-        _running(report.running),
+        _running(report.running, scene.now),
         _waiting(report.waiting, report.reasons, head.counts.queued),
         _failed(scene, report.failed, head.counts.failed),
         job_table(report.jobs, scene.now),
@@ -79,10 +77,40 @@ def queue_page(report: QueueReport) -> list[Line]:
     return lines + [each for block in blocks if block for each in (line(), *block)]
 
 
-def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
+def queue_head(report: QueueReport) -> list[Line]:
+    """Return the first lines of a page about a queue: what it is, who dispatches it, and the numbers of its jobs."""
+    scene, head = report.scene, report.summary
+    source = clean(short_path(report.source, scene.cwd))
+    lines = [line((head.name, HEAD), f"  {short_path(scene.queue, scene.cwd)}  {source}")]
+    lines.append(line(_by_whom(scene, head, report)))
+    if head.full_disk:
+        what = disk_full(head.full_disk, "until it has room, no job starts and no end of a job is recorded")
+        lines.append(line((clean(what), "bold red")))
+    lines.append(counted(head.counts.parts()))
+    return lines + [line((_start_text(totals, scene.now, head.pid is not None), DIM)) for totals in report.starts]
+
+
+def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
+    """Return what the last start has done, or all of them: when, the jobs that ended, and the time on GPUs."""
+    began, ended = moment(totals.began_at, now), moment(totals.ended_at, now)
+    single = "this start" if is_dispatched else "last start"
+    which = single if totals.starts == 1 else f"all {totals.starts} starts"
+    when = f"since {began}" if is_dispatched else f"{began} to {ended}"
+    states = [f"{number} {word}" for word, number in tally(totals.states).parts(ended_first=True) if number]
+    hours = totals.gpu_s / 3600
+    used = f"{count(totals.attempts, 'attempt')}, {hours:.{1 if hours >= 10 else 2}f} GPU hours"
+    return f"{which} {when} ({clock(totals.ended_at - totals.began_at)}): {', '.join([*states, used])}"
+
+
+def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
-        return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"
+        gpus = f"{gpu_noun(device.item for device in report.devices)}s"
+        if report.unreadable:
+            return f"{who}, which cannot read the {gpus}: {report.unreadable}"
+        if report.looked_at is None:
+            return who
+        return f"{who}, which read the {gpus} {clock(scene.now - report.looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
     if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
@@ -93,41 +121,46 @@ def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
 
 
 def device_table(
-    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, use_bar: int = 0, names: bool = False
+    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, names: bool = False, width: int = 0
 ) -> list[Line]:
-    """Return the table of GPUs; with `full` also their names and all processes on them. A bar has this many cells."""
+    """Return the table of GPUs; with `full` also their names and all processes on them.
+
+    With a bar of the memory of so many cells, there is one of the use too. Columns are left out to fit into `width`.
+    """
     rows: list[Row] = []
     for d in devices:
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
         if full and d.tone == "busy" and d.processes:
             why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
         who: list[Cell] = list(d.processes) if full else []
-        share = (d.used_bytes or 0) / (d.item.view.total_bytes or 1)
-        used = bar([(share, TONES[d.tone])] if share > 0.005 else [], memory_bar)  # the driver's own is no use of it
-        busy = bar([(d.utilisation or 0.0, "green")], use_bar)
+        busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
+        used = memory_text(d, memory_bar)
         rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
     head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE")
+    return grid(head, rows, right="GPU MEMORY USE", fit=(width, (1, 4, 8, 5, 3, 6) if width else ()))
 
 
-def job_texts(job: RunningLine, bar_width: int = 0) -> list[Cell]:
-    """Return up to three lines of a running job: its command, its progress if it reports any, its log's last line."""
-    lines: list[Cell] = [line((f"[{job.mark}] ", "yellow"), job.command) if job.mark else job.command]
-    if job.fraction is not None:
-        drawn = bar([(job.fraction, "cyan")], bar_width)
-        lines.append(line(drawn, f"{' ' if bar_width else ''}{job.fraction:4.0%}  {job.progress}"))
-    elif job.progress:
-        lines.append(job.progress)
-    return [*lines, (job.tail, DIM)] if job.tail else lines
+def memory_text(device: DeviceLine, width: int) -> Line:
+    """Return a bar of the memory in use on a GPU. What the driver itself takes is no use of it."""
+    share = (device.used_bytes or 0) / (device.item.view.total_bytes or 1)
+    return bar([(share, TONES[device.tone])] if share > 0.005 else [], width)
 
 
-def _running(running: Sequence[RunningLine]) -> list[Line]:
-    rows: list[Row] = [
-        [str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), job.tags, job_texts(job)]
-        for job in shorten_commands(running)
-    ]
-    return grid(["RUNNING", "LINE", "GPU", "TIME", "TAGS", "COMMAND"], rows, right="RUNNING LINE TIME")
+def marked_command(job: RunningLine) -> Line:
+    return line((f"[{job.mark}] " if job.mark else "", "yellow"), job.command)
+
+
+def _running(running: Sequence[RunningLine], now: float) -> list[Line]:
+    rows: list[Row] = []
+    for job in shorten_commands(running):
+        done = "" if job.fraction is None else f"{job.fraction:.0%}"
+        texts: list[Cell] = [marked_command(job), *((text, DIM) for text in job.texts)]
+        times = [moment(job.started_at, now), clock(job.elapsed_s), done]
+        attempt = str(job.attempt) if job.attempt > 1 else ""
+        rows.append([str(job.job_id), str(job.line), attempt, job.where, *times, job.prio, job.tags, texts])
+    head = ["RUNNING", "LINE", "ATTEMPT", "GPU", "STARTED", "TIME", "DONE", "PRIO", "TAGS", "COMMAND"]
+    return grid(head, rows, right="RUNNING LINE ATTEMPT TIME DONE PRIO")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
@@ -139,10 +172,13 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     ]
     table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
     lines = table[:1]
-    before = ""
+    before, notes = "", set[str]()
     for job, row in zip(waiting, table[1:], strict=True):
         kind, why = reasons.get(job.id, ("", ""))
         why = why.partition(": ")[0] if kind == "behind" else why
+        short, _, note = why.partition(" (")
+        why = short if kind == "devices" and note in notes else why
+        notes.add(note)
         if why and why != before:
             lines.append(line((f"{_INDENT}{clean(why)}:", "yellow")))
         before = why
@@ -154,10 +190,11 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     groups = group_failures(failed)[:SHOWN_JOBS]
     texts = shorten([job_text(group.job) for group in groups])
     rows: list[Row] = [
-        [str(group.job.id), str(group.job.line), group.how, tag_text(group.job), text]
-        for group, text in zip(groups, texts, strict=True)
+        [str(job.id), str(job.line), *_times(job, group.last, scene.now), group.how, tag_text(job), text]
+        for group, job, text in zip(groups, (group.job for group in groups), texts, strict=True)
     ]
-    table = grid(["FAILED", "LINE", "HOW", "TAGS", "COMMAND"], rows, right="FAILED LINE")
+    head = ["FAILED", "LINE", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "TAGS", "COMMAND"]
+    table = grid(head, rows, right="FAILED LINE ATTEMPTS TIME")
     lines = table[:1]
     for row, group in zip(table[1:], groups, strict=True):
         last = group.last
@@ -167,6 +204,15 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
         if last is not None:
             lines.append(line((f"{'':>14}{scene.path(last.error_log or last.log)}", DIM)))
     return lines + _more(total - sum(len(group.ids) for group in groups)) if groups else []
+
+
+def _times(job: JobRow, last: AttemptRow | None, now: float) -> tuple[str, str, str, str]:
+    """Return the number of attempts if there are several; when the last one started and ended, and how long it took."""
+    tries = str(job.attempts) if job.attempts > 1 else ""
+    if last is None or job.state is JobState.QUEUED:
+        return tries, "", "", ""
+    ended = "" if last.ended_at is None else moment(last.ended_at, now)
+    return tries, moment(last.started_at, now), ended, clock((last.ended_at or now) - last.started_at)
 
 
 _INDENT = " " * 9  # below the number of a job
@@ -189,22 +235,43 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
     rows: list[Row] = []
     texts = shorten([job_text(job) for job, _ in jobs])
     for (job, last), text in zip(jobs, texts, strict=True):
-        spent = where = how = ""
+        where = how = ""
         if last is not None and job.state is not JobState.QUEUED:
-            spent = clock((last.ended_at or now) - last.started_at)
             where = places(last.devices)
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = _UNTRIED.get(job.cause, how)
+        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), "" if job.listed else "its line is gone")))
         state = (job.state.value, STATES[job.state.value])
-        tries = str(job.attempts) if job.attempts > 1 else ""
-        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])
-    columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
+        times = _times(job, last, now)
+        rows.append([str(job.id), str(job.line), state, where, *times, how, priority(job), tag_text(job), text])
+    columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
 
 
 # ---- explain ---------------------------------------------------------------------------------------
+
+
+def explanation_page(report: QueueReport) -> list[Line]:
+    """Return the page that explains a queue: its GPUs, why its jobs wait, how those that failed have ended."""
+    counts, option = report.summary.counts, report.scene.option
+    groups = report.jobs_by_reason()
+    waiting = [clean(text) for text in change_lines(groups)]
+    if more := counts.queued - sum(map(len, groups.values())):
+        waiting.append(f"{count(more, 'more job')} behind them")
+    if counts.held:
+        waiting.append(f"{count(counts.held, 'held job')}: gpusched release JOB -q {option}")
+    failed: list[str] = []
+    for group in group_failures(report.failed):
+        failed.append(f"job {group.ids[0]}: {group.sentence}" if len(group.ids) == 1 else group.sentence)
+        advice = hint(group.job, group.last) if group.last else ""
+        failed += [f"  {clean(advice)}"] if advice else []
+    lines = queue_head(report)
+    if report.devices:
+        lines += [line(), *device_table(report.devices)]
+    for title, texts in (("waiting", waiting), ("failed", failed)):
+        lines += [line(), line((title, HEAD)), *(line(f"  {text}") for text in texts)] if texts else []
+    return [*lines, line(), line((f"of one job: gpusched explain JOB -q {option}", DIM))]
 
 
 def job_page(report: JobReport) -> list[Line]:
@@ -232,8 +299,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     lines = [line((f"attempt {attempt.number}", HEAD), f"  {when} ({spent}) on {where or 'the CPU'}")]
     if attempt.outcome is not None:
         lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
-        advice = hint(attempt.outcome, stated=bool(job.stated_mem_bytes))
-        lines += [line(f"  hint  {clean(advice)}")] if advice else []
+        lines += [line(f"  hint  {clean(advice)}")] if (advice := hint(job, attempt)) else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
     used = _usage_text(job, attempt)
     return [*lines, line(f"  used  {used}")] if used else lines
@@ -269,32 +335,3 @@ def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> lis
     if job.state is JobState.QUEUED and attempts and job.retries:
         return [f"tries so far: {job.tries} of {job.retries + 1}"]
     return []
-
-
-_HINTS = {  # cause, kind of outcome or exit code -> advice
-    "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
-    "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
-    "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
-    "the next try goes to another GPU, if there is one",
-    "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
-    "gpu_busy": "another user took the GPU; this spends no try, and the job is repeated on another GPU",
-    "gpu_lost": "the driver lost the GPU; this spends no try, and the job is repeated on another GPU; ask the admin",
-    "setup_failed": "its command did not run: the file of --setup must come to its end, with status 0 and without exit",
-    "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
-    "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
-    "timed_out": "--time-limit TIME gives the next one longer",
-    "lost": "its shepherd was killed too, for example by systemd, logind, docker stop or a reboot",
-    "127": "the shell found no such program: the jobs get the environment of gpusched; "
-    "--setup FILE sources a file before each",
-    "SIGKILL": "SIGKILL often comes from the kernel when main memory is full: see `dmesg | tail`",
-}
-
-
-def hint(outcome: Outcome, *, stated: bool = False) -> str:
-    """Return advice about an outcome, if there is any. `stated`: the job states its memory."""
-    cause = "budget" if stated and outcome.cause == "gpu_oom" else outcome.cause
-    is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
-    if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
-        return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
-    keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
-    return next((_HINTS[key] for key in keys if key in _HINTS), "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.group_summary import GroupSummary
+from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
@@ -55,6 +56,7 @@ class QueueReport:
     summary: QueueSummary
     source: str
     looked_at: float | None
+    unreadable: str  # why its dispatcher cannot read the GPUs just now
     devices: Sequence[DeviceLine]
     running: Sequence[RunningLine]
     waiting: Sequence[JobRow]
@@ -64,6 +66,16 @@ class QueueReport:
     jobs: Sequence[JobWithLast] = ()  # every job, where all are wanted
     merged: Sequence[str] = ()  # what its merge has made
     warnings: Sequence[str] = ()  # and what it has told
+    starts: Sequence[StartTotals] = ()  # the last one, and all of them if there were several
+
+    def jobs_by_reason(self) -> dict[str, list[int]]:
+        """Return the first waiting jobs by the reason why they wait, without what is known of the GPUs."""
+        details = {"behind": ": ", "devices": " ("}
+        groups: dict[str, list[int]] = {}
+        for job_id, (kind, why) in self.reasons.items():
+            if kind != "held":
+                groups.setdefault(why.partition(details.get(kind, "\n"))[0], []).append(job_id)
+        return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,6 @@ class DryRun:
     path: str
     pid: int | None  # of the dispatcher that works on the queue
     counts: Mapping[JobState, int] | None
-    removed: int  # of these, jobs whose line was removed
     jobs: Sequence[tuple[JobRow, str]]  # after the change, which is add, keep, requeue or cancel
     board: Board
     max_checks: int
@@ -127,10 +138,8 @@ class RunSummary:
     metrics: str
     logs: str
     states: Mapping[JobState, int]
-    removed: int
     totals: Mapping[str, float]
     failed: Sequence[tuple[JobRow, Sequence[AttemptRow]]]  # the first ones, unless all are wanted
-    unlisted: int  # failed jobs that are no longer in the list
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
     has_cancelled: bool  # by a person
@@ -138,4 +147,4 @@ class RunSummary:
 
     @property
     def counts(self) -> JobCounts:
-        return tally(self.states, self.removed)
+        return tally(self.states)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from gpusched.common.text import clean
+from gpusched.common.text import count as count
 from gpusched.core.documents import shown_line
 from gpusched.core.model import MIB, JobRow
 
@@ -51,10 +52,6 @@ def about(seconds: float) -> str:
 
 def mib(size: float | None) -> str:
     return "?" if size is None else str(round(size / MIB))
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def ranges(ids: Iterable[int]) -> str:

@@ -129,7 +129,7 @@ def test_no_slip_leads_to_a_verb_that_ends_jobs(word: str, capsys: Capture) -> N
         ),
         (GpuschedError("no\x1b[2J", where="a\x9b"), EXIT_USAGE, "error: a\\x9b: no\\x1b[2J\n"),
         (click.ClickException("no such thing"), EXIT_USAGE, "gpusched: error: no such thing\n"),
-        (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
+        (KeyboardInterrupt(), EXIT_INTERRUPTED, "gpusched: interrupted\n"),
         (click.exceptions.Exit(75), 75, ""),
         (OSError(errno.ENOSPC, "No space left on device", "/x/queue.db"), EXIT_CANNOT_WORK, "/x/queue.db"),
         (OSError(errno.ENOMEM, "No memory", "/x/a.lock"), EXIT_CANNOT_WORK, "error: /x/a.lock: No memory\n  once that"),
@@ -189,6 +189,31 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(python("config"), stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (front.EXIT_BROKEN_PIPE, b"")
+
+
+INTERRUPTED_START = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, *more):
+        if name == sys.argv[-1]:
+            exec("signal.raise_signal(signal.SIGINT)", {"signal": signal})  # as in the making of a dataclass
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+from gpusched.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["click", "gpusched.cli.run.run", "gpusched.lists.submit", "gpusched.operations.run"]
+)
+def test_an_interrupt_while_it_starts_is_said_in_one_line(module: str) -> None:
+    """The interrupt comes as this module is imported."""
+    Path("list.txt").write_text("true\n")
+    Path("start.py").write_text(INTERRUPTED_START)
+    words = [sys.executable, "-m", "start", "run", "list.txt", "--log-dir", module]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_INTERRUPTED, "", "gpusched: interrupted\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no /dev/full")

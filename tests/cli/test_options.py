@@ -42,6 +42,7 @@ def call(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         (["f"], ["f", False, None, None, False, "memory", None]),
         (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "memory", None]),
         (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "memory", None]),
+        (["f", "--gpu-list", "all"], ["f", False, None, None, False, "memory", None]),
         (["f", "--gpu-list", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
         (["--gpu-list=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
         (["--gpu-list", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
@@ -69,7 +70,7 @@ def test_a_flag_wins_over_a_file_and_a_switch_can_be_taken_back(
     [
         (["f", "--max-gpus", "0"], "--max-gpus: max_gpus is '0', but must be a whole number, at least 1"),
         (["f", "--gpu-list", "a"], "--gpu-list: gpu_list is 'a', but must be a list such as"),
-        (["f", "--gpu-list"], "requires an argument"),
+        (["f", "--gpu-list"], "--gpu-list: the value is missing: LIST"),
         (["f", "--free-when", "never"], "--free-when"),
         (["--gpu-list", "0", "1"], "Missing argument 'FILE'"),
     ],

@@ -193,7 +193,7 @@ def test_a_file_that_is_wrong_is_refused_by_line(
 def test_a_bad_value_names_where_it_stands_and_what_is_right(tmp_path: Path, name: str, text: str, right: str) -> None:
     setting = SETTINGS[name]
     cases: list[tuple[dict[str, object], str]] = [
-        ({"flags": {name: text}}, setting.flag),
+        ({"flags": {name: text}}, "".join([setting.flag, *(f" ({alias})" for alias in setting.aliases)])),
         ({"env": {setting.env: text}}, setting.env),
         ({"user": f"\n{name}: '{text}'\n"}, "home.yaml:2"),
     ]

@@ -115,7 +115,7 @@ def test_the_margin_is_for_nobody() -> None:
     left = 24 - 10 - 4 / 1024 - MARGIN_GIB
     assert placed(plan([card(0, 10)], [needs(1, left)])) == {1: "0"}
     found = plan([card(0, 10)], [needs(1, left + 1 / 1024)])
-    assert why(found) == ("devices", "waits for a GPU with 13821 MiB (GPU 0: 13820 MiB left beside 1 job(s))")
+    assert why(found) == ("devices", "waits for a GPU with 13821 MiB (GPU 0: 13820 MiB left beside 1 job)")
     assert placed(plan([card(0)], [needs(1, left + 10)])) == {1: "0"}
     found = plan([card(0)], [needs(1, 24)])
     assert why(found)[1] == "waits for a GPU with 24576 MiB (GPU 0: free, but only 24060 MiB to give)"
@@ -131,19 +131,19 @@ def test_a_budget_counts_from_the_launch_on_and_real_use_if_it_is_more() -> None
     assert placed(plan([card(0, 10, used_gib=[0])], [needs(1, 12)])) == {1: "0"}
     assert placed(plan([card(0, 10, used_gib=[0])], [needs(1, 14)])) == {}
     over = plan([card(0, 10, used_gib=[15])], [needs(1, 12)])
-    assert why(over)[1] == "waits for a GPU with 12288 MiB (GPU 0: 8700 MiB left beside 1 job(s))"
+    assert why(over)[1] == "waits for a GPU with 12288 MiB (GPU 0: 8700 MiB left beside 1 job)"
     assert placed(plan([card(0, 10, used_gib=[15])], [needs(1, 8)])) == {1: "0"}
 
 
 def test_more_in_use_than_the_board_has_leaves_nothing() -> None:
     found = plan([card(0, 10, 10, used_gib=[12, 12])], [needs(1, 1)])
-    assert why(found)[1] == "waits for a GPU with 1024 MiB (GPU 0: 0 MiB left beside 2 job(s))"
+    assert why(found)[1] == "waits for a GPU with 1024 MiB (GPU 0: 0 MiB left beside 2 jobs)"
 
 
 def test_jobs_of_one_plan_share_what_is_left() -> None:
     found = plan([card(0, 10)], [needs(1, 5), needs(2, 5), needs(3, 5)])
     assert placed(found) == {1: "0", 2: "0"}
-    assert why(found, 3)[1] == "waits for a GPU with 5120 MiB (GPU 0: 3580 MiB left beside 3 job(s))"
+    assert why(found, 3)[1] == "waits for a GPU with 5120 MiB (GPU 0: 3580 MiB left beside 3 jobs)"
 
 
 def test_newcomers_wait_for_the_claim_and_the_look_of_the_first() -> None:
@@ -168,7 +168,7 @@ def test_no_more_than_so_many_jobs_share_a_device() -> None:
     four = [needs(n, 1) for n in range(1, 5)]
     found = plan([card(0, 1)], four, Limits(8, jobs_per_gpu=3))
     assert placed(found) == {1: "0", 2: "0"}
-    text = "waits for a GPU with 1024 MiB (GPU 0: 3 jobs share it (--max-jobs-per-gpu))"
+    text = "waits for a GPU with 1024 MiB (GPU 0: shared by 3 jobs (--max-jobs-per-gpu))"
     assert why(found, 3) == ("devices", text)
     assert why(found, 4) == ("behind", f"behind job 3: {text}")
     found = plan([card(0, held=True)], four, Limits(8, jobs_per_gpu=1))
@@ -287,7 +287,7 @@ def test_a_model_may_be_asked_for() -> None:
     assert placed(plan(devices, [needs(1, 4, gpu_model="a100"), needs(2, 4)])) == {1: "1", 2: "0"}
     found = plan(devices, [needs(1, gpu_model="a100"), needs(2)])
     assert placed(found) == {2: "2"}
-    text = "waits for a a100 GPU (GPU 0, GPU 2: is no a100; GPU 1: runs a job of this queue)"
+    text = "waits for a a100 GPU (GPU 0, GPU 2: is no a100, GPU 1: runs a job of this queue)"
     assert why(found) == ("devices", text)
     assert why(plan([devices[0]], [needs(1, 5, gpus=2, gpu_model="A100")]))[1] == (
         "waits for 2 A100 GPUs with 5120 MiB, has 0 (GPU 0: is no A100)"
@@ -422,7 +422,7 @@ def test_after_so_long_devices_are_kept_for_it_but_not_claimed() -> None:
     assert placed(plan(devices, waiting, waited_since={1: LATE + 1})) == {2: "1", 3: "2", 4: ""}
     found = plan(devices, waiting, waited_since={1: LATE})
     assert found.actions == (Release("GPU-1"), Start(4, ()))
-    free = "GPU 0: runs a job of this queue; GPU 1, GPU 2: free"
+    free = "GPU 0: runs a job of this queue, GPU 1, GPU 2: free"
     assert why(found) == ("devices", f"waits for 3 GPUs, has 2 ({free}); kept for it: GPU 1, GPU 2, GPU 0")
     assert why(found, 2) == ("devices", "waits for a GPU; GPU 1 is kept for job 1, which has waited 10 min for 3 GPUs")
     assert why(found, 3)[1].startswith("waits for a GPU with 1024 MiB; GPU 1 is kept for job 1")

@@ -200,8 +200,8 @@ def test_a_gpu_in_use_is_left_alone_and_taken_when_it_is_free(tmp_path: Path) ->
         bo = box.colleague(1, 9000)
         box.colleague(0, 9000)
         running = box.start("run", box.write(f"{SIMJOB} --mem 500 --hold 0"))
-        running.wait_until_said("9000 MiB in use by bo's simjob")
-        assert "threshold 500 MiB" in running.said()
+        running.wait_until_said("GPU 0, GPU 1 are used by bo (17.6 GiB, simjob)")
+        assert "9000 MiB in use by bo's simjob" in (page := box.gpusched("status").out) and "threshold 500 MiB" in page
         assert box.states() == ["queued"]
         bo.kill()
         assert running.wait().code == 0
@@ -265,6 +265,27 @@ def test_a_job_that_lost_its_gpu_is_tried_elsewhere_and_spends_no_try(tmp_path: 
         assert [a.outcome.cause for a in row.attempts if a.outcome] == ["gpu_lost", ""]
         assert [d.index for a in row.attempts for d in a.devices] == [0, 1]
         assert row.job.tries == 1
+
+
+@pytest.mark.parametrize("later", ["is back", "running jobs go on"])
+def test_a_gpu_that_was_lost_meanwhile_is_blamed_for_a_failure(tmp_path: Path, later: str) -> None:
+    """The GPU is back, or the driver as a whole does not answer, when the job fails."""
+    with Box(tmp_path, gpus="2") as box:
+        line = '[ "$GPUSCHED_ATTEMPT" = 2 ] || { while [ ! -e go ]; do sleep 0.02; done; exit 1; }'
+        running = box.start("run", box.write(line))
+        wait_for(lambda: box.running() == 1)
+        box.set_gpu(0, fail="lost")
+        running.wait_until_said("is set aside: lost")
+        if later == "is back":
+            box.set_gpu(0, fail=None)
+        else:
+            box.set_box(fail="Driver/library version mismatch")
+        running.wait_until_said(later)
+        (box.work / "go").touch()
+        wait_for(lambda: box.jobs()[0].attempts[0].outcome)
+        box.set_box(fail=None)
+        assert running.wait().code == 0
+        assert [a.outcome.cause for a in box.jobs()[0].attempts if a.outcome] == ["gpu_lost", ""]
 
 
 def test_a_job_that_takes_a_gpu_of_its_own_choice_is_told_and_recorded(tmp_path: Path) -> None:
@@ -491,6 +512,13 @@ def test_quiet_prints_nothing_when_nothing_was_to_be_done(box: Box) -> None:
     assert "1 failed" in box.run(*words).out
     assert json.loads(box.run(*words, options="--quiet --json").out)["failed_jobs"] == 1
     assert "1 failed" in box.run(*words, options="--quiet --retry-failed").out
+
+
+def test_quiet_sums_up_what_a_stream_has_brought(box: Box) -> None:
+    (box.work / "lines").write_text("true\n")
+    with open(box.work / "lines", "rb") as lines:
+        ended = box.spawn("run", "-", "-q", "s", "--quiet", stdin=lines.fileno()).wait()
+    assert ended.code == 0 and "1 succeeded, 0 failed of 1 job" in ended.out
 
 
 def test_quiet_beside_a_dispatcher_tells_only_what_is_new(box: Box) -> None:

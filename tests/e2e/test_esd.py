@@ -90,6 +90,19 @@ def test_a_list_with_adapters_a_broken_and_a_missing_model(whole: tuple[Box, End
     assert again.code == 1
     assert "done already: 4 of 6" in again.err and "not retried: 2 of 6" in again.err and "--retry-failed" in again.err
     assert [len(row.attempts) for row in box.jobs("esd_results")] == [1] * 6
+    quiet = box.gpusched("esd", "--model-list", "atlas.csv", "--quiet")
+    assert (quiet.code, quiet.text) == (1, "")
+
+
+def test_quiet_beside_a_dispatcher_prints_nothing(whole: tuple[Box, Ended], box: Box) -> None:
+    shutil.copytree(whole[0].work / "tiny", box.work / "tiny")
+    shutil.copy(whole[0].work / "atlas.csv", box.work)
+    running = box.start("esd", "--model-list", "atlas.csv")
+    wait_for(lambda: box.running("esd_results"), "a job")
+    again = box.gpusched("esd", "--model-list", "atlas.csv", "--quiet")
+    assert (again.code, again.text) == (75, "")
+    running.signal(signal.SIGTERM)
+    running.wait()
 
 
 def test_a_run_that_is_killed_twice_goes_on_to_the_same_files(whole: tuple[Box, Ended], box: Box) -> None:
@@ -170,13 +183,17 @@ def test_what_is_missing_or_wrong_is_said_before_anything_runs(box: Box) -> None
         "import importlib.util as u\nfind = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
     )
-    ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=str(box.work / "hide"))
-    assert (
-        ended.code == 3 and "not installed here: torch" in ended.err and "pip install 'gpusched-lab[esd]'" in ended.err
-    )
+    hidden = str(box.work / "hide")
+    ended = box.gpusched("esd", "--single-model", "x", PYTHONPATH=hidden)
+    assert ended.code == 3
+    assert "not installed here: torch\n  to install them: " in ended.err and "pip install torch\n" in ended.err
+    ended = box.gpusched("esd", "--model-list", "none.csv", PYTHONPATH=hidden)  # what is wrong is not hidden by it
+    assert ended.code == 2 and "none.csv: cannot be read" in ended.err
+    ended = box.gpusched("esd", "--single-model", "x", "--gpu-list", "9", PYTHONPATH=hidden)
+    assert ended.code == 2 and "9" in ended.err and "torch" not in ended.err
     for words, said in (
         (["--model-list", "none.csv"], "none.csv: cannot be read"),
-        (["--model-list", "a", "--single-model", "b"], "no models are named"),
+        (["--model-list", "a", "--single-model", "b"], "a list and a single model are named"),
         (["--single-model", "a", "--layers", "("], "must be a regular expression"),
         ([], "no models are named"),
     ):

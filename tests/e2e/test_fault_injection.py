@@ -77,6 +77,7 @@ class FaultyBox:
         ended = self.box.gpusched("run", self._list, **environment)
         said = ended.text + "".join(path.read_text() for path in self.box.queue().glob("state/*.err"))
         assert "Traceback" not in said, said
+        assert error == errno.ENOSPC or "disk is full" not in said, said
         assert ended.code in CODES, ended
         return said
 
@@ -124,6 +125,17 @@ def _check_all(root: Path, library: Path, faults: list[Fault]) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         assert len(list(pool.map(check, faults))) == len(faults) > 0
+
+
+def test_an_error_of_the_disk_is_called_so(tmp_path: Path, library: Path, calls: dict[str, dict[str, int]]) -> None:
+    def say(at: int) -> str:
+        faulty = FaultyBox(tmp_path / str(at), library)
+        with faulty.box:
+            return faulty.run("dispatcher", "sync", at, errno.EIO)
+
+    assert "queue.db: disk I/O error\n  the disk or its file system fails" in say(1)  # as the list is submitted
+    late = calls["dispatcher"]["sync"] * 3 // 4
+    assert any("queue.db: disk I/O error: nothing new starts" in say(at) for at in range(late, late + 4))
 
 
 def test_every_family_of_calls_is_seen(calls: dict[str, dict[str, int]]) -> None:

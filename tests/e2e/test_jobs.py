@@ -304,7 +304,7 @@ def test_a_tag_has_its_own_limit(box: Box) -> None:
 def test_after_so_many_failures_nothing_more_starts(box: Box) -> None:
     ended = box.run(*[f"exit {n}" for n in range(1, 9)], options="--max-fails 2 --max-gpus 1")
     assert ended.code == 1
-    assert "2 jobs have failed (--max-fails 2)" in ended.out
+    assert "2 jobs failed (--max-fails 2)" in ended.out
     assert box.states() == ["failed"] * 2 + ["queued"] * 6
 
 
@@ -312,7 +312,7 @@ def test_a_tag_whose_jobs_fail_at_once_is_held_until_it_is_released(box: Box) ->
     lines = [f"[tag=a_b] exit {n}" for n in range(1, 10)] + ["[tag=axb,A_B] true"]
     ended = box.run(*lines, options="--max-gpus 1")
     assert ended.code == 1
-    assert "3 jobs of the tag a_b failed within a minute of their start: 6 more are held" in ended.out
+    assert "3 jobs of the tag a_b failed within a minute of their start: 6 more jobs held" in ended.out
     assert "`gpusched release --tag a_b` lets them go" in ended.out
     assert box.states() == ["failed"] * 3 + ["held"] * 6 + ["succeeded"]
     assert "it is held: jobs of its tag failed at once" in box.gpusched("explain", "4").out
@@ -403,7 +403,7 @@ def test_no_more_jobs_on_a_gpu_than_allowed(box: Box) -> None:
     wait_for(lambda: len(ran(box)) == 4)
     time.sleep(0.3)
     assert [row.indices for row in box.jobs()[:4]] == [[0], [0], [1], [1]]
-    why = "waits for a GPU with 1024 MiB (GPU 0, GPU 1: 2 jobs share it (--max-jobs-per-gpu)"
+    why = "waits for a GPU with 1024 MiB (GPU 0, GPU 1: shared by 2 jobs (--max-jobs-per-gpu)"
     assert why in box.gpusched("explain", "5").out
     (box.work / "go").touch()
     assert running.wait().code == 0

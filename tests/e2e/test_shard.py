@@ -407,11 +407,15 @@ def test_a_start_beside_a_running_one_hands_its_list_over(box: Box) -> None:
     assert "shards  " in shown.out and "20 items" in shown.out
     group = json.loads(box.gpusched("status", "-q", "q", "--json").out)["queues"][0]["groups"][0]
     assert (group["jobs"], group["items"]) == (4, 20)
+    quiet = shard(box, "--total", "20", *MERGE, "--quiet")
+    assert (quiet.code, quiet.text) == (75, "")
     refused = shard(box, "--total", "20", "--num-shards", "2", *MERGE)
     assert refused.code == 2 and "2 running" in refused.err
     (box.work / "wait").unlink()
     assert running.wait().code == 0
     assert merged(box) == list(range(20))
+    quiet = shard(box, "--total", "20", *MERGE, "--quiet")
+    assert (quiet.code, quiet.text) == (0, "")
 
 
 def test_the_resume_command_of_status_goes_on(box: Box) -> None:

@@ -64,6 +64,36 @@ def test_jobs_stay_queued_while_no_shepherd_can_be_started(box: Box, package: Pa
     assert ended.text.count("shepherds can be started again") == 1
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("raise OSError(105, 'No room for a message')", "no message can be sent: No room for a message"),
+        ("os.kill(os.getpid(), 9)", "it ended without a word, with exit status -9"),
+    ],
+)
+def test_a_shepherd_that_cannot_greet_says_why(box: Box, package: Path, step: str, said: str) -> None:
+    wire = package / "host" / "attempts" / "wire.py"
+    for number in (0, 1):
+        box.set_gpu(number, foreign=9000)
+    running = box.start("run", box.write("echo one"))
+    wait_for(lambda: (box.queue() / "devices.json").exists())
+    text = wire.read_text()
+    wire.write_text(text.replace("channel.sendmsg([data], rights)", step))
+    for number in (0, 1):
+        box.set_gpu(number, foreign=0)
+    running.wait_until_said(f"no shepherd can be started: {said}")
+    wire.write_text(text)
+    assert running.wait().code == 0
+
+
+def test_an_idle_shepherd_that_is_stopped_keeps_nobody_from_leaving(box: Box) -> None:
+    running = box.start("run", box.write("echo $PPID > shepherd", UNTIL.format("go")))
+    wait_for(lambda: box.states() == ["succeeded", "running"])
+    os.kill(int(box.read("shepherd")), signal.SIGSTOP)
+    (box.work / "go").touch()
+    assert running.wait(20).code == 0
+
+
 def test_a_shepherd_that_is_never_ready_is_given_up(box: Box, package: Path) -> None:
     late = package / "host" / "attempts" / "starter.py"
     late.write_text(late.read_text().replace("READY_WITHIN_S = 30.0", "READY_WITHIN_S = 1.0"))

@@ -19,6 +19,7 @@ from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
+from gpusched.esd import jobs
 from gpusched.esd.backend import EsdBackend
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.experiment import EsdExperiment
@@ -356,7 +357,7 @@ def test_commands_can_be_overridden(lab: Lab) -> None:
     ("options", "said"),
     [
         ({}, "no models are named"),
-        ({"model_list": "a", "single_model": "b"}, "no models are named, or both"),
+        ({"model_list": "a", "single_model": "b"}, "a list and a single model are named"),
         ({"single_model": "a", "output_dir": ""}, "--output-dir: no directory"),
         ({"single_model": "a", "bins": 0}, "--bins 0"),
         ({"single_model": "a", "min_evals": 1}, "--min-evals 1"),
@@ -381,3 +382,16 @@ def test_the_settings_of_a_run_are_texts() -> None:
         *("--model-list", "a.csv", "--layers=-x", "--no-parallel-gpu", "--overwrite"),
         *("--output-dir", "esd_results"),
     ]
+
+
+def test_missing_libraries_are_named_for_the_models_that_are_left(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "missing", list)
+    config = EsdConfig(model_list=str(lab.list), output_dir=str(lab.output), plots=True)
+    with pytest.raises(
+        GpuschedError, match="not installed here: torch, safetensors, numpy, matplotlib, huggingface_hub"
+    ):
+        EsdExperiment(config, lab.backend).find_todo()
+    with pytest.raises(GpuschedError, match="not installed here: torch, safetensors, numpy\n"):
+        jobs.refuse_missing_libraries([ModelRow(str(tmp_path))], EsdConfig(single_model=str(tmp_path)))

@@ -444,8 +444,30 @@ def test_force_and_strip_are_those_of_lists() -> None:
     assert stripped.specs[1].text == b"cd x\n  CUDA_VISIBLE_DEVICES=1 b\nc"
 
 
+@pytest.mark.parametrize(
+    ("values", "given"),
+    [
+        ("0..2", ["0", "1", "2"]),
+        ("[0..2, 9]", ["0", "1", "2", "9"]),
+        ("[\"0..2\", '0-9']", ["0..2", "0-9"]),
+        ('"0..2"', ["0..2"]),
+        ("run-1", ["run-1"]),
+    ],
+)
+def test_a_range_in_a_job_file_stands_without_quotes(values: str, given: list[str]) -> None:
+    assert sweep(f"grid: {{a: {values}, b: [x]}}") == [f"run {value} x" for value in given]
+
+
+@pytest.mark.parametrize(
+    "where", ["grid: {a: 0-9, b: [x]}", "grid: {a: [0-9], b: [x]}", "zip: {a: [1, 0-9], b: [x, y]}"]
+)
+def test_a_dash_between_numbers_in_a_job_file_is_refused(where: str) -> None:
+    finding = only(f"jobs:\n- {{command: 'run {{a}} {{b}}', {where}}}\n")
+    assert finding.message == "0-9 may be a range or a text: write 0..9, or put the text in quotes"
+
+
 def test_what_is_no_text_is_refused() -> None:
-    assert parse(b"jobs:\n- \xff\n", TABLES.__getitem__).errors[0].code == "yaml"
+    assert parse(b"jobs:\n- \xff\n", TABLES.__getitem__).errors[0].code == "encoding"
     assert load("[" * 100_000).errors[0].code == "yaml"
     assert only('jobs:\n- "a \\0"\n').code == "nul-byte"
 

@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gpusched.common.libraries import install_command
+
 from ..read.json_file import read_json
 from ..read.tensors import ModelError
 from ..read.weight_files import choose_weights
@@ -53,8 +55,9 @@ class Hub:
             import huggingface_hub.errors
             import huggingface_hub.utils
         except ImportError:
+            remedy = install_command(["huggingface_hub"])
             raise ModelError(
-                "download", "the hub needs huggingface_hub, which is not installed: pip install 'gpusched-lab[esd]'"
+                "download", f"the hub needs huggingface_hub, which is not installed; to install it: {remedy}"
             ) from None
         if not sys.stderr.isatty():
             huggingface_hub.utils.disable_progress_bars()

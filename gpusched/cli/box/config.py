@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import load, print_json
+from gpusched.cli.options import json_option, load, print_json
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, show
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched config\n  GPUSCHED_MAX_GPUS=2 gpusched config --json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def config(as_json: bool) -> None:
     """Show each setting, its value and its origin.
 

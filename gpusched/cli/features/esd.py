@@ -14,7 +14,7 @@ import click
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.options import EsdOption, options_of
 
@@ -68,12 +68,10 @@ def esd(options: RunOptions, **values: Any) -> int:
     """
     import gpusched.views.esd_report  # needed only at the end, when the package may be gone  # noqa: F401
     from gpusched.esd.experiment import EsdExperiment
-    from gpusched.esd.jobs import refuse_missing_libraries
     from gpusched.esd.report import write_report
 
     config = EsdConfig(**values, retry_failed=options.retry_failed)
     config.check()
-    refuse_missing_libraries(config)
     with closing(_backend(config, options)) as backend:
         experiment = EsdExperiment(config, backend)
         todo = experiment.find_todo()
@@ -81,7 +79,8 @@ def esd(options: RunOptions, **values: Any) -> int:
             return _dry_run(experiment, todo, options)
         code = experiment.run(todo)
     write_report(experiment, time.time())
-    if todo.run or not options.quiet or options.as_json:
+    has_worked = bool(todo.run) and code != EXIT_DISPATCHED_ELSEWHERE
+    if has_worked or not options.quiet or options.as_json:
         _print_results(experiment, code, options)
     return code
 

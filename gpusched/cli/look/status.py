@@ -31,7 +31,7 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> None:
     if as_json:
         with open_queue(queue_dir) as opened:
             document = operation.full_document(opened, jobs=None if verbose else operation.JSON_LIMIT)
-        print_json({"schema_version": 1, "queues": [document]})
+        print_json({"queues": [document]})
         return
     from gpusched.views.pages import queue_page
 
@@ -41,7 +41,7 @@ def status(queue: str | None, as_json: bool, verbose: bool) -> None:
 def _print_all(known: list[QueueDir], *, as_json: bool) -> None:
     if as_json:
         documents, broken = operation.read_each(known, operation.queue_document)
-        print_json({"schema_version": 1, "queues": documents})
+        print_json({"queues": documents})
     else:
         from gpusched.views.pages import queue_list
 

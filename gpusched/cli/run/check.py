@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options, warn_of_claims
+from gpusched.cli.options import SettingsCommand, json_option, print_json, print_page, settings_options, warn_of_claims
 from gpusched.cli.run.source import source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
 from gpusched.config.layers import LoadedSettings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @source_arguments
 @settings_options("gpus_per_job", "mem", "time_limit", "retries", "strip_gpu_env")
 @click.option("--force", is_flag=True, help="Show errors that run --force would allow as warnings.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("-v", "--verbose", is_flag=True, help="Print every finding; else the first few of each kind.")
 def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool, verbose: bool) -> int:
     """Check a list without running it.

@@ -49,7 +49,7 @@ def session(
 
     _import_the_end(options)
     return RunSession(
-        watch=lambda queue: closing(_observer(queue, options)),
+        watch=lambda queue: closing(_observer(queue, options, feed)),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "INFO",
@@ -70,18 +70,22 @@ def _import_the_end(options: RunOptions) -> None:
         write(io.StringIO(), [line("")])  # the library imports more when it draws
 
 
-def _observer(queue: RunQueue, options: RunOptions) -> LiveView | EventLines:
-    """Return the live view on a terminal, else one line per event."""
+def _observer(queue: RunQueue, options: RunOptions, feed: Feed | None) -> LiveView | EventLines:
+    """Return the live view on a terminal, else one line per event. It takes keys, unless jobs are typed there."""
+    from gpusched.dispatcher.feed import StreamFeed
     from gpusched.views.lines import EventLines
 
     out = sys.stderr if options.as_json else sys.stdout
     if out.isatty() and not options.quiet:
         from gpusched.operations.status import read_last_line
         from gpusched.views.terminal.area import can_be_drawn_over
+        from gpusched.views.terminal.keyboard import Keyboard
         from gpusched.views.terminal.live import LiveView
 
         if can_be_drawn_over(out):
-            return LiveView(out, queue.queue_dir.path, partial(read_last_line, queue.queue_dir))
+            has_keys = sys.stdin is not None and sys.stdin.isatty() and not isinstance(feed, StreamFeed)
+            keyboard = Keyboard(sys.stdin.fileno()) if has_keys else None
+            return LiveView(out, queue.queue_dir.path, partial(read_last_line, queue.queue_dir), keyboard)
     return EventLines(out, quiet=options.quiet)
 
 

@@ -29,6 +29,18 @@ class ItemCount:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTotals:
+    """The work of one or more starts of a queue. `states`: of the jobs that ended; a shared GPU is counted once."""
+
+    starts: int
+    began_at: float
+    ended_at: float
+    states: Mapping[JobState, int]
+    attempts: int
+    gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ItemGroup:
     """Jobs of the same tags and their items. `done` includes the progress that running jobs report."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpusched.common.text import count
 from gpusched.core.model import JobRow
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Look, Reason, Snapshot, Start
@@ -92,7 +93,7 @@ class Occupancy:
         if job.states_host:
             return Start(job.id, ())
         if self._cpu_jobs_left <= 0:
-            return Reason("cpu_jobs", f"{self._at.limits.cpu_jobs} CPU jobs run already (--cpu-jobs)")
+            return Reason("cpu_jobs", f"no more than {count(self._at.limits.cpu_jobs, 'CPU job')} at once (--cpu-jobs)")
         self._cpu_jobs_left -= 1
         return Start(job.id, ())
 

@@ -156,16 +156,17 @@ def remove_copy(path: str) -> None:
 
 
 def open_life(path: str) -> int | None:
-    """Open the life file for reading; return None if the attempt was never prepared."""
+    """Open the life file for reading; return None if it is not there, or something else is in its place."""
     try:
-        return os.open(life_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return os.open(life_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if exists(path) else None
     except FileNotFoundError:
         return None
 
 
 def exists(path: str) -> bool:
-    """Return True if the attempt has its life file."""
-    return os.path.exists(life_path(path))
+    """Return True if the attempt has its life file: it was prepared, and the file is neither removed nor replaced."""
+    life = life_path(path)
+    return os.path.isfile(life) and not os.path.islink(life)
 
 
 def read_progress(path: str) -> bytes | None:

@@ -197,13 +197,12 @@ class Launcher:
         self._say("ack", directory)
 
     def close(self) -> None:
-        """Close all channels. Idle shepherds end; busy ones go on alone to the end of their attempts."""
+        """Close all channels and end the idle shepherds; busy ones go on alone to the end of their attempts."""
         self.starter.close()
         for shepherd in (*self._idle, *self._busy.values()):
             shepherd.disconnect(self._selector)
         for shepherd in self._idle:
-            if shepherd.process is not None:
-                shepherd.process.wait()
+            shepherd.end()
         for shepherd in self._busy.values():
             shepherd.abandon()
         self._idle.clear()

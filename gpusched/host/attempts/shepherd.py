@@ -96,7 +96,9 @@ class Shepherd:
     def _send(self, peer: socket.socket, message: Any, fds: list[int] | None = None) -> None:
         try:
             wire.send(peer, message, fds or ())
-        except OSError:
+        except OSError as error:
+            if not isinstance(error, ConnectionError):  # the other end is there; the last words that it reads
+                print(f"no message can be sent: {describe(error)}", file=sys.stderr)
             self._forget(peer)
 
     def _send_status(self, peer: socket.socket) -> None:

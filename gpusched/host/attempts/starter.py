@@ -53,6 +53,12 @@ class ShepherdProcess:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.5)
 
+    def end(self) -> None:
+        """End it: it has no attempt, and may be stopped."""
+        if self.process is not None:
+            self.process.kill()
+            self.collect()
+
     def abandon(self) -> None:
         """Let it go on alone: by design it outlives us, and there is nothing to wait for."""
         if self.process is not None:
@@ -81,8 +87,7 @@ class Starter:
     def tend(self, now_s: float) -> None:
         """Give up those that are not ready in time; while none can be started, try again when it is time."""
         for shepherd in [each for each in self._starting if now_s >= each.late_s]:
-            if shepherd.process is not None:
-                shepherd.process.kill()
+            shepherd.end()
             self._give_up(shepherd, f"not ready within {READY_WITHIN_S:g} s")
         if not self.error or self._starting:
             return
@@ -148,7 +153,8 @@ class Starter:
         self._starting.remove(shepherd)
         shepherd.disconnect(self._selector)
         shepherd.collect()
-        why = why or self.last_words(shepherd) or "it ended without a word"
+        code = shepherd.process and shepherd.process.returncode
+        why = why or self.last_words(shepherd) or f"it ended without a word, with exit status {code}"
         self.error = f"no shepherd can be started: {why}"
 
     def last_words(self, shepherd: ShepherdProcess) -> str:

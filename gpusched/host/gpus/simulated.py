@@ -124,6 +124,7 @@ def _device(uuid: str, state: dict[str, str], index: int) -> Device:
         total_bytes=_total_bytes(state),
         bus_id=state.get("bus", ""),
         compute_mode=state.get("compute_mode", "default"),
+        is_simulated=True,
     )
 
 

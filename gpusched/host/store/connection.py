@@ -259,9 +259,14 @@ def _translated(error: sqlite3.Error | UnicodeDecodeError, path: str) -> Excepti
     if not isinstance(error, sqlite3.OperationalError):
         problem = f"is damaged ({text})"
         hint = DAMAGED
-    elif "full" in text or "disk I/O error" in text:
+    elif "full" in text:
         hint = "make room on it; running jobs go on, nothing new starts until then"
         return DiskFull(disk_full(path, text), hint=hint, exit_code=EXIT_CANNOT_WORK)
+    elif "disk I/O error" in text:
+        hint = (
+            "the disk or its file system fails: `dmesg` may say more; running jobs go on, nothing new starts until then"
+        )
+        return TransientError("disk I/O error", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
     elif "is locked" in text:
         hint = "try again once it has ended; if it was stopped (Ctrl-Z), let it go on with `fg`, or end it"
         return Busy("another gpusched command is writing to it", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)

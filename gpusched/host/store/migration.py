@@ -48,16 +48,10 @@ def upgrade(db: Connection) -> None:
         db.execute(COUNT_SETS)
         db.execute("ALTER TABLE requests RENAME TO old_requests")
         db.execute("DROP INDEX requests_open")
-        for name in (
-            *_NEW,
-            "requests",
-            "requests_open",
-            "jobs_environment",
-            "jobs_beginning",
-            "count_gone",
-            "items_gone",
-        ):
-            db.execute(statements[name])
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for name, statement in statements.items():
+            if name not in there:
+                db.execute(statement)
         db.execute("INSERT INTO requests SELECT * FROM old_requests")
         db.execute("DROP TABLE old_requests")
         db.execute(f"PRAGMA user_version = {CURRENT_VERSION}")

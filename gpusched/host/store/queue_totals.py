@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.common.errors import stored_value
-from gpusched.core.jobs.progress import ItemCount, Span
+from gpusched.core.jobs.progress import ItemCount, Span, StartTotals
 from gpusched.core.model import JobState
 from gpusched.host.store.connection import Store
-from gpusched.host.store.job_table import REMOVED
+from gpusched.host.store.job_table import NOWHERE
 
 GROUPS_MAX = 50
 
@@ -32,14 +32,42 @@ def times(store: Store) -> dict[str, float]:
     return times
 
 
+_GPU_SECONDS = """
+    WITH spans AS (
+        SELECT json_extract(device.value, '$[0]') AS uuid, max(started_at, ?1) AS began, coalesce(ended_at, ?2) AS ended
+        FROM attempts, json_each(attempts.devices) AS device WHERE coalesce(ended_at, ?2) > ?1
+    ), ordered AS (
+        SELECT began, ended, max(ended) OVER (
+            PARTITION BY uuid ORDER BY began ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS busy_until FROM spans
+    )
+    SELECT total(max(0, ended - max(began, coalesce(busy_until, began)))) FROM ordered
+"""  # those that several attempts share are counted once
+
+
+def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals]:
+    """Return what the last start of a queue has done, and then all of them, if there were several."""
+    dispatches = store.rows("SELECT started_at, last_seen_at FROM dispatches ORDER BY id DESC")
+    totals = []
+    for number, (since, _) in ((1, dispatches[0]), (len(dispatches), dispatches[-1])) if dispatches else ():
+        until = now if is_dispatched else dispatches[0][1]
+        times = (since, until)
+        ended = f"ended_at BETWEEN ?1 AND ?2 AND NOT {NOWHERE}"
+        states = store.rows(f"SELECT state, count(*) FROM jobs WHERE {ended} GROUP BY state", times)
+        attempts = store.scalar("SELECT count(*) FROM attempts WHERE coalesce(ended_at, ?2) > ?1", times)
+        by_state = {JobState(state): n for state, n in states}
+        totals.append(StartTotals(number, since, until, by_state, attempts, store.scalar(_GPU_SECONDS, times)))
+    return totals[: len(dispatches)]
+
+
 @stored_value()
 def item_counts(store: Store) -> list[ItemCount]:
     """Return the counts of the jobs that say how many items they do, by tags and state, for GROUPS_MAX different tags.
 
-    Jobs that `job_table.count_removed` counts are not among them.
+    Jobs that `job_table.current_counts` leaves out are not among them.
     """
-    removed = f"FROM jobs WHERE {REMOVED} AND items > 0 AND tags = counted.tags"
-    some = "state = 'cancelled' AND jobs > 0"  # else nothing is searched: a live view asks twice a second
+    removed = f"FROM jobs WHERE {NOWHERE} AND state = counted.state AND items > 0 AND tags = counted.tags"
+    some = "state IN ('failed', 'cancelled') AND jobs > 0"  # else nothing is searched: a live view asks twice a second
     query = (
         f"SELECT tags, state, jobs - CASE WHEN {some} THEN (SELECT count(*) {removed}) ELSE 0 END, "
         f"items - CASE WHEN {some} THEN (SELECT coalesce(sum(items), 0) {removed}) ELSE 0 END "

@@ -22,6 +22,7 @@ from gpusched.core.plan.snapshot import Resident
 from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.queue import queue_dirs
+from tests.support.command_line import shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, gpu, stand_still
 
@@ -151,6 +152,30 @@ def test_a_board_lies_over_what_is_read(home: Path, capsys: Capture, monkeypatch
     assert [(d["queue"], d["jobs"]) for d in found][0::3] == [("commands", [3]), ("sweep", [9])]
     assert found[4]["queue"] is None and len(found) == 5
     assert "none of your dispatchers counts the other GPUs" in call(capsys)
+
+
+def test_simulated_gpus_appear_with_their_own_queue_alone_and_marked(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = a_board()
+    devices = [
+        replace(each, device=replace(each.device, is_simulated=True, uuid=f"S-{each.device.index}"))
+        for each in board.devices
+    ]
+    sample.publish(replace(board, devices=tuple(devices)))
+    assert "which read the simulated GPUs 0:01 ago" in shown(capsys, "status")
+    assert front.run(["devices"]) == EXIT_CANNOT_WORK  # this box has none
+    assert "no NVIDIA driver library" in capsys.readouterr().err
+    real = Sample9(sample.home, "real")
+    queue_dirs.remember(real.place)
+    real.publish(a_board(devices=board.devices[:1]))
+    real.close()
+    assert [text.split()[0] for text in call(capsys).splitlines()] == ["GPU", "0", "counted"]
+    monkeypatch.undo()
+    stand_still(monkeypatch, sample.home)
+    found = call(capsys, "--simulate", "2xT4").splitlines()
+    assert [text.split()[0] for text in found] == ["GPU", "0", "1", "none"]
+    assert all("Tesla T4 (simulated)" in text for text in found[1:3])
 
 
 def test_without_nvml(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

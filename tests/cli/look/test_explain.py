@@ -10,6 +10,7 @@ from gpusched.config.settings import Settings
 from gpusched.core.model import Outcome, OutcomeKind
 from gpusched.host.store import job_table, submission
 from gpusched.lists.submit import SubmitOptions, read
+from gpusched.operations import reasons
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, OK, Sample9, stand_still
@@ -51,6 +52,20 @@ def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, 
 
 def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
     golden("explain-at-rest", shown(capsys, "explain", "5"), home=sample.home)
+
+
+def test_explain_without_a_job_explains_the_queue(dispatched: Sample9, capsys: Capture) -> None:
+    job_table.hold(dispatched.store, 6)
+    golden("explain-queue", shown(capsys, "explain"), home=dispatched.home)
+
+
+def test_jobs_that_are_too_many_to_explain_are_counted(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reasons, "HEAD_LIMIT", 2)
+    assert "waiting\n  jobs 5-6: no dispatcher works on this queue\n  1 more job behind them\n" in shown(
+        capsys, "explain"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +13,10 @@ import pytest
 from gpusched.cli import main as front
 from gpusched.core.model import JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
-from gpusched.host.store import submission
+from gpusched.host.store import dispatch_table, submission
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
-from tests.support.sample import NOW, PID, Sample9, a_board, dispatched_by, stand_still
+from tests.support.sample import EXIT_3, NOW, OK, PID, Sample9, a_board, dispatched_by, stand_still
 
 
 def test_status_of_the_only_queue(dispatched: Sample9, capsys: Capture) -> None:
@@ -56,6 +57,27 @@ def test_names_tags_and_priority_in_the_order_of_the_start(dispatched: Sample9, 
     assert page.startswith("job 12 (plot-all), line 2, tags b: queued\n  python plot.py\n")
 
 
+def test_a_finished_queue_sums_up_its_last_start_and_all_of_them(sample: Sample9, capsys: Capture) -> None:
+    done = Sample9(sample.home, "done")
+    lines = [b"true #%d" % n for n in range(4)]
+    with done.store.transaction():
+        submission.submit(done.store, [JobSpec(t, t, 1) for t in lines], lambda _: Requirements(), NOW - 3600)
+        for since, until in ((0, 1000), (1800, 3600)):
+            number = dispatch_table.begin(done.store, NOW - 3600 + since)
+            dispatch_table.touch(done.store, number, NOW - 3600 + until)
+        done.attempt(1, EXIT_3, 0, 720, gpus=(0, 1))
+        done.attempt(2, OK, 1800, 2520, gpus=(0,))
+        done.attempt(3, OK, 1800, 3240, gpus=(0,))  # shares the GPU
+        done.attempt(4, OK, 1900, 2000, gpus=(0,))
+    done.close()
+    queue_dirs.remember(done.place)
+    out = shown(capsys, "status", "done")
+    assert "all jobs have ended; no dispatcher is needed\n0 running, 0 queued, 3 succeeded, 1 failed\n" in out
+    assert "last start 08:23:20 to 08:53:20 (30:00): 3 succeeded, 3 attempts, 0.40 GPU hours\n" in out
+    assert "all 2 starts 07:53:20 to 08:53:20 (1:00:00): 3 succeeded, 1 failed, 4 attempts, 0.80 GPU hours\n" in out
+    assert re.search(r"1 +1 +07:53:20 +08:05:20 +12:00 +exit 3 +true #0\n", out)
+
+
 def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Capture) -> None:
     other = Sample9(dispatched.home, "sweep")
     other.close()
@@ -83,7 +105,9 @@ def test_status_as_json(dispatched: Sample9, capsys: Capture) -> None:
     assert (found["dispatcher"], found["total_jobs"], found["failed_jobs"]) == (PID, 8, 2)
     jobs = {job["id"]: job for job in found["jobs"]}
     assert jobs[3]["state"] == "running" and "***" in jobs[3]["command"]
-    assert jobs[5]["waits_for"].startswith("waits for a GPU (GPU 0: runs a job of this queue; GPU 1: ")
+    assert jobs[5]["waits_for"].startswith(
+        "waits for a GPU (GPU 0: runs a job of this queue, GPU 1 is used by bo (59.6 GiB, python), "
+    )
     assert jobs[6]["waits_for"].startswith("behind job 5")
     assert jobs[7]["waits_for"] == "tried again in 15 s"
     assert [device["state"] for device in found["devices"]] == ["running", "busy", "checking", "free"]
@@ -94,6 +118,9 @@ def test_status_sees_a_full_disk_and_an_old_look(
 ) -> None:
     dispatched.publish(a_board(at=NOW - 621))
     assert "which read the GPUs 10:21 ago" in shown(capsys, "status")
+    dispatched.publish(a_board(gpus_closed="NVML does not answer"))
+    out = shown(capsys, "status")
+    assert "which cannot read the GPUs: NVML does not answer" in out and "which read the GPUs" not in out
     real, blocks = os.statvfs(dispatched.home), {"f_bavail": 0, "f_bfree": 0}
     fields = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**fields, **blocks}))
