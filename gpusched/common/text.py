@@ -6,7 +6,7 @@ It rather masks a harmless word than shows a secret: the result is for people to
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MASK = "***"
 STEM_BYTES = 80
@@ -156,6 +156,17 @@ _ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and 
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: 1 job, 2 jobs."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Format ids in order, with neighbours joined: 1, 3-7."""
+    spans: list[list[int]] = []
+    for job_id in sorted(ids):
+        if spans and job_id == spans[-1][1] + 1:
+            spans[-1][1] = job_id
+        else:
+            spans.append([job_id, job_id])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:

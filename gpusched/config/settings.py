@@ -250,6 +250,13 @@ class Settings:
         metavar="TAG=N,...",
     )
     max_fails: int | None = _count(None, 1, "Start nothing more after N failed jobs", group=FAILURES)
+    max_quick_fails: int = _count(
+        3,
+        0,
+        "Hold the jobs of a program after N quick failures of it by one error, in a row; 0: never",
+        group=FAILURES,
+        is_rare=True,
+    )
     on_dep_fail: str = _choice(
         "cancel hold", "Cancel or hold a job when one that it depends on has failed", group=FAILURES, is_rare=True
     )

@@ -211,7 +211,7 @@ class Dispatcher:
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
-        held = self._watchdog.count_failures(plan, now)
+        held = self._watchdog.count_failures(plan, now, self._options.quick_fails_max)
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gpusched.common.text import count
+from gpusched.common.text import count, ranges
 from gpusched.config.settings import Settings
-from gpusched.core.documents import job_title
+from gpusched.core.documents import job_title, shown_line
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES, MISPLACED, JobEvent
-from gpusched.core.model import MIB, JobState, Reading
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.jobs.quick_failures import QuickFailures, program
+from gpusched.core.model import MIB, JobState, Outcome, Reading
 from gpusched.core.plan import quarantine
 from gpusched.core.plan.snapshot import Close, Plan
 from gpusched.dispatcher.attempt_book import AttemptBook
@@ -21,15 +22,13 @@ from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.usage_meter import UsageMeter
 from gpusched.host.store import Store, TransientError, job_table
 
-QUICK_FAILURES, QUICK_FAILURE_S = 3, 60.0  # so many of one tag, so soon after their start, hold the rest of it
-
 
 class Watchdog:
     def __init__(self, store: Store, attempts: AttemptBook, reporter: Reporter) -> None:
         self.failed = 0  # jobs, since this dispatcher began
         self.meter = UsageMeter(attempts)
         self._store, self._attempts, self._reporter = store, attempts, reporter
-        self._quick_failures: Counter[str] = Counter()  # by tag, in a row
+        self._quick_failures = QuickFailures()
         self._records: quarantine.Records = {}
         self._quarantined: set[str] = set()  # as reported
 
@@ -114,35 +113,37 @@ class Watchdog:
         failed = [str(n) for n in jobs if job_table.get(self._store, n).state is JobState.FAILED]
         return f"; `gpusched requeue {' '.join(failed)}` gives its jobs another try" if failed else ""
 
-    def count_failures(self, plan: Plan, now: Moment) -> bool:
-        """Count failures; hold what is left of a tag whose jobs fail at once. Return True if any job was held."""
+    def count_failures(self, plan: Plan, now: Moment, quick_max: int) -> bool:
+        """Count failures; after `quick_max` quick ones in a row hold the jobs of the same program that wait.
+
+        Return True if any job was held.
+        """
         held = False
         for close in (action for action in plan.actions if isinstance(action, Close)):
             event = close.verdict.event
             self._records = quarantine.note_end(self._records, close.attempt, now.monotonic_s)
             self.failed += event is JobEvent.FAILED
-            quick = event is JobEvent.FAILED and close.attempt.lasted_s < QUICK_FAILURE_S
-            for tag in close.attempt.job.tags:
-                if quick:
-                    held |= self._count_quick_failure(tag)
-                elif event in (JobEvent.SUCCEEDED, JobEvent.FAILED):
-                    del self._quick_failures[tag]
+            job, outcome = close.attempt.job, close.attempt.outcome
+            if event is JobEvent.SUCCEEDED:
+                self._quick_failures.forget(job.command)
+            elif event is JobEvent.FAILED and outcome is not None:
+                doomed = self._quick_failures.note_failure(job.command, outcome, close.attempt.lasted_s, quick_max)
+                held |= doomed and self._hold_program(job.command, outcome, quick_max)
         return held
 
-    def _count_quick_failure(self, tag: str) -> bool:
-        self._quick_failures[tag] += 1
-        if self._quick_failures[tag] < QUICK_FAILURES:
-            return False
+    def _hold_program(self, command: bytes, outcome: Outcome, failures: int) -> bool:
+        """Hold the waiting jobs of the program of a command; return True if there was any."""
+        name = program(command)
         try:
-            n = job_table.hold_tag(self._store, tag, CAUSE_FAILURES)
+            ids = job_table.hold_where(self._store, lambda other: program(other) == name, CAUSE_FAILURES)
         except TransientError:  # the next failure tries again
             return False
-        del self._quick_failures[tag]  # those that are released get as many failures again
-        if n:
-            text = f"{QUICK_FAILURES} jobs of the tag {tag} failed within a minute of their start"
-            hint = f"`gpusched release --tag {tag}` lets them go"
-            self._reporter.report("queue", f"{text}: {count(n, 'more job')} held; {hint}")
-        return n > 0
+        self._quick_failures.forget(command)  # those that are released get as many failures again
+        if ids:
+            text = f"{failures} jobs of {shown_line(name)} in a row failed within a minute of their start"
+            hint = f"`gpusched release {ranges(ids).replace(', ', ' ')}` lets them go (--max-quick-fails)"
+            self._reporter.report("queue", f"{text} ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}")
+        return bool(ids)
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:
         self._reporter.report("warning", f"{job_title(attempt.job)} {text}", attempt.job.id)

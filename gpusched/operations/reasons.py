@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpusched.common.text import ranges
 from gpusched.core.model import JobRow, JobState
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.host.store import Store, attempt_table, dependency_table, job_table
 from gpusched.operations.queues import OpenQueue
-from gpusched.views.words import ranges
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for
 SHOWN_UNMET = 20  # of the jobs that wait for others: so many come with the others' names

@@ -10,8 +10,6 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_command
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
-from gpusched.core.model import JobState
 from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, submission
@@ -67,7 +65,6 @@ def prepare_queue(
             _make_directory(os.path.dirname(plan.merge.output or ""), "the directory of --merge-output")
         files.write_plan(queue_dir.path, replace(plan, created_at=earlier.created_at(plan, queues.now())))
         if options.retry_failed:
-            _release_held(queue)
             for suffix in earlier.faulty_shards(plan):
                 job_table.requeue(queue.store, _shard_id(queue, suffix), again=True)
         yield
@@ -98,13 +95,6 @@ def _write_items(queue_dir: QueueDir, plan: ShardPlan, earlier: EarlierRun, item
         for s in plan.shards
     )
     files.write_items(items, f"{queue_dir.path}/{files.DIRECTORY}", of_shards, only_missing=is_same)
-
-
-def _release_held(queue: RunQueue) -> None:
-    """Release the shards that were held because others had failed."""
-    for job in job_table.jobs(queue.store, [JobState.HELD]):
-        if job.cause == CAUSE_FAILURES and TAG in job.tags:
-            job_table.release(queue.store, job.id)
 
 
 def _shard_id(queue: RunQueue, suffix: str) -> int:

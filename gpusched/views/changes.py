@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpusched.views.words import count, ranges
+from gpusched.common.text import ranges
+from gpusched.views.words import count
 
 PLURALS = {"is": "are", "was": "were", "has": "have", "stays": "stay", "waits": "wait", "starts": "start"}
 

@@ -226,7 +226,7 @@ _UNTRIED = {  # cause -> why a job was not tried
     CAUSE_REMOVED: "its line was removed",
     CAUSE_DEPENDENCY: "a dependency failed",
     CAUSE_NOT_NEEDED: "not needed",
-    CAUSE_FAILURES: "its tag fails at once",
+    CAUSE_FAILURES: "its program fails at once",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from gpusched.common.text import clean
@@ -52,17 +52,6 @@ def about(seconds: float) -> str:
 
 def mib(size: float | None) -> str:
     return "?" if size is None else str(round(size / MIB))
-
-
-def ranges(ids: Iterable[int]) -> str:
-    """Format ids in order, with neighbours joined: 1, 3-7."""
-    spans: list[list[int]] = []
-    for job_id in sorted(ids):
-        if spans and job_id == spans[-1][1] + 1:
-            spans[-1][1] = job_id
-        else:
-            spans.append([job_id, job_id])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def short_path(path: str, cwd: str) -> str:

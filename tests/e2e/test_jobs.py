@@ -308,17 +308,23 @@ def test_after_so_many_failures_nothing_more_starts(box: Box) -> None:
     assert box.states() == ["failed"] * 2 + ["queued"] * 6
 
 
-def test_a_tag_whose_jobs_fail_at_once_is_held_until_it_is_released(box: Box) -> None:
-    lines = [f"[tag=a_b] exit {n}" for n in range(1, 10)] + ["[tag=axb,A_B] true"]
+def test_a_program_that_fails_at_once_is_held_until_it_is_released(box: Box) -> None:
+    lines = [f"python3 trian.py --seed {n}" for n in range(1, 10)] + ["python3 -c pass"]
     ended = box.run(*lines, options="--max-gpus 1")
     assert ended.code == 1
-    assert "3 jobs of the tag a_b failed within a minute of their start: 6 more jobs held" in ended.out
-    assert "`gpusched release --tag a_b` lets them go" in ended.out
+    assert "3 jobs of python3 trian.py in a row failed within a minute of their start" in ended.out
+    assert "can't open file" in ended.out
+    assert "6 more jobs held; `gpusched release 4-9` lets them go" in ended.out
     assert box.states() == ["failed"] * 3 + ["held"] * 6 + ["succeeded"]
-    assert "it is held: jobs of its tag failed at once" in box.gpusched("explain", "4").out
-    assert box.gpusched("release", "--tag", "a_b").code == 0
+    assert "it is held: jobs of its program failed at once" in box.gpusched("explain", "4").out
+    assert box.gpusched("release", "4-9").code == 0
     assert box.gpusched("run", "list.txt", "--max-gpus", "1").code == 1
     assert box.states() == ["failed"] * 6 + ["held"] * 3 + ["succeeded"]  # three more, and they are held again
+
+
+def test_jobs_that_fail_without_a_word_are_all_tried(box: Box) -> None:
+    box.run(*["exit 9"] * 6, options="--max-gpus 1")
+    assert box.states() == ["failed"] * 6
 
 
 def test_hold_and_release_while_it_runs(box: Box) -> None:

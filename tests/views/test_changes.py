@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.views import words
+from gpusched.common import text as text_module
 
 
 @pytest.mark.parametrize(
     ("ids", "text"), [([1], "1"), ([3, 1, 2], "1-3"), ([1, 3, 4, 9], "1, 3-4, 9"), ([7, 5], "5, 7")]
 )
 def test_ranges(ids: list[int], text: str) -> None:
-    assert words.ranges(ids) == text
+    assert text_module.ranges(ids) == text

@@ -74,7 +74,7 @@ MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom"})  # another GPU is no remedy, 
 MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the GPUs anew
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 SETUP_FAILED = "setup_failed"  # the command never began, since the set-up ended the shell
-CAUSE_FAILURES = "failures"  # held because jobs of its tag fail as soon as they start
+CAUSE_FAILURES = "failures"  # held because jobs of its program fail as soon as they start
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
 
 

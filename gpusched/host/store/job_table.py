@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
@@ -115,14 +115,14 @@ def hold(store: Store, job_id: int, cause: str = "") -> JobState:
         return transitions.move(store, job_id, JobEvent.HELD, cause=cause)
 
 
-def hold_tag(store: Store, tag: str, cause: str) -> int:
-    """Hold every waiting job that has this tag; return how many there were."""
+def hold_where(store: Store, matches: Callable[[bytes], bool], cause: str) -> list[int]:
+    """Hold every waiting job whose command matches; return their ids."""
     with store.transaction():
-        query = "SELECT id FROM jobs WHERE state = 'queued' AND instr(',' || tags || ',', ',' || ? || ',')"
-        rows = store.rows(query, (tag,))
-        for (job_id,) in rows:
+        waiting = store.rows("SELECT id, command FROM jobs WHERE state = 'queued'")
+        ids = [job_id for job_id, command in waiting if matches(command)]
+        for job_id in ids:
             transitions.move(store, job_id, JobEvent.HELD, cause=cause)
-    return len(rows)
+    return ids
 
 
 def release(store: Store, job_id: int) -> JobState:
