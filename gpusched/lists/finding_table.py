@@ -49,6 +49,8 @@ error nul-byte: a NUL byte: no command can contain one
     save the file as UTF-8 text
 error no-command: the command is empty
     attributes for all lines below are a line of their own: #gpusched: key=value
+warning no-program: there is no program {program} on PATH
+    the job fails unless --setup or an earlier job provides it
 forceable backslash-blank: a space follows the backslash, so the shell does not join the next line
     remove the space; --force runs each line by itself, as the shell would
 forceable option-line: the line begins with an option, not with a program

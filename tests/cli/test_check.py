@@ -216,3 +216,26 @@ def test_what_a_whole_sweep_waits_for_in_vain_is_told_once(capsys: Capture) -> N
     assert front.run(["check", "-c", "[after=prep] python train.py {n}", "-p", "n=1..50", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["code"] for finding in found] == ["unknown-job"]
+
+
+def test_programs_that_path_does_not_have_are_warned_of_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "A=1 pyhton a.py",
+        "pyhton b.py",
+        "echo pyhton",
+        "./own x",
+        "$TOOL y",
+        "for i in 1; do true; done",
+        "f() { :; }",
+    ]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    assert front.run(["check", "list.txt"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("there is no program") == 1 and "list.txt:1: warning: there is no program pyhton on PATH" in out
+    (tmp_path / "env.sh").write_text("")
+    monkeypatch.setenv("GPUSCHED_SETUP", str(tmp_path / "env.sh"))
+    assert front.run(["check", "list.txt"]) == 0
+    assert "there is no program" not in capsys.readouterr().out

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text
+    from gpusched.operations.check import findings_text, missing_programs
 
     jobs = refused(jobs, name)
+    jobs = replace(jobs, findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
     if jobs.findings and not options.quiet and not options.as_json:
         click.echo(findings_text(jobs.findings, name, verbose=options.verbose), err=True)
     return jobs

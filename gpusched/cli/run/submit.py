@@ -119,7 +119,7 @@ def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
     from gpusched.lists.submit import parse_command
 
-    return _accepted(parse_command(words[0] if len(words) == 1 else shlex.join(words), options), "COMMAND")
+    return _accepted(parse_command(words[0] if len(words) == 1 else shlex.join(words), options), "COMMAND", options)
 
 
 def _list_jobs(
@@ -131,19 +131,20 @@ def _list_jobs(
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
         source = replace(source, data=sys.stdin.buffer.read())
-    return _accepted(source.parse(options), source.name)
+    return _accepted(source.parse(options), source.name, options)
 
 
-def _accepted(jobs: JobFile, name: str) -> JobFile:
+def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
     """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text
+    from gpusched.operations.check import findings_text, missing_programs
 
     refused(jobs, name)
     if not jobs.specs:
         raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
-    if jobs.findings:
-        click.echo(findings_text(jobs.findings, name, verbose=False), err=True)
+    findings = [*jobs.findings, *missing_programs(jobs.specs, options.settings)]
+    if findings:
+        click.echo(findings_text(findings, name, verbose=False), err=True)
     return jobs
 
 
