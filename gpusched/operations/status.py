@@ -168,18 +168,18 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             running=[_running_line(queue, view) for view in views],
             waiting=waiting,
             reasons=wait_reasons(queue) | held,
-            failed=[] if every_job else _with_last(store, failed),
+            failed=[] if every_job else with_last(store, failed),
             groups=[
                 report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
                 for group, rate in measure_groups(queue, views)
             ],
-            jobs=_with_last(store, job_table.jobs(store)) if every_job else (),
+            jobs=with_last(store, job_table.jobs(store)) if every_job else (),
             merged=record.lines() if record is not None else (),
             warnings=record.messages() if record is not None else (),
         )
 
 
-def _with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
+def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
     """Return each job with its newest attempt."""
     attempts = ((row, attempt_table.attempts(store, row.id)) for row in rows)
     return [(row, tried[-1] if tried else None) for row, tried in attempts]

@@ -51,6 +51,15 @@ def last_id(store: Store) -> int:
     return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
 
 
+@stored_value()
+def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[JobRow], int]:
+    """Return the jobs that have ended since then, in this order, the `newest` or all; and how many there are."""
+    where = "FROM jobs WHERE ended_at >= ? AND state NOT IN ('queued', 'held', 'running')"
+    query = f"SELECT {JOB} {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
+    rows = store.rows(query, (since, -1 if newest is None else newest))
+    return [job_row(row) for row in reversed(rows)], int(store.scalar(f"SELECT count(*) {where}", (since,)))
+
+
 def ids(store: Store) -> list[int]:
     """Return the ids of all jobs."""
     return [job_id for (job_id,) in store.rows("SELECT id FROM jobs ORDER BY id")]
