@@ -89,6 +89,13 @@ def find_by_name(store: Store, name: str) -> int | None:
     return None if job_id is None else int(job_id)
 
 
+def words(store: Store, begin: str, limit: int) -> list[tuple[str, str]]:
+    """Return the ids and names that begin so, of the newest jobs that have one, each with the job's state."""
+    query = "SELECT {0}, state FROM jobs WHERE {0} <> '' AND substr({0}, 1, length(?1)) = ?1 ORDER BY id DESC LIMIT ?2"
+    columns = ("name", "CAST(id AS TEXT)")
+    return [row for column in columns for row in store.rows(query.format(column), (begin, limit))]
+
+
 def names(store: Store) -> set[str]:
     """Return the names and tags of the jobs whose line is still in the list."""
     rows = store.rows("SELECT DISTINCT name, tags FROM jobs WHERE cause <> ?", (CAUSE_REMOVED,))
