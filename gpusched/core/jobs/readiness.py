@@ -86,7 +86,7 @@ class JobIndex:
         return [(dependency.kind, members) for dependency, members in groups if not self._is_met(dependency, members)]
 
     def _is_met(self, dependency: Dependency, members: Sequence[int]) -> bool:
-        """Return True if jobs that were cleaned away are enough. Raises UnknownReference where they should have failed."""
+        """Return True if jobs that were cleaned away are enough. Raises UnknownReference if they should have failed."""
         met = self._met.intersection(dependency.refs)
         if met and not members and dependency.kind is DependencyKind.FAILED:
             raise UnknownReference(min(met))

@@ -41,11 +41,14 @@ class CleanPlan:
     forgotten: int  # finished lines that would run again
     removal: str  # why the queue itself goes; empty if it stays
 
-    files_go: bool  # those that jobs have kept
+    is_list: bool  # a job that goes came from the list
+    wishes: CleanWishes
 
     @property
     def is_empty(self) -> bool:
-        return not (self.ids or self.logs or self.forgotten or self.removal or (self.files_go and self.kept_dirs))
+        return not (
+            self.ids or self.logs or self.forgotten or self.removal or (self.wishes.with_files and self.kept_dirs)
+        )
 
     def lines(self) -> list[str]:
         """Return what goes and what stays, in words."""
@@ -53,11 +56,13 @@ class CleanPlan:
         lines = [f"queue {queues.queue_name(self.queue_dir)} ({queues.shown_path(self.queue_dir.path)})"]
         if self.ids:
             lines.append(f"{count(len(self.ids), 'job')} ({states}): {ranges(self.ids)}")
+        if self.is_list and not self.wishes.forget:
+            lines.append("lines of its file that have run do not run again (--forget: they do)")
         if self.logs:
             lines.append(f"{count(self.logs, 'log')}, {self.log_bytes / MIB:.1f} MiB")
         if self.kept_dirs:
             files = f"the files that jobs kept in {count(self.kept_dirs, 'attempt directory')}".replace("rys", "ries")
-            lines.append(f"{files}{'' if self.files_go else ' stay (--with-files removes them)'}")
+            lines.append(f"{files}{'' if self.wishes.with_files else ' stay (--with-files removes them)'}")
         if self.staying:
             lines.append(f"{count(self.staying, 'job')} that others depend on stay{'s' * (self.staying == 1)}")
         if self.forgotten:
@@ -86,7 +91,8 @@ def plan_clean(queue_dir: QueueDir, wishes: CleanWishes) -> CleanPlan:
             sum(is_gone(job_id) for job_id, _ in job_files.attempt_dirs(queue_dir)),
             cleaning.count_finished(store) if wishes.forget else 0,
             _removal(queue_dir, store, wishes, ids),
-            wishes.with_files,
+            bool(ids) and cleaning.has_lines(store),
+            wishes,
         )
 
 
