@@ -211,11 +211,8 @@ def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: fl
     """Return the jobs that have ended since then; `number` is how many there are."""
     if not jobs:
         return [line(f"no job has ended since {moment(since, now)}")]
-    more = number - len(jobs)
-    return [
-        *([line((f"{more} earlier ones: -v shows them", DIM))] if more else []),
-        *job_table(jobs, now, with_end=True),
-    ]
+    earlier = [line((f"… and {number - len(jobs)} earlier ones (-v lists them)", DIM))] if number > len(jobs) else []
+    return [*earlier, *job_table(jobs, now, with_end=True)]
 
 
 def usage_table(by: str, sums: Mapping[str, UsageSum], together: UsageSum) -> list[Line]:

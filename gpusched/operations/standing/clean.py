@@ -67,11 +67,9 @@ class CleanPlan:
             lines.append(f"{count(self.staying, 'job')} that others depend on stay{'s' * (self.staying == 1)}")
         if self.forgotten:
             lines.append(f"{count(self.forgotten, 'line')} cleaned away before will run again")
-        return [
-            lines[0],
-            *(f"  {text}" for text in lines[1:]),
-            *([f"  the queue: {self.removal}"] * bool(self.removal)),
-        ]
+        if self.removal:
+            lines.append(f"the queue itself: {self.removal}")
+        return [lines[0], *(f"  {text}" for text in lines[1:])]
 
 
 def plan_clean(queue_dir: QueueDir, wishes: CleanWishes) -> CleanPlan:
