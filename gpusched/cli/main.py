@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -23,6 +23,9 @@ from gpusched.common.errors import (
     disk_full,
     is_disk_full,
 )
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
 
@@ -76,6 +79,14 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the verbs from the table: a shell does not wait until all of them are imported."""
+        from click.shell_completion import CompletionItem
+
+        verbs = {verb: text for group in GROUPS.values() for verb, text in group.items()}
+        found = [CompletionItem(verb, help=text) for verb, text in verbs.items() if verb.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         wide = max(map(len, COMMANDS))

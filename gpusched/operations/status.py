@@ -152,7 +152,8 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
         in_order = chain(
-            job_table.jobs(store, [JobState.QUEUED], by_start=True), job_table.jobs(store, [JobState.HELD])
+            job_table.jobs(store, [JobState.QUEUED], by_start=True, limit=SHOWN_JOBS),
+            job_table.jobs(store, [JobState.HELD]),
         )
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}

@@ -34,7 +34,7 @@ def completed(home: Path, *words: str) -> list[str]:
         check=False,
     )
     assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 def test_what_a_shell_is_offered(sample: Sample9) -> None:

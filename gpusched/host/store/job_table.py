@@ -29,18 +29,25 @@ def get(store: Store, job_id: int) -> JobRow:
 
 
 def jobs(
-    store: Store, states: Sequence[JobState] = (), *, newest: int | None = None, by_start: bool = False
+    store: Store,
+    states: Sequence[JobState] = (),
+    *,
+    newest: int | None = None,
+    by_start: bool = False,
+    limit: int | None = None,
 ) -> Iterator[JobRow]:
     """Yield the jobs in these states, or all, in the order of the list.
 
     With `newest`, only so many, the most recently started or ended first; with `by_start`, in the order in which they
-    start.
+    start; `limit` of them at most.
     """
     where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
     order = "ORDER BY blocked, prio DESC, position" if by_start else "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
-        order = f"ORDER BY {touched}, position LIMIT {newest:d}"
+        order, limit = f"ORDER BY {touched}, position", newest
+    if limit is not None:
+        order += f" LIMIT {limit:d}"
     for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
         yield job_row(row)
 

@@ -9,7 +9,8 @@ import pytest
 from gpusched.cli import main as front
 from gpusched.core.model import DeviceUse, JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
-from gpusched.host.store import attempt_table, submission
+from gpusched.host.store import submission
+from gpusched.host.store.rows import devices_text
 from tests.support.command_line import Capture, call
 from tests.support.sample import EXIT_3, NOW, OK, Sample9, gpu
 
@@ -36,7 +37,7 @@ def test_usage_by_tag_counts_a_job_under_each_and_once_in_all(sample: Sample9, c
     submission.submit(sample.store, [JobSpec(b"x", b"x", 1)], lambda _: needs, NOW, append=True)
     number = sample.start(10, 0)
     uses = [DeviceUse(gpu(n).uuid, n) for n in (0, 1)]
-    sample.store.execute("UPDATE attempts SET devices = ? WHERE job_id = 10", (attempt_table.devices_text(uses),))
+    sample.store.execute("UPDATE attempts SET devices = ? WHERE job_id = 10", (devices_text(uses),))
     assert number == 1
     found = rows(call(capsys, "usage"))
     assert found["a"] == found["b"] == ["1", "1", "0", "1.00", "2.00"]
