@@ -1,4 +1,4 @@
-"""What a shell completes: files, the names of queues, ids and names of jobs. Reads within bounds, and never fails."""
+"""Completion of words in a shell: files, queues, ids and names of jobs. Reads within bounds, and never fails."""
 
 from __future__ import annotations
 

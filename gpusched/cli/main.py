@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -23,9 +23,6 @@ from gpusched.common.errors import (
     disk_full,
     is_disk_full,
 )
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell shows for a program that SIGPIPE ended
 
@@ -80,7 +77,7 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Offer the verbs from the table: a shell does not wait until all of them are imported."""
         from click.shell_completion import CompletionItem
 

@@ -98,7 +98,7 @@ class DeviceReport:
 
 @dataclass(slots=True)
 class UsageSum:
-    """What jobs (queue and id) have used together. `failed` counts attempts; jobs on one GPU together count each."""
+    """The usage of some jobs (queue and id). `failed` counts attempts; jobs that share a GPU count each."""
 
     jobs: set[tuple[str, int]] = field(default_factory=set)
     attempts: int = 0

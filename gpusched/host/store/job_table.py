@@ -74,7 +74,7 @@ def ids(store: Store) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """How a job stands, and if its line is still in the list."""
+    """The state of a job, and if its line is still in the list."""
 
     id: int
     state: JobState
@@ -84,7 +84,7 @@ class JobStanding:
 
 @stored_value()
 def standings(store: Store, ids: Sequence[int]) -> list[JobStanding]:
-    """Return how these jobs stand, without those that are not there, in the order of their ids."""
+    """Return the states of these jobs, without those that are not there, in the order of their ids."""
     query = "SELECT id, state, cause, listed FROM jobs WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
     rows = store.rows(query, (json.dumps(list(ids)),))
     return [JobStanding(job_id, JobState(state), cause, bool(listed)) for job_id, state, cause, listed in rows]

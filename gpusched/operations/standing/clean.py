@@ -20,7 +20,7 @@ SETTLE_S = 1.0  # a dispatcher may still report what has just ended
 
 @dataclass(frozen=True, slots=True)
 class CleanWishes:
-    """What is to go: jobs that ended before a moment; the files that they kept; the memory of finished lines."""
+    """Wishes for a clean: jobs that ended before a moment go, the files that they kept, the memory of finished lines."""
 
     before: float
     with_files: bool = False
@@ -29,20 +29,19 @@ class CleanWishes:
 
 @dataclass(frozen=True, slots=True)
 class CleanPlan:
-    """What would go from a queue, and what stays although it is finished."""
+    """The effect that a clean would have on a queue."""
 
     queue_dir: QueueDir
+    wishes: CleanWishes
     ids: list[int]
     states: dict[str, int]
+    is_list: bool  # a job that goes came from the list
     staying: int  # jobs that are old enough, but that others depend on
     logs: int
     log_bytes: int
     kept_dirs: int  # directories in which jobs have kept files
     forgotten: int  # finished lines that would run again
     removal: str  # why the queue itself goes; empty if it stays
-
-    is_list: bool  # a job that goes came from the list
-    wishes: CleanWishes
 
     @property
     def is_empty(self) -> bool:
@@ -81,16 +80,16 @@ def plan_clean(queue_dir: QueueDir, wishes: CleanWishes) -> CleanPlan:
         logs = [path for job_id, path in job_files.logs(queue_dir) if is_gone(job_id)]
         return CleanPlan(
             queue_dir,
-            ids,
-            dict(Counter(job.state.value for job in job_table.standings(store, ids))),
-            cleaning.count_ended(store, wishes.before) - len(ids),
-            len(logs),
-            sum(map(job_files.size_of, logs)),
-            sum(is_gone(job_id) for job_id, _ in job_files.attempt_dirs(queue_dir)),
-            cleaning.count_finished(store) if wishes.forget else 0,
-            _removal(queue_dir, store, wishes, ids),
-            bool(ids) and cleaning.has_lines(store),
             wishes,
+            ids,
+            states=dict(Counter(job.state.value for job in job_table.standings(store, ids))),
+            is_list=bool(ids) and cleaning.has_lines(store),
+            staying=cleaning.count_ended(store, wishes.before) - len(ids),
+            logs=len(logs),
+            log_bytes=sum(map(job_files.size_of, logs)),
+            kept_dirs=sum(is_gone(job_id) for job_id, _ in job_files.attempt_dirs(queue_dir)),
+            forgotten=cleaning.count_finished(store) if wishes.forget else 0,
+            removal=_removal(queue_dir, store, wishes, ids),
         )
 
 

@@ -1,4 +1,4 @@
-"""What the jobs of queues have used, by tag, device, day or queue, and what has ended lately. Changes nothing."""
+"""Usage of the jobs of queues, by tag, device, day or queue, and the jobs that have ended lately. Changes nothing."""
 
 from __future__ import annotations
 
