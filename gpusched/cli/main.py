@@ -79,10 +79,9 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Offer the verbs from the table: a shell does not wait until all of them are imported."""
-        from click.shell_completion import CompletionItem
-
+        item = importlib.import_module("click.shell_completion").CompletionItem
         verbs = {verb: text for group in GROUPS.values() for verb, text in group.items()}
-        found = [CompletionItem(verb, help=text) for verb, text in verbs.items() if verb.startswith(incomplete)]
+        found = [item(verb, help=text) for verb, text in verbs.items() if verb.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -20,7 +20,7 @@ SETTLE_S = 1.0  # a dispatcher may still report what has just ended
 
 @dataclass(frozen=True, slots=True)
 class CleanWishes:
-    """Wishes for a clean: jobs that ended before a moment go, the files that they kept, the memory of finished lines."""
+    """Wishes for a clean: jobs that ended before a moment, the files that they kept, the memory of finished lines."""
 
     before: float
     with_files: bool = False
