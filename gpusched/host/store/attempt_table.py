@@ -153,7 +153,9 @@ def last_of_name(store: Store, name: str) -> AttemptRow | None:
     return None if job_id is None else attempts(store, job_id)[-1]
 
 
-def spent(store: Store) -> Iterator[tuple[int, str, float, float | None, str | None, int | None, str, float | None]]:
-    """Yield of each attempt: job, tags, start and end, outcome and exit code, devices (JSON), energy in joules."""
-    columns = "job_id, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j"
+def spent(
+    store: Store,
+) -> Iterator[tuple[int, int, str, float, float | None, str | None, int | None, str, float | None]]:
+    """Yield job and number of each attempt, tags, start, end, outcome, exit code, devices (JSON) and energy (J)."""
+    columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j"
     yield from store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.host.store import environment_table
-from gpusched.host.store.connection import CLOSED, Store
+from gpusched.host.store.connection import CLOSED, GAP_S, Store
 
 _ENDED = "FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled') AND coalesce(ended_at, submitted_at) < ?"
+_BATCH = 5000  # jobs that are removed together
 _THESE = "(SELECT value FROM json_each(?))"
 
 
-def removable(store: Store, before: float) -> list[int]:
-    """Return the jobs that had ended before this moment, without those that a job that stays depends on."""
-    going = {job_id for (job_id,) in store.rows(f"SELECT id {_ENDED}", (before,))}
+def removable(store: Store, before: float, newest: int = -1) -> list[int]:
+    """Return the jobs that had ended before this moment, or the `newest`, without those that other jobs depend on."""
+    going = {job_id for (job_id,) in store.rows(f"SELECT id {_ENDED} ORDER BY id DESC LIMIT ?", (before, newest))}
     waits: dict[int, list[int]] = {}
     for job_id, set_id in store.rows("SELECT job_id, set_id FROM dependencies"):
         waits.setdefault(job_id, []).append(set_id)
@@ -30,18 +32,25 @@ def removable(store: Store, before: float) -> list[int]:
     return sorted(going)
 
 
-def remove(store: Store, before: float, *, forget: bool = False) -> list[int]:
-    """Remove the jobs that `removable` returns now, all or none of them, and return them.
+def remove(store: Store, before: float, *, forget: bool = False) -> None:
+    """Remove the jobs that `removable` returns, in transactions so short that others can write in between.
 
     Lines of the list stay known as finished, so that they do not run again; with `forget`, they and all earlier ones
     are forgotten.
     """
+    if forget:
+        store.execute("DELETE FROM finished")
+    while _remove_some(store, before, forget=forget):
+        time.sleep(GAP_S)
+    environment_table.remove_unused(store)
+
+
+def _remove_some(store: Store, before: float, *, forget: bool) -> bool:
+    """Remove the newest of these jobs, upon which hardly any depends; return False if there is none left."""
     with store.transaction():
-        ids = removable(store, before)
+        ids = removable(store, before, _BATCH) or removable(store, before)
         these = (json.dumps(ids),)
-        if forget:
-            store.execute("DELETE FROM finished")
-        else:
+        if not forget:
             store.execute(
                 "INSERT OR REPLACE INTO finished SELECT identity, occurrence, state FROM jobs "
                 f"WHERE id IN {_THESE} AND origin = 'list' AND cause <> '{CAUSE_REMOVED}'",
@@ -51,8 +60,7 @@ def remove(store: Store, before: float, *, forget: bool = False) -> list[int]:
         store.execute("DELETE FROM sets WHERE id NOT IN (SELECT set_id FROM dependencies)")
         store.execute(f"DELETE FROM attempts WHERE job_id IN {_THESE}", these)
         store.execute(f"DELETE FROM jobs WHERE id IN {_THESE}", these)
-        environment_table.remove_unused(store)
-    return ids
+    return bool(ids)
 
 
 def count_ended(store: Store, before: float) -> int:

@@ -13,8 +13,9 @@ from gpusched.host.queue import job_files, queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, cleaning, job_table, meta_table
 from gpusched.operations import queues
-from gpusched.views.words import count, ranges
+from gpusched.views.words import count, fit, ranges
 
+SHOWN_IDS = 60  # characters
 SETTLE_S = 1.0  # a dispatcher may still report what has just ended
 
 
@@ -54,7 +55,7 @@ class CleanPlan:
         states = ", ".join(f"{number} {state}" for state, number in self.states.items())
         lines = [f"queue {queues.queue_name(self.queue_dir)} ({queues.shown_path(self.queue_dir.path)})"]
         if self.ids:
-            lines.append(f"{count(len(self.ids), 'job')} ({states}): {ranges(self.ids)}")
+            lines.append(f"{count(len(self.ids), 'job')} ({states}): {fit(ranges(self.ids), SHOWN_IDS)}")
         if self.is_list and not self.wishes.forget:
             lines.append("lines of its file that have run do not run again (--forget: they do)")
         if self.logs:

@@ -16,7 +16,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.queues import OpenQueue
-from gpusched.operations.status import JSON_LIMIT, read_each, with_last
+from gpusched.operations.status import JSON_LIMIT, read_attempt, read_each, with_last
 from gpusched.views.values import JobWithLast, UsageSum
 
 NO_FAILURES = (OutcomeKind.CANCELLED.value, OutcomeKind.INTERRUPTED.value)
@@ -35,9 +35,9 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
 
     def add(queue: OpenQueue) -> None:
         name = queues.queue_name(queue.queue_dir, known)
-        for job_id, tags, began, ended, outcome, code, devices, energy_j in attempt_table.spent(queue.store):
+        for job_id, number, tags, began, ended, outcome, code, devices, energy_j in attempt_table.spent(queue.store):
             labels = _device_labels(devices)
-            job_s = max(0.0, (queue.now if ended is None else ended) - began)
+            job_s = _open_s(queue, job_id, number, began) if ended is None else max(0.0, ended - began)
             is_failed = outcome is not None and outcome not in NO_FAILURES and (outcome, code) != ("exited", 0)
             share = UsageSum({(name, job_id)}, 1, int(is_failed), job_s, job_s * len(labels), energy_j or 0.0)
             together.add(share)
@@ -52,6 +52,13 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
 
     broken = read_each(known, add)[1]
     return ({key: sums[key] for key in sorted(sums, key=natural_key)}, together), broken
+
+
+def _open_s(queue: OpenQueue, job_id: int, number: int, began: float) -> float:
+    """Return how long an attempt has run whose end is not noted; 0 if it is not seen running any more."""
+    status = read_attempt(queue.queue_dir, job_id, number)
+    is_seen = status.alive or status.ended or queue.dispatcher.alive
+    return status.elapsed_s(began, queue.now) if is_seen else 0.0
 
 
 @stored_value()

@@ -20,7 +20,7 @@ def rows(page: str) -> dict[str, list[str]]:
     return {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in page.splitlines()}
 
 
-def test_usage_by_device_counts_each_attempt_with_its_time(sample: Sample9, capsys: Capture) -> None:
+def test_usage_by_device_counts_each_attempt_with_its_time(dispatched: Sample9, capsys: Capture) -> None:
     found = json.loads(call(capsys, "usage", "--by", "device", "--json"))
     by_device = {row["device"][:5]: row for row in found["usage"]}
     assert set(by_device) == {"GPU 0", "GPU 2"}
@@ -32,12 +32,17 @@ def test_usage_by_device_counts_each_attempt_with_its_time(sample: Sample9, caps
     assert (found["by"], found["total"]["jobs"], found["total"]["attempts"]) == ("device", 5, 7)
 
 
-def test_usage_by_tag_counts_a_job_under_each_and_once_in_all(sample: Sample9, capsys: Capture) -> None:
+def test_an_attempt_that_is_not_seen_running_any_more_counts_no_time(sample: Sample9, capsys: Capture) -> None:
+    found = json.loads(call(capsys, "usage", "--by", "device", "--json"))["usage"]
+    assert found[0]["gpu_hours"] == pytest.approx((60 + 5) / 3600)
+
+
+def test_usage_by_tag_counts_a_job_under_each_and_once_in_all(dispatched: Sample9, capsys: Capture) -> None:
     needs = Requirements(tags=("a", "b"))
-    submission.submit(sample.store, [JobSpec(b"x", b"x", 1)], lambda _: needs, NOW, append=True)
-    number = sample.start(10, 0)
+    submission.submit(dispatched.store, [JobSpec(b"x", b"x", 1)], lambda _: needs, NOW, append=True)
+    number = dispatched.start(10, 0)
     uses = [DeviceUse(gpu(n).uuid, n) for n in (0, 1)]
-    sample.store.execute("UPDATE attempts SET devices = ? WHERE job_id = 10", (devices_text(uses),))
+    dispatched.store.execute("UPDATE attempts SET devices = ? WHERE job_id = 10", (devices_text(uses),))
     assert number == 1
     found = rows(call(capsys, "usage"))
     assert found["a"] == found["b"] == ["1", "1", "0", "1.00", "2.00"]
