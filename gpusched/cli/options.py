@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from gpusched.cli.completion import complete_jobs, complete_queues
 from gpusched.cli.help import GroupedCommand
 from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
 from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import parse_duration
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
@@ -80,16 +82,44 @@ queue_option = click.option(
     "-q",
     "--queue",
     metavar="PATH|STEM",
+    shell_complete=complete_queues,
+    is_eager=True,  # a shell that completes jobs must know it
     help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+def job_arguments(name: str = "jobs", *, required: bool = True) -> Callable[[F], F]:
+    """Give a command JOB..., or a single JOB where it is called `job`; a shell completes ids and names."""
+    if name == "jobs":
+        return click.argument(name, nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
+    words = "JOB" if required else "[JOB]"
+    return click.argument(name, required=required, metavar=words, shell_complete=complete_jobs)
+
+
+def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+def duration_option(flag: str, name: str, help: str, *, needs_unit: bool = False) -> Callable[[F], F]:
+    """Give a command an option that takes a time, in seconds or None. `needs_unit` refuses a bare number."""
+
+    def parse(_: object, __: object, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            if needs_unit and text.strip().isdecimal():
+                raise ValueError(f"a time with its unit, such as {text.strip()}d")
+            return parse_duration(text)
+        except ValueError as error:
+            raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
+
+    return click.option(flag, name, metavar="TIME", callback=parse, help=help)
 
 
 def queue_argument(callback: F) -> F:
     """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
 
-    @click.argument("word", required=False, metavar="[QUEUE]")
+    @click.argument("word", required=False, metavar="[QUEUE]", shell_complete=complete_queues)
     @queue_option
     @functools.wraps(callback)
     def wrapper(word: str | None, queue: str | None, **values: Any) -> Any:

@@ -201,7 +201,7 @@ def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     """Return the ids that names, ids and ranges stand for (`3-7`, `3..7`, `1,5`), each once. Raises GpuschedError."""
-    last = sum(job_table.counts(store).values())
+    last = job_table.last_id(store)
     ids: dict[int, None] = {}
     parts = [part for word in words for part in word.split(",") if part]
     for word in parts or words:
@@ -221,6 +221,12 @@ def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
             )
         ids.update(dict.fromkeys(range(low, high + 1)))
     return list(ids)
+
+
+def job_words(queue_dir: QueueDir, begin: str, limit: int) -> list[tuple[str, str]]:
+    """Return names and ids of jobs that begin so, the newest first, each with its state, for a shell to complete."""
+    with Store(queue_dir.database, read_only=True, patience_s=0.1) as store:
+        return job_table.words(store, begin, limit)
 
 
 def parse_job(word: str, store: Store) -> int:

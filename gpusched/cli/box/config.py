@@ -10,7 +10,7 @@ from gpusched.config.settings import SETTINGS, show
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched config\n  GPUSCHED_MAX_GPUS=2 gpusched config --json")
-@json_option
+@json_option()
 def config(as_json: bool) -> None:
     """Show each setting, its value and its origin.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import click
 
+from gpusched.cli.completion import complete_jobs
 from gpusched.cli.options import find_queue, json_option, print_json, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.operations.change import ChangeReport
@@ -16,9 +17,9 @@ from gpusched.views.changes import change_lines
 def change_options(callback: Callable[..., ChangeReport]) -> Callable[..., int]:
     """Give a command JOB..., -q and --json; the callback gets `queue_dir` and `jobs`, and its report is printed."""
 
-    @click.argument("jobs", nargs=-1, metavar="JOB...")
+    @click.argument("jobs", nargs=-1, metavar="JOB...", shell_complete=complete_jobs)
     @queue_option
-    @json_option
+    @json_option()
     @functools.wraps(callback)
     def wrapper(jobs: tuple[str, ...], queue: str | None, as_json: bool, **values: object) -> int:
         report = callback(find_queue(queue, to_change=True), jobs, **values)

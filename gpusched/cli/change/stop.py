@@ -15,7 +15,7 @@ from gpusched.views.changes import stop_lines
 @click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop commands --now")
 @queue_argument
 @click.option("--now", "at_once", is_flag=True, help="Stop the running jobs too; they are queued again.")
-@json_option
+@json_option()
 def stop(queue: str | None, at_once: bool, as_json: bool) -> None:
     """Ask a dispatcher to leave.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_option
+from gpusched.cli.options import find_queue, job_arguments, json_option, print_json, print_page, queue_option
 from gpusched.operations import explain as operation
 from gpusched.operations.status import read_queue
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched explain 12\n  gpusched explain 12 -q commands\n  gpusched explain")
-@click.argument("job", required=False)
+@job_arguments("job", required=False)
 @queue_option
-@json_option
+@json_option()
 def explain(job: str | None, queue: str | None, as_json: bool) -> None:
     """Say why a job waits, or how it ended.
 

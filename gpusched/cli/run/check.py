@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @source_arguments
 @settings_options("gpus_per_job", "mem", "time_limit", "retries", "strip_gpu_env")
 @click.option("--force", is_flag=True, help="Show errors that run --force would allow as warnings.")
-@json_option
+@json_option()
 @click.option("-v", "--verbose", is_flag=True, help="Print every finding; else the first few of each kind.")
 def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool, verbose: bool) -> int:
     """Check a list without running it.

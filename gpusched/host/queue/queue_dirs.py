@@ -176,6 +176,11 @@ def standing_path(name: str) -> str:
     return os.path.join(state, "on", socket.gethostname(), name)
 
 
+def is_default(queue: QueueDir) -> bool:
+    """Return True for this user's default queue."""
+    return bool(_state_dir()) and queue.path == standing_path(DEFAULT_NAME)
+
+
 # ---- this user's queues ----------------------------------------------------------------------------
 
 
