@@ -202,7 +202,7 @@ def test_the_cases(name: str, jobs: int | None, codes: set[str], capsys: Capture
     code, found = document(capsys, str(CASES / name))
     if jobs is not None:
         assert len(found["jobs"]) == jobs
-    assert {f["code"] for f in found["findings"]} == codes
+    assert {f["code"] for f in found["findings"]} - {"no-program"} == codes  # of the machine, not of the list
     assert code == (EXIT_USAGE if any(f["severity"] == "error" for f in found["findings"]) else 0)
     assert "hf_" not in json.dumps(found["jobs"]).replace("hf_transfer", "")
     texts = [job["command"] for job in found["jobs"]]

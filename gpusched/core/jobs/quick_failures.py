@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from gpusched.core.model import Outcome
@@ -28,7 +27,7 @@ def program(command: bytes) -> bytes:
         is_flag = word.startswith(b"-") and word not in _SUBCOMMANDS
         if not is_flag:
             kept.append(word)
-        if not (is_flag or word in _SUBCOMMANDS or _INTERPRETER.fullmatch(os.path.basename(word))):
+        if not (is_flag or word in _SUBCOMMANDS or _INTERPRETER.fullmatch(word.rpartition(b"/")[2])):
             break
     return b" ".join(kept)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from dataclasses import replace
@@ -115,18 +114,3 @@ def _attempt_by_others(sample: Sample9, job_id: int) -> None:
 def test_a_job_that_ended_without_a_start_is_no_log(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
     assert front.run(["logs", "8", "-f"]) == 2
     assert "job 8 is cancelled and has written nothing yet" in capsys.readouterr().err
-
-
-def test_a_log_as_json(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
-    log = sample.log(2, 2, DIRTY)
-    assert front.run(["logs", "2", "--json", "-n", "1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {
-        "schema_version": 1,
-        "queue": sample.place.path,
-        "job": 2,
-        "attempt": 2,
-        "log": str(log),
-        "text": "three",
-    }
-    assert front.run(["logs", "2", "--json", "-f"]) == 2

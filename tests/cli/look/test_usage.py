@@ -70,18 +70,20 @@ def test_usage_of_all_queues(sample: Sample9, capsys: Capture) -> None:
 
 def test_history_shows_what_has_ended_lately(sample: Sample9, capsys: Capture) -> None:
     page = call(capsys, "history", "--since", "1h")
-    cells = [line.split()[:4] for line in page.splitlines()[1:]]
-    assert cells == [
-        ["07:54:30", "1", "2", "succeeded"],
-        ["07:54:46", "2", "3", "failed"],
-        ["07:55:00", "8", "9", "cancelled"],
-        ["07:56:40", "9", "10", "cancelled"],
-        ["07:57:20", "4", "5", "failed"],
+    lines = page.splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [
+        ["1", "2", "succeeded"],
+        ["2", "3", "failed"],
+        ["8", "9", "cancelled"],
+        ["9", "10", "cancelled"],
+        ["4", "5", "failed"],
     ]
+    ends = ["07:54:30", "07:54:46", "07:55:00", "07:56:40", "07:57:20"]
+    assert [end in line for end, line in zip(ends, lines, strict=True)] == [True] * 5
     assert "its line was removed" in page and "out of GPU memory" in page
     sample.attempt(5, EXIT_3, 3590, 3595)
     sample.attempt(5, EXIT_3, 3596, 3599)
-    assert call(capsys, "history", "--since", "08:53").splitlines()[1].split()[:2] == ["08:53:19", "5"]
+    assert call(capsys, "history", "--since", "08:53").splitlines()[1].split()[:1] == ["5"]
     assert call(capsys, "history", "--since", "2025-10-09T08:53:20") == "no job has ended since 08:53:20\n"
 
 
