@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpusched.views.tables import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
+JSON_SCHEMA_VERSION = 1
 
 
 def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
@@ -82,6 +83,8 @@ queue_option = click.option(
     help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
 
 def queue_argument(callback: F) -> F:
     """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
@@ -122,8 +125,9 @@ def warn_of_claims(settings: Settings) -> None:
         say(text)
 
 
-def print_json(document: object, *, indent: int | None = 2) -> None:
-    click.echo(json.dumps(document, indent=indent))
+def print_json(document: Mapping[str, object], *, indent: int | None = 2) -> None:
+    """Print a document, with the version that grows when a field of any of them changes its meaning or goes."""
+    click.echo(json.dumps({"schema_version": JSON_SCHEMA_VERSION, **document}, indent=indent))
 
 
 def print_page(lines: list[Line]) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs.lifecycle import InvalidTransition
@@ -26,15 +27,25 @@ OPEN_STATES = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
 
 @dataclass(slots=True)
 class ChangeReport:
-    """The ids of the jobs by what happened to them. `refused`: something could not be done. `notes`: texts beside."""
+    """The ids of the jobs by what happened to them. `refused`: those with which nothing could be done.
 
+    `notes`: texts beside.
+    """
+
+    queue: str  # its path
     jobs: dict[str, list[int]] = field(default_factory=dict)
-    refused: bool = False
+    refused: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def add(self, job_id: int, text: str, *, refused: bool = False) -> None:
         self.jobs.setdefault(text, []).append(job_id)
-        self.refused |= refused
+        self.refused |= {job_id} if refused else set()
+
+    def document(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        texts = ((job_id, text) for text, ids in self.jobs.items() for job_id in ids)
+        jobs = [{"id": job_id, "text": text, "refused": job_id in self.refused} for job_id, text in texts]
+        return {"queue": self.queue, "jobs": jobs, "notes": self.notes}
 
 
 def _select(
@@ -55,7 +66,7 @@ def _select(
 
 def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False) -> ChangeReport:
     """Cancel these jobs, or every one that waits or runs. Running ones are stopped by the dispatcher."""
-    report = ChangeReport()
+    report = ChangeReport(queue_dir.path)
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(store, jobs, "--all", OPEN_STATES if every else ())
         before = {job_id: job_table.get(store, job_id).state for job_id in ids}  # one may be cancelled with another
@@ -121,9 +132,9 @@ REQUEUE = JobChange(
 REPEAT = replace(
     REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
 )
-HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag", JobState.HELD, "held", "only queued jobs can be held")
+HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag TAG", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(
-    job_table.release, JobState.HELD, "--tag", JobState.QUEUED, "released", "only held jobs can be released"
+    job_table.release, JobState.HELD, "--tag TAG", JobState.QUEUED, "released", "only held jobs can be released"
 )
 
 
@@ -151,7 +162,7 @@ def _change_each(
     queue_dir: QueueDir, jobs: Sequence[str], change: JobChange, *, every: bool, tag: str | None = None
 ) -> ChangeReport:
     """Change each job, and report what was done and what was not."""
-    report = ChangeReport()
+    report = ChangeReport(queue_dir.path)
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = _select(store, jobs, change.flag, [change.before] if every else (), tag)
         store.change_each(ids, lambda job_id: _change_one(store, job_id, change, report))
@@ -198,6 +209,7 @@ class StopReport:
     `answer`: nobody (there is no dispatcher), heard, silent (not heard in time), or left (it left before it heard).
     """
 
+    queue: str  # its path
     pid: int | None
     running: int
     answer: str
@@ -209,7 +221,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         pid = queue_dir.dispatcher()
         running = job_table.counts(store)[JobState.RUNNING]
         if pid is None:
-            return StopReport(pid, running, "nobody")
+            return StopReport(queue_dir.path, pid, running, "nobody")
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except TransientError as error:
@@ -230,7 +242,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         if answer == "left":
             # Nobody is left to hear it, and the next dispatcher must not.
             request_table.acknowledge(store, request, queues.now())
-        return StopReport(pid, running, answer)
+        return StopReport(queue_dir.path, pid, running, answer)
 
 
 def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:

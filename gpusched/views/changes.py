@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpusched.views.words import count, ranges
 
-PLURALS = {"is": "are", "was": "were", "has": "have", "stays": "stay"}
+PLURALS = {"is": "are", "was": "were", "has": "have", "stays": "stay", "waits": "wait", "starts": "start"}
 
 
 def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:

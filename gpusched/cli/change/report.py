@@ -7,22 +7,25 @@ from collections.abc import Callable
 
 import click
 
-from gpusched.cli.options import find_queue, queue_option
+from gpusched.cli.options import find_queue, json_option, print_json, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.operations.change import ChangeReport
 from gpusched.views.changes import change_lines
 
 
 def change_options(callback: Callable[..., ChangeReport]) -> Callable[..., int]:
-    """Give a command JOB... and -q; the callback gets `queue_dir` and `jobs`, and its report is printed."""
+    """Give a command JOB..., -q and --json; the callback gets `queue_dir` and `jobs`, and its report is printed."""
 
     @click.argument("jobs", nargs=-1, metavar="JOB...")
     @queue_option
+    @json_option
     @functools.wraps(callback)
-    def wrapper(jobs: tuple[str, ...], queue: str | None, **values: object) -> int:
+    def wrapper(jobs: tuple[str, ...], queue: str | None, as_json: bool, **values: object) -> int:
         report = callback(find_queue(queue, to_change=True), jobs, **values)
-        for text in [*change_lines(report.jobs), *report.notes]:
-            click.echo(text)
+        if as_json:
+            print_json(report.document())
+        else:
+            click.echo("\n".join([*change_lines(report.jobs), *report.notes]))
         return EXIT_SOME_FAILED if report.refused else EXIT_OK
 
     return wrapper

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 
 import click
 
-from gpusched.cli.options import find_queue, queue_argument
+from gpusched.cli.options import find_queue, json_option, print_json, queue_argument
 from gpusched.operations import change, queues
 from gpusched.views.changes import stop_lines
 
@@ -14,7 +15,8 @@ from gpusched.views.changes import stop_lines
 @click.command(epilog="\b\nExamples:\n  gpusched stop\n  gpusched stop commands --now")
 @queue_argument
 @click.option("--now", "at_once", is_flag=True, help="Stop the running jobs too; they are queued again.")
-def stop(queue: str | None, at_once: bool) -> None:
+@json_option
+def stop(queue: str | None, at_once: bool, as_json: bool) -> None:
     """Ask a dispatcher to leave.
 
     It starts nothing new and leaves when the running jobs have ended, as after one Ctrl-C; with --now it stops them
@@ -22,6 +24,9 @@ def stop(queue: str | None, at_once: bool) -> None:
     """
     queue_dir = find_queue(queue, to_change=True)
     report = change.stop(queue_dir, at_once=at_once)
+    if as_json:
+        print_json(asdict(report))
+        return
     lines = stop_lines(
         report.pid,
         report.running,
