@@ -18,6 +18,7 @@ from gpusched.operations import queues
 from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
 from gpusched.operations.resume import resume_command
+from gpusched.operations.standing.addresses import find_jobs
 from gpusched.operations.status import read_attempt
 
 ACK_STEP_S = 0.05
@@ -55,10 +56,10 @@ def _select(
     if not states:
         if not jobs:
             raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
-        return queues.parse_jobs(jobs, store)
+        return find_jobs(store, jobs, to_change=True)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return [row.id for row in job_table.jobs(store, states) if tag is None or tag in row.tags]
+    return job_table.ids(store, states, [] if tag is None else [tag])
 
 
 # ---- cancel ----------------------------------------------------------------------------------------

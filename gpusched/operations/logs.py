@@ -14,7 +14,8 @@ from gpusched.core.model import AttemptRow
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
-from gpusched.operations.queues import read_dispatcher
+from gpusched.operations.queues import Notify, ignore, read_dispatcher
+from gpusched.operations.standing.addresses import find_job
 from gpusched.operations.status import read_attempt
 
 STEP_S = 0.2
@@ -33,10 +34,10 @@ class LogChoice:
     follow: bool = False
 
 
-def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice) -> None:
+def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *, notify: Notify = ignore) -> None:
     """Write the log of a job to `out`. Raises GpuschedError without one."""
     with queues.open_store(queue_dir) as store:
-        row = _find_attempt(store, queues.parse_job(job, store), choice.attempt)
+        row = _find_attempt(store, find_job(store, job, notify=notify), choice.attempt)
         with _open(queue_dir, row, stderr=choice.stderr) as log:
             if choice.lines is not None:
                 log.seek(_start_of_last(log, choice.lines))

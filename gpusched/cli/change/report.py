@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from gpusched.cli.options import find_queue, json_option, print_json, queue_option
+from gpusched.cli.options import find_queue_of, json_option, print_json, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.operations.change import ChangeReport
 from gpusched.views.changes import change_lines
@@ -21,7 +21,8 @@ def change_options(callback: Callable[..., ChangeReport]) -> Callable[..., int]:
     @json_option
     @functools.wraps(callback)
     def wrapper(jobs: tuple[str, ...], queue: str | None, as_json: bool, **values: object) -> int:
-        report = callback(find_queue(queue, to_change=True), jobs, **values)
+        queue_dir, jobs = find_queue_of(jobs, queue, to_change=True)
+        report = callback(queue_dir, jobs, **values)
         if as_json:
             print_json(report.document())
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import find_queue, print_page, queue_option
+from gpusched.cli.options import find_queue_of, print_page, queue_option, say
 from gpusched.operations import explain as operation
 
 
@@ -19,4 +19,5 @@ def explain(job: str, queue: str | None) -> None:
     """
     from gpusched.views.pages import job_page
 
-    print_page(job_page(operation.explain(find_queue(queue), job)))
+    queue_dir, jobs = find_queue_of([job], queue)
+    print_page(job_page(operation.explain(queue_dir, ",".join(jobs), notify=say)))

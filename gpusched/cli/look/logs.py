@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gpusched.cli.options import find_queue, queue_option
+from gpusched.cli.options import find_queue_of, queue_option, say
 from gpusched.operations.logs import LogChoice, copy_log
 
 
@@ -22,4 +22,5 @@ def logs(job: str, queue: str | None, follow: bool, lines: int | None, stderr: b
 
     The bytes are printed as they came: secrets that a job itself prints are not masked here.
     """
-    copy_log(find_queue(queue), job, sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow))
+    queue_dir, jobs = find_queue_of([job], queue)
+    copy_log(queue_dir, ",".join(jobs), sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow), notify=say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from gpusched.common.errors import GpuschedError, stored_value
@@ -49,10 +50,27 @@ def last_id(store: Store) -> int:
     return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
 
 
-def find_by_name(store: Store, name: str) -> int | None:
-    """Return the id of the job of this name; of the newest, where one of them has left the list."""
-    job_id = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
-    return None if job_id is None else int(job_id)
+def ids(store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = ()) -> list[int]:
+    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list."""
+    conditions = {
+        "state IN (SELECT value FROM json_each(?))": [state.value for state in states],
+        "EXISTS (SELECT 1 FROM json_each(?) WHERE instr(',' || tags || ',', ',' || value || ','))": list(tags),
+    }
+    stated = {condition: json.dumps(values) for condition, values in conditions.items() if values}
+    where = f"WHERE {' AND '.join(stated)}" if stated else ""
+    return [
+        job_id for (job_id,) in store.rows(f"SELECT id FROM jobs {where} ORDER BY position, id", [*stated.values()])
+    ]
+
+
+def ids_between(store: Store, first: int, last: int) -> list[int]:
+    return [job_id for (job_id,) in store.rows("SELECT id FROM jobs WHERE id BETWEEN ? AND ?", (first, last))]
+
+
+def ids_by_name(store: Store, names: Sequence[str]) -> dict[str, int]:
+    """Return the id of the job of each name that there is; of the newest, where one of them has left the list."""
+    query = "SELECT name, max(id) FROM jobs WHERE name IN (SELECT value FROM json_each(?)) GROUP BY name"
+    return dict(store.rows(query, (json.dumps([name for name in names if name]),))) if names else {}
 
 
 def names(store: Store) -> set[str]:

@@ -14,7 +14,8 @@ from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.store import job_table, submission
-from gpusched.operations.queues import open_store, parse_jobs
+from gpusched.operations.queues import open_store
+from gpusched.operations.standing.addresses import find_jobs
 from gpusched.views.changes import change_lines
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
@@ -56,7 +57,7 @@ def test_a_removed_line_that_a_person_cancels_stays_so(sample: Sample9, rung: li
         (["cancel"], "no job is named\n  ids such as 3 or 3-7, or --all"),
         (["cancel", "2", "--all"], "--all and jobs by id do not go together"),
         (["cancel", "5", "10"], "there is no job 10 in the queue"),
-        (["cancel", "5-10"], "it has jobs 1 to 9"),
+        (["cancel", "5-10"], "it has had jobs 1 to 9"),
         (["cancel", "7-5"], "there is no job 7-5 in the queue"),
         (["cancel", "five"], "there is no job 'five'"),
         (["cancel", "9" * 30], "there is no job '999"),
@@ -103,7 +104,7 @@ def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
 @pytest.mark.parametrize("words", [["4,5"], ["4-5"], ["4..5"], ["4,", "5"]])
 def test_jobs_are_named_by_ranges_and_commas(sample: Sample9, words: list[str]) -> None:
     with open_store(sample.place) as store:
-        assert parse_jobs(words, store) == [4, 5]
+        assert find_jobs(store, words) == [4, 5]
 
 
 def test_the_verb_agrees_with_the_number_of_jobs() -> None:
