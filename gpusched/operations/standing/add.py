@@ -18,7 +18,7 @@ from gpusched.lists.attributes import with_defaults
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations import queues
-from gpusched.operations.submit import refuse_unmet, with_dirs
+from gpusched.operations.submit import with_dirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,6 @@ def add_jobs(
     """
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
-    refuse_unmet(JobFile(specs), queue_dir, "these jobs")
     queue_dirs.prepare(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     options = with_dirs(options, queue_dir)
