@@ -113,7 +113,7 @@ def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
 def find_queue_of(
     jobs: Sequence[str], name: str | None, *, to_change: bool = False
 ) -> tuple[QueueDir, tuple[str, ...]]:
-    """Return the queue that these jobs or -q name, and the jobs without it. Where that is not plain, stderr says which."""
+    """Return the queue that these jobs or -q name, and the jobs without it; stderr says which, if that is not plain."""
     from gpusched.operations.standing import addresses
 
     if name is not None:

@@ -39,7 +39,7 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
         return ["it is held" + (": jobs of its tag failed at once" if row.cause == CAUSE_FAILURES else "")]
     if row.state is JobState.QUEUED:
         kind, why = wait_reasons(queue, until=row.id).get(row.id, ("", ""))
-        return goes_on + ([f"why   {why}"] if alive or kind == "dependency" else [])
+        return goes_on + ([f"why   {why}"] if alive or kind in ("dependency", "closed") else [])
     if row.state is JobState.RUNNING:
         return [*_running(queue, row, attempts), *goes_on]
     return []

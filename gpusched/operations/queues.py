@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, paused_text
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
@@ -183,11 +183,13 @@ class DispatcherStatus:
     """The dispatcher of a queue. `pid` is None without one; `board` is what it has published, None if nothing yet.
 
     `full_disk`: the directory of the queue whose disk has no room, so that nothing new is published or noted.
+    `paused`: that nothing starts for a person wants it so; empty if that is not so.
     """
 
     pid: int | None
     board: Board | None
     full_disk: str = ""
+    paused: str = ""
 
     @property
     def alive(self) -> bool:
@@ -197,7 +199,7 @@ class DispatcherStatus:
     def closed(self) -> str:
         """The reason why nothing new starts; empty if jobs may start."""
         published = self.board.closed if self.board is not None else ""
-        return published or (disk_full(self.full_disk) if self.full_disk else "")
+        return published or self.paused or (disk_full(self.full_disk) if self.full_disk else "")
 
 
 def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:
@@ -222,4 +224,5 @@ class OpenQueue:
 def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
     """Open a queue to read it."""
     with open_store(queue_dir) as store:
-        yield OpenQueue(queue_dir, store, read_dispatcher(queue_dir), now())
+        paused = paused_text(queue_dir.path) if meta_table.is_paused(store) else ""
+        yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())

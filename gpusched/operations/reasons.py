@@ -25,6 +25,7 @@ def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tup
     if dispatcher.board is None:
         who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if dispatcher.alive else "no dispatcher works on this queue")
+        nobody = ("closed", dispatcher.paused) if dispatcher.paused else nobody
         return {row.id: blocked.get(row.id, nobody) for row in rows}
     snapshot = observe.snapshot(
         replace(dispatcher.board, closed=dispatcher.closed),

@@ -122,6 +122,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
     waits_for = ""
     if counts.queued and not dispatcher.alive:
         waits_for = "a dispatcher" if can_start or not counts.held else "held jobs"
+        waits_for = "gpusched resume" if dispatcher.paused else waits_for
     elif counts.queued:
         waits_for = _first_reason(wait_reasons(queue)) or ""
     alone = () if dispatcher.alive else attempt_table.running(store)
@@ -134,6 +135,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
         waits_for=waits_for,
         can_start=can_start,
         full_disk=dispatcher.full_disk,
+        is_paused=bool(dispatcher.paused),
     )
 
 

@@ -80,6 +80,9 @@ def queue_page(report: QueueReport) -> list[Line]:
 
 
 def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
+    if head.is_paused:
+        who = f"dispatched by pid {head.pid}" if head.pid else "no dispatcher"
+        return f"paused: nothing new starts; {who}; to go on: gpusched resume -q {scene.option}"
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
         return who if looked_at is None else f"{who}, which read the GPUs {clock(scene.now - looked_at)} ago"

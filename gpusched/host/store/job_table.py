@@ -9,10 +9,10 @@ from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.progress import COUNTED_NOWHERE
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import ENDED_STATES, JobRow, JobState
+from gpusched.core.model import ENDED_STATES, JobRow, JobState, Requirements, reshape
 from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store
-from gpusched.host.store.rows import JOB, job_row
+from gpusched.host.store.rows import JOB, job_row, needs_columns
 
 REMOVED = f"state = 'cancelled' AND cause IN {COUNTED_NOWHERE}"  # the condition of `count_removed`
 
@@ -120,6 +120,19 @@ def cancel(store: Store, job_id: int, now: float) -> JobState:
         if job.state is JobState.RUNNING:
             return job.state
         return transitions.move(store, job_id, JobEvent.CANCELLED, cause="", ended_at=now)
+
+
+def edit(store: Store, job_id: int, needs: Requirements, *, command: bytes | None = None, above_bytes: int = 0) -> None:
+    """Give a waiting job other needs; it keeps its place, its tries, its environment and what it waits for.
+
+    `above_bytes` is the free memory that was too little for it.
+    """
+    columns = needs_columns(needs) | {"above_bytes": above_bytes}
+    columns["shape"] = reshape(needs.shape, needs.mem_bytes, above_bytes)
+    if command is not None:
+        columns["command"] = command
+    with store.transaction():
+        store.update("jobs", "id = ?", (job_id,), **columns)
 
 
 def hold(store: Store, job_id: int, cause: str = "") -> JobState:

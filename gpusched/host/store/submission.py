@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import JobIndex, ListedJob
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
-from gpusched.core.model import ENDED_STATES, JobOrigin, JobSpec, JobState, Requirements
+from gpusched.core.model import (
+    ENDED_STATES,
+    Attributes,
+    Dependency,
+    DependencyKind,
+    JobOrigin,
+    JobSpec,
+    JobState,
+    Requirements,
+)
 from gpusched.host.store import dependency_table, environment_table, job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import NEEDS, needs_columns
@@ -174,6 +183,22 @@ def _connect(store: Store, change: QueueChange, newest: int | None) -> None:
         return
     dependency_table.connect(store, wanting, _index(store, set(change.cancel), kept, newest))
     for job_id in wanting:
+        transitions.weigh(store, job_id)
+
+
+def change_dependencies(store: Store, job_id: int, stated: Mapping[str, tuple[str, ...]]) -> None:
+    """Have a waiting job wait for these jobs, by the kind of the wait; for nobody of a kind that states none.
+
+    What it waits for by other kinds stays. Raises GpuschedError for jobs that are not there, or wait for each other.
+    """
+    refs: dict[str, tuple[str, ...]] = {}
+    for kind, job in dependency_table.upstream(store, job_id):
+        refs[kind] = (*refs.get(kind, ()), str(job.id))
+    after = tuple(Dependency(DependencyKind(kind), ids) for kind, ids in {**refs, **stated}.items() if ids)
+    with store.transaction():
+        dependency_table.clear(store, job_id)
+        spec = JobSpec(b"", b"", job_table.get(store, job_id).line, attributes=Attributes(after=after))
+        dependency_table.connect(store, {job_id: spec}, _index(store, set(), (), None))
         transitions.weigh(store, job_id)
 
 
