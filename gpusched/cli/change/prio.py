@@ -16,7 +16,7 @@ from gpusched.operations.queues import QueueDir
 @change_options
 @click.argument("number", metavar="N", type=int)
 def prio(queue_dir: QueueDir, jobs: tuple[str, ...], number: int) -> ChangeReport:
-    """Have waiting jobs start earlier or later than others.
+    """Have waiting jobs start earlier or later.
 
     Those with a higher number start first; 0 is usual. Exit code 1 if a job does not wait.
     """

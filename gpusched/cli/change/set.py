@@ -16,10 +16,10 @@ from gpusched.cli.options import find_queue, json_option, queue_option
 @click.option("--now", "at_once", is_flag=True, help="Stop the youngest jobs on surplus GPUs; they are queued again.")
 @json_option
 def set(settings: tuple[str, ...], queue: str | None, at_once: bool, as_json: bool) -> int:
-    """Change settings of a queue while it is dispatched, and for its next starts.
+    """Change settings of a queue at once.
 
-    They count at once, and more than settings files, until they are set again; NAME= takes one back. Options of a
-    start count more. Without NAME=VALUE: show what is set.
+    They count for its dispatcher and its next starts until they are set again; NAME= takes one back. They count more
+    than settings files, and less than the options of a new start. Without NAME=VALUE: show what is set.
     """
     from gpusched.operations.standing.settings import set_settings, show_settings
 

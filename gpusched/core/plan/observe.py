@@ -124,7 +124,13 @@ def claimed_by(user: str | None) -> str:
 
 def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:
     """Return an open attempt of the queue's database as the plan sees it, as far as the database knows it."""
-    return Attempt(job, row.number, tuple(device.uuid for device in row.devices), started_at=row.started_at)
+    return Attempt(
+        job,
+        row.number,
+        tuple(device.uuid for device in row.devices),
+        cancel_requested=job.cancel_requested_at is not None,
+        started_at=row.started_at,
+    )
 
 
 def snapshot(

@@ -56,7 +56,7 @@ def _in_span(store: Store, address: JobAddress, span: tuple[int, int], notify: N
     first, last = span
     newest = job_table.last_id(store)
     if not 1 <= first <= last <= newest:
-        hint = f"it has had jobs 1 to {newest}; `gpusched status -v` lists them, -q names another queue"
+        hint = f"it has jobs 1 to {newest}; `gpusched status -v` lists them, -q names another queue"
         raise GpuschedError(f"there is no job {address.word} in the queue {os.path.dirname(store.path)}", hint=hint)
     ids = job_table.ids_between(store, first, last)
     if not ids:

@@ -27,7 +27,7 @@ _AT_REST = Requirements()
 
 @dataclass(frozen=True, slots=True)
 class JobEdit:
-    """What is to be different. `attributes`: parsed values by key; None takes back what the job states."""
+    """The changes that a person wants. `attributes`: parsed values by key; None takes back what the job states."""
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     command: str | None = None

@@ -31,7 +31,7 @@ FIXED = {
 
 @dataclass(slots=True)
 class SettingsReport(ChangeReport):
-    """What is set for a queue, and the jobs that were stopped for it."""
+    """The settings that are stored for a queue, and the jobs that were stopped for them."""
 
     settings: dict[str, Any] = field(default_factory=dict)
 

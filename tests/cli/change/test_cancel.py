@@ -57,7 +57,7 @@ def test_a_removed_line_that_a_person_cancels_stays_so(sample: Sample9, rung: li
         (["cancel"], "no job is named\n  ids such as 3 or 3-7, or --all"),
         (["cancel", "2", "--all"], "--all and jobs by id do not go together"),
         (["cancel", "5", "10"], "there is no job 10 in the queue"),
-        (["cancel", "5-10"], "it has had jobs 1 to 9"),
+        (["cancel", "5-10"], "it has jobs 1 to 9"),
         (["cancel", "7-5"], "there is no job 7-5 in the queue"),
         (["cancel", "five"], "there is no job 'five'"),
         (["cancel", "9" * 30], "there is no job '999"),
