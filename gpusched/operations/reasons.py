@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
-from gpusched.core.model import JobRow, JobState
+from gpusched.core.model import JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
-from gpusched.host.store import Store, attempt_table, dependency_table, job_table
+from gpusched.host.store import Store, attempt_table, dependency_table, job_table, startable_jobs
 from gpusched.operations.queues import OpenQueue
 from gpusched.views.words import ranges
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for
 SHOWN_UNMET = 20  # of the jobs that wait for others: so many come with the others' names
 SHOWN_SPANS = 6
+SHOWN_SHAPE = 8  # jobs of a shape, before one that is far behind
 
 
 def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tuple[str, str]]:
-    """Return why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
+    """Return why each of the first waiting jobs, and the queued job `until`, waits: kind and text, by job id."""
     store, dispatcher = queue.store, queue.dispatcher
-    rows = list(_head(store, until))
+    rows = _head(store, until, queue.now)
     blocked = dict(_unmet(store, rows, until))
     if dispatcher.board is None:
         who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
@@ -47,11 +49,15 @@ def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tupl
         yield row.id, ("dependency", describe_dependencies(store, row) if in_full else "waits for other jobs")
 
 
-def _head(store: Store, until: int | None) -> Iterator[JobRow]:
-    for number, row in enumerate(job_table.jobs(store, [JobState.QUEUED], by_start=True), 1):
-        yield row
-        if row.id == until or (until is None and number == HEAD_LIMIT):
-            return
+def _head(store: Store, until: int | None, now: float) -> list[JobRow]:
+    """Return the first waiting jobs; and `until` behind the first ones of its shape, for which it has to wait."""
+    rows = list(islice(job_table.waiting(store), HEAD_LIMIT))
+    if until is None or any(row.id == until for row in rows):
+        return rows
+    job = job_table.get(store, until)
+    return list(
+        {row.id: row for row in (*rows, *startable_jobs.first(store, now, SHOWN_SHAPE, job.shape), job)}.values()
+    )
 
 
 def describe_dependencies(store: Store, row: JobRow) -> str:

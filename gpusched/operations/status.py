@@ -153,9 +153,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     with open_queue(queue_dir) as queue:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
-        in_order = chain(
-            job_table.jobs(store, [JobState.QUEUED], by_start=True), job_table.jobs(store, [JobState.HELD])
-        )
+        in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
         failed = islice(job_table.jobs(store, [JobState.FAILED]), READ_FAILURES)

@@ -67,6 +67,8 @@ def test_each_form_of_a_word(words: list[str], ids: list[int], named: Sample9) -
         (["3", "nobody"], "there is no job 'nobody'"),
         (["14"], "there is no job 14 in the queue"),
         (["tag=none"], "there is no job with tag=none in the queue"),
+        (["tag=\udcff"], "there is no job with tag=\ufffd in the queue"),
+        (["\udcff"], "there is no job '\ufffd'"),
         (["tag=fast", "state=failed"], "there is no job with tag=fast and state=failed"),
         (["state=fialed"], "there is no state 'fialed'\n  did you mean failed"),
     ],

@@ -27,21 +27,26 @@ def get(store: Store, job_id: int) -> JobRow:
     return job_row(row)
 
 
-def jobs(
-    store: Store, states: Sequence[JobState] = (), *, newest: int | None = None, by_start: bool = False
-) -> Iterator[JobRow]:
+def jobs(store: Store, states: Sequence[JobState] = (), *, newest: int | None = None) -> Iterator[JobRow]:
     """Yield the jobs in these states, or all, in the order of the list.
 
-    With `newest`, only so many, the most recently started or ended first; with `by_start`, in the order in which they
-    start.
+    With `newest`, only so many, the most recently started or ended first.
     """
     where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
-    order = "ORDER BY blocked, prio DESC, position" if by_start else "ORDER BY position, id"
+    order = "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
         order = f"ORDER BY {touched}, position LIMIT {newest:d}"
     for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
         yield job_row(row)
+
+
+def waiting(store: Store) -> Iterator[JobRow]:
+    """Yield the queued jobs in the order in which they start; at the end those that wait for others."""
+    for blocked in (0, 1):
+        where = f"state = 'queued' AND blocked = {blocked}"  # as an index has them
+        for row in store.stream(f"SELECT {JOB} FROM jobs WHERE {where} ORDER BY prio DESC, position"):
+            yield job_row(row)
 
 
 def last_id(store: Store) -> int:
@@ -50,17 +55,17 @@ def last_id(store: Store) -> int:
     return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
 
 
+def has_tag(tags: Sequence[str]) -> str:
+    """Return the condition of a job that has one of these tags, which are its values."""
+    return " OR ".join(["instr(',' || tags || ',', ',' || ? || ',')"] * len(tags)) or "FALSE"
+
+
 def ids(store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = ()) -> list[int]:
     """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list."""
-    conditions = {
-        "state IN (SELECT value FROM json_each(?))": [state.value for state in states],
-        "EXISTS (SELECT 1 FROM json_each(?) WHERE instr(',' || tags || ',', ',' || value || ','))": list(tags),
-    }
-    stated = {condition: json.dumps(values) for condition, values in conditions.items() if values}
-    where = f"WHERE {' AND '.join(stated)}" if stated else ""
-    return [
-        job_id for (job_id,) in store.rows(f"SELECT id FROM jobs {where} ORDER BY position, id", [*stated.values()])
-    ]
+    in_state = f"state IN ({','.join('?' * len(states))})" if states else "TRUE"
+    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})"
+    values = [*(state.value for state in states), *tags]
+    return [job_id for (job_id,) in store.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY position, id", values)]
 
 
 def ids_between(store: Store, first: int, last: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
@@ -198,8 +199,20 @@ def change_dependencies(store: Store, job_id: int, stated: Mapping[str, tuple[st
     with store.transaction():
         dependency_table.clear(store, job_id)
         spec = JobSpec(b"", b"", job_table.get(store, job_id).line, attributes=Attributes(after=after))
-        dependency_table.connect(store, {job_id: spec}, _index(store, set(), (), None))
+        dependency_table.connect(store, {job_id: spec}, _index_of(store, {ref for each in after for ref in each.refs}))
         transitions.weigh(store, job_id)
+
+
+def _index_of(store: Store, refs: Set[str]) -> JobIndex:
+    """Return the jobs that these names, tags and ids can mean."""
+    words = [ref for ref in refs if not ref.isdecimal()]
+    listed = "IN (SELECT value FROM json_each(?))"
+    query = (
+        "SELECT id, name, tags FROM jobs WHERE cause <> ? "
+        f"AND (id {listed} OR name {listed} OR {job_table.has_tag(words)})"
+    )
+    rows = store.rows(query, (CAUSE_REMOVED, json.dumps(list(refs)), json.dumps(words), *words))
+    return JobIndex(ListedJob(job_id, name, tuple(tags.split(",")) if tags else ()) for job_id, name, tags in rows)
 
 
 def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None) -> JobIndex:

@@ -26,7 +26,7 @@ def find_jobs(store: Store, words: Sequence[str], *, to_change: bool = False, no
     filter is taken as the name, which `notify` hears of; jobs that are `to_change` are not chosen so. Raises
     GpuschedError for a word that stands for no job.
     """
-    parts = split_words(words) or list(words)
+    parts = [os.fsencode(part).decode("utf-8", "replace") for part in split_words(words) or words]
     names = job_table.ids_by_name(store, [part for part in parts if not part.isdecimal()])
     found: dict[int, None] = {}
     filters: list[tuple[str, str]] = []
