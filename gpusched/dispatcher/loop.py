@@ -107,7 +107,7 @@ class Dispatcher:
             self._requests.discard_old(now.at)
         else:
             self._leaving.inherit(before._leaving)
-            self._options.inherit(before._options)
+            self._options.inherit(before._options, self._reporter)
         self._requests.take_signals(signals, now)
         for text in self._options.warnings:
             self._reporter.report("warning", text)
@@ -138,8 +138,9 @@ class Dispatcher:
     def _take_requests(self, now: Moment) -> bool:
         """Take what other commands have written; return True if it changes what may start."""
         before = self._options.settings, self._requests.paused
-        if self._requests.take_requests(now):
-            self._head.forget()
+        if not self._requests.take_requests(now):
+            return False
+        self._head.forget()
         return before != (self._options.settings, self._requests.paused)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:

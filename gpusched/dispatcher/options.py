@@ -62,10 +62,10 @@ class QueueOptions:
         """Go by other values of some settings; report what is different, or why they are not taken."""
         self._take(self.settings.with_values(changes), "gpusched set", reporter)
 
-    def inherit(self, before: QueueOptions) -> None:
+    def inherit(self, before: QueueOptions, reporter: Reporter) -> None:
         """Go on by the options of a dispatcher of this process that has failed."""
-        self.submit = before.submit
-        self._apply(before.settings)
+        self.submit = replace(before.submit, settings=self.settings)
+        self._take(before.settings, "the dispatcher before", reporter)
 
     def _take(self, settings: Settings, who: str, reporter: Reporter) -> None:
         before = self.settings

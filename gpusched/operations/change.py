@@ -41,13 +41,14 @@ OPEN_STATES = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
 class ChangeReport:
     """The ids of the jobs by what happened to them. `refused`: those with which nothing could be done.
 
-    `notes`: texts beside.
+    `notes`: texts beside. `facts`: values of the queue as a whole, for programs.
     """
 
     queue: str  # its path
     jobs: dict[str, list[int]] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, job_id: int, text: str, *, refused: bool = False) -> None:
         self.jobs.setdefault(text, []).append(job_id)
@@ -57,7 +58,7 @@ class ChangeReport:
         """Return the report for programs."""
         texts = ((job_id, text) for text, ids in self.jobs.items() for job_id in ids)
         jobs = [{"id": job_id, "text": text, "refused": job_id in self.refused} for job_id, text in texts]
-        return {"queue": self.queue, "jobs": jobs, "notes": self.notes}
+        return {"queue": self.queue, **self.facts, "jobs": jobs, "notes": self.notes}
 
 
 def _select(

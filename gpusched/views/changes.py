@@ -37,12 +37,3 @@ def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option
             f"to stop them too: gpusched stop --now -q {option}",
         ]
     return [f"{who} starts nothing new, and leaves"]
-
-
-def pause_lines(queue: str, option: str, *, paused: bool, changed: bool, running: int) -> list[str]:
-    """Return what has become of a queue that is to pause, or to go on. The names are as in `stop_lines`."""
-    if not paused:
-        return [f"{queue} goes on" if changed else f"{queue} is not paused"]
-    state = "is paused" if changed else "was paused before"
-    goes_on = f"; {count(running, 'running job')} go{'es' * (running == 1)} on" if running else ""
-    return [f"{queue} {state}: nothing new starts{goes_on}", f"to go on: gpusched resume -q {option}"]

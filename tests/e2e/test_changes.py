@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store
 from tests.support.box import Box, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -124,3 +125,25 @@ def test_a_standing_queue_gets_a_dispatcher_by_the_verbs_that_let_jobs_run(box: 
     assert "the queue is paused" in box.gpusched("requeue", "1", "--again").out
     assert box.gpusched("resume").out.endswith(started)
     wait_for(lambda: has_succeeded(3) and has_succeeded(1))
+
+
+@pytest.mark.parametrize(("words", "done"), [("hold --all", "state = 'held'"), ("prio state=queued 7", "prio = 7")])
+def test_a_verb_that_is_killed_loses_nothing(words: str, done: str, box: Box) -> None:
+    """It changes jobs in several transactions; between two of them it is killed."""
+    jobs = 12_000
+    box.write(*[f"echo {n}" for n in range(jobs)])
+    assert box.gpusched("submit", "--no-start", "list.txt").code == 0
+    (database,) = (box.home / ".local/state/gpusched/on").glob("*/default/queue.db")
+    with Store(str(database), read_only=True) as store:
+
+        def count(condition: str) -> int:
+            return int(store.scalar(f"SELECT count(*) FROM jobs WHERE {condition}"))
+
+        verb = box.start(*words.split(), GPUSCHED_AUTOSTART="false")
+        wait_for(lambda: count(done))
+        verb.signal(signal.SIGKILL)
+        assert verb.wait().code == -signal.SIGKILL
+        assert 0 < count(done) < jobs == count("TRUE") == store.scalar("SELECT sum(n) FROM counts")
+        assert store.scalar("PRAGMA integrity_check") == "ok"
+        assert box.gpusched(*words.split(), "--json", GPUSCHED_AUTOSTART="false").code == 0
+        assert count(done) == jobs

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.change.report import pause_options
-from gpusched.operations.queues import QueueDir
-from gpusched.operations.standing.pause import PauseReport, set_paused
+from gpusched.cli.change.report import print_report
+from gpusched.cli.options import find_queue, json_option, queue_argument
+from gpusched.operations.standing.pause import set_paused
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched pause\n  gpusched pause sweep")
-@pause_options
-def pause(queue_dir: QueueDir) -> PauseReport:
+@queue_argument
+@json_option
+def pause(queue: str | None, as_json: bool) -> int:
     """Let nothing new start in a queue.
 
     What runs goes on. The queue stays paused, over all starts, until gpusched resume.
     """
-    return set_paused(queue_dir, paused=True)
+    return print_report(set_paused(find_queue(queue, to_change=True), paused=True), as_json=as_json)

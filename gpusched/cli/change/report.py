@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable
-from dataclasses import asdict
 
 import click
 
-from gpusched.cli.options import find_queue, find_queue_of, json_option, print_json, queue_argument, queue_option
+from gpusched.cli.options import find_queue_of, json_option, print_json, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
-from gpusched.operations import queues
 from gpusched.operations.change import ChangeReport
-from gpusched.operations.queues import QueueDir
-from gpusched.operations.standing.pause import PauseReport
-from gpusched.views.changes import change_lines, pause_lines
+from gpusched.views.changes import change_lines
 
 
 def change_options(callback: Callable[..., ChangeReport]) -> Callable[..., int]:
@@ -41,25 +36,3 @@ def print_report(report: ChangeReport, *, as_json: bool) -> int:
         for text in (*change_lines(report.jobs), *report.notes):
             click.echo(text)
     return EXIT_SOME_FAILED if report.refused else EXIT_OK
-
-
-def pause_options(callback: Callable[[QueueDir], PauseReport]) -> Callable[..., None]:
-    """Give a command [QUEUE], -q and --json; the callback gets `queue_dir`, and its report is printed."""
-
-    @queue_argument
-    @json_option
-    @functools.wraps(callback)
-    def wrapper(queue: str | None, as_json: bool) -> None:
-        queue_dir = find_queue(queue, to_change=True)
-        report = callback(queue_dir)
-        if as_json:
-            print_json(asdict(report))
-        else:
-            names = queues.shown_path(queue_dir.path), shlex.quote(queues.queue_name(queue_dir))
-            click.echo(
-                "\n".join(pause_lines(*names, paused=report.paused, changed=report.changed, running=report.running))
-            )
-            for text in report.notes:
-                click.echo(text)
-
-    return wrapper

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.change.report import pause_options
-from gpusched.operations.queues import QueueDir
-from gpusched.operations.standing.pause import PauseReport, set_paused
+from gpusched.cli.change.report import print_report
+from gpusched.cli.options import find_queue, json_option, queue_argument
+from gpusched.operations.standing.pause import set_paused
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched resume\n  gpusched resume sweep")
-@pause_options
-def resume(queue_dir: QueueDir) -> PauseReport:
+@queue_argument
+@json_option
+def resume(queue: str | None, as_json: bool) -> int:
     """Let a paused queue go on."""
-    return set_paused(queue_dir, paused=False)
+    return print_report(set_paused(find_queue(queue, to_change=True), paused=False), as_json=as_json)

@@ -25,6 +25,4 @@ def set(settings: tuple[str, ...], queue: str | None, at_once: bool, as_json: bo
 
     queue_dir = find_queue(queue, to_change=bool(settings) or at_once)
     report = set_settings(queue_dir, settings, at_once=at_once) if settings or at_once else show_settings(queue_dir)
-    if not as_json:
-        click.echo("\n".join(report.texts()))
     return print_report(report, as_json=as_json)

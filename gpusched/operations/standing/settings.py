@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -29,28 +28,12 @@ FIXED = {
 }
 
 
-@dataclass(slots=True)
-class SettingsReport(ChangeReport):
-    """The settings that are stored for a queue, and the jobs that were stopped for them."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def texts(self) -> list[str]:
-        """Return what is set, as a person types it."""
-        return set_words(self.settings) or ["nothing is set for this queue"]
-
-    def document(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {**ChangeReport.document(self), "set": self.settings}
-
-
-def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = False) -> SettingsReport:
+def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = False) -> ChangeReport:
     """Store these settings (`max-gpus=2`; `max-gpus=` takes it back), and pass them to a dispatcher that works.
 
     `at_once` has the jobs stopped, and queued again, that hold more GPUs than the queue may use then. Raises
     GpuschedError for what cannot be set, and changes nothing.
     """
-    report = SettingsReport(queue_dir.path)
     texts = _parse(words)
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
@@ -62,7 +45,7 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
             if pid is not None and at_once:
                 request_table.add(store, "hand_back", queues.now())
         queue_dir.ring()
-        report.settings = read_set(store)
+        report = _report(queue_dir, store)
         for job_id, number in surplus:
             is_stopped = pid is not None or terminate(queue_dir, job_id, number)
             text = "is being stopped, and queued again: no try is spent" if is_stopped else "is no longer seen running"
@@ -74,10 +57,16 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
     return report
 
 
-def show_settings(queue_dir: QueueDir) -> SettingsReport:
+def show_settings(queue_dir: QueueDir) -> ChangeReport:
     """Return what is set for this queue."""
     with queues.open_store(queue_dir) as store:
-        return SettingsReport(queue_dir.path, settings=read_set(store))
+        return _report(queue_dir, store)
+
+
+def _report(queue_dir: QueueDir, store: Store) -> ChangeReport:
+    stored = read_set(store)
+    notes = set_words(stored) or ["nothing is set for this queue"]
+    return ChangeReport(queue_dir.path, notes=notes, facts={"set": stored})
 
 
 def _store(store: Store, texts: Mapping[str, str]) -> dict[str, Any]:
