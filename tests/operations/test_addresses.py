@@ -147,6 +147,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 def test_a_job_is_addressed_with_its_queue(made: dict[str, QueueDir], capsys: Capture) -> None:
     assert find_queue_of(["night/2"], to_change=True) == (made["night"], ("2",))
     assert find_queue_of(["night/1,2"], to_change=True) == (made["night"], ("1", "2"))
+    assert find_queue_of(["night/1,own-1"], to_change=True) == (made["night"], ("1", "own-1"))
     assert find_queue_of([f"{made['far'].path}/2"], to_change=True) == (made["far"], ("2",))
     assert "night-2" in call(capsys, "explain", "night/2")
     assert call(capsys, "hold", "default/2") == "job 2: held\n"

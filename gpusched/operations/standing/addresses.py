@@ -128,7 +128,7 @@ def find_queue_of(
     words = tuple(words)
     parts = list(split_queues(words)) if any("/" in word for word in words) else []
     stated = {part.whole: part for part in parts if part.queue and queues.is_known(part.queue, state_dir)}
-    for whole, job_id in _names_in(name, state_dir, stated).items():
+    for whole, job_id in _names_in(name, state_dir, [whole for whole in stated if "/" in whole]).items():
         part = stated[whole]
         _take_name(whole, f"job {job_id}", f"{part.rest} of the queue {part.queue}", to_change, notify)
         del stated[whole]
@@ -144,9 +144,8 @@ def find_queue_of(
     return next(iter(found.values())), tuple(stated[p.whole].rest if p.whole in stated else p.whole for p in parts)
 
 
-def _names_in(name: str | None, state_dir: str | None, words: Iterable[str]) -> dict[str, int]:
+def _names_in(name: str | None, state_dir: str | None, words: Sequence[str]) -> dict[str, int]:
     """Return the id of each of these words that is the name of a job in the queue that is meant without them."""
-    words = list(words)
     if not words:
         return {}
     try:
