@@ -156,7 +156,7 @@ class Queue:
         """Return the job of this id or name. Raises KeyError if there is none."""
         with Store(self._dir.database) as store:
             known = store.scalar("SELECT id FROM jobs WHERE id = ?", (job,)) if isinstance(job, int) else None
-            job_id = known if isinstance(job, int) else job_table.find_by_name(store, job)
+            job_id = known if isinstance(job, int) else job_table.ids_by_name(store, [job]).get(job)
         if job_id is None:
             raise KeyError(job)
         return Job(self, int(job_id))

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -138,6 +138,18 @@ def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
         check_queue_name(name)
     state_dir = load().settings.state_dir
     return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
+
+
+def find_queue_of(
+    jobs: Sequence[str], name: str | None, *, to_change: bool = False
+) -> tuple[QueueDir, tuple[str, ...]]:
+    """Return the queue that these jobs or -q name, and the jobs without it; stderr says which, if that is not plain."""
+    from gpusched.operations.standing import addresses
+
+    if name is not None:
+        check_queue_name(name)
+    state_dir = load().settings.state_dir
+    return addresses.find_queue_of(jobs, name, state_dir=state_dir, to_change=to_change, notify=say)
 
 
 def say(text: str) -> None:

@@ -298,6 +298,10 @@ class Settings:
         """Return all values, for the dispatcher that works on the same queue."""
         return json.dumps(asdict(self))
 
+    def with_values(self, values: Mapping[str, object]) -> Settings:
+        """Return the settings with these values, as JSON has them, in the place of their own."""
+        return self.from_json(json.dumps({**asdict(self), **values}))
+
     @classmethod
     @stored_value()
     def from_json(cls, text: str) -> Settings:

@@ -96,7 +96,8 @@ class Reading:
 
 
 JobOrigin = Literal["list", "submit"]  # a line of the queue's list, or submitted by itself
-RequestKind = Literal["submitted", "changed", "stop", "stop_now", "hand_back"]  # to the dispatcher of a queue
+RequestKind = Literal["submitted", "stop", "stop_now", "hand_back"]  # to the dispatcher of a queue
+SET_REQUEST = "set "  # begins a request to go by other settings; they follow as JSON, value by name
 
 
 class JobState(str, Enum):
@@ -306,6 +307,7 @@ class Attempt:
     stop_sent: bool = False
     peak_device_bytes: int | None = None  # the largest measured use of one device
     lasted_s: float = 0.0  # of an attempt that has ended
+    started_at: float = 0.0
 
 
 # ---- events ----------------------------------------------------------------------------------------

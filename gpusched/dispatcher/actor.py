@@ -26,7 +26,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment
-from gpusched.host.store import Store, attempt_table, environment_table, transitions
+from gpusched.host.store import Store, attempt_table, environment_table, job_table, transitions
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 
 A = TypeVar("A")
@@ -113,7 +113,7 @@ class Actor:
             try:
                 with self._store.transaction():
                     closed = [(close, self._store_close(close, now)) for close in closes]
-                    booked = [each for each in prepared if self._store_start(each.attempt.row)]
+                    booked = [each for each in prepared if self._store_start(each.attempt.job, each.attempt.row)]
                     self.step("booking")
             except BaseException:
                 transitions.take_stopped(self._store)  # rolled back with the closes
@@ -173,7 +173,9 @@ class Actor:
         free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
         return DeviceUse(uuid, device.index, device.name, free)
 
-    def _store_start(self, row: AttemptRow) -> bool:
+    def _store_start(self, job: JobRow, row: AttemptRow) -> bool:
+        if job_table.get(self._store, job.id) != job:  # it was changed just now: the next plan sees it
+            return False
         number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
         if number is not None and number != row.number:
             raise RuntimeError(f"job {row.job_id} has an attempt that this dispatcher does not know of")

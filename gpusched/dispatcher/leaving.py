@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from collections.abc import Iterable
 
 from gpusched.common import errors
 from gpusched.common.text import count
-from gpusched.core.model import JobState
-from gpusched.core.plan.board import Wish
+from gpusched.core.model import SET_REQUEST, JobState
+from gpusched.core.plan.board import Wish, paused_text
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
 from gpusched.dispatcher.options import Hooks, QueueOptions
@@ -17,7 +18,7 @@ from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, request_table, startable_jobs
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, request_table, startable_jobs
 
 log = logging.getLogger("gpusched.dispatcher")
 
@@ -158,6 +159,19 @@ class RequestReader:
         self._store, self._attempts, self._options, self._leaving = store, attempts, options, leaving
         self._reporter, self._trouble = reporter, trouble
         self._data_version = -1
+        self._hands_back = False
+        self.paused = ""  # that a person wants nothing to start; empty if that is not so
+
+    def take_hand_back(self) -> bool:
+        """Return True if, since the last call, somebody has asked to hand surplus GPUs back."""
+        hands_back, self._hands_back = self._hands_back, False
+        return hands_back
+
+    def _note_pause(self) -> None:
+        paused = paused_text(self._reporter.queue_path) if meta_table.is_paused(self._store) else ""
+        if paused != self.paused:
+            self.paused = paused
+            self._reporter.report("queue", f"{paused}; what runs goes on" if paused else "the queue goes on")
 
     def discard_old(self, at: float) -> None:
         """Acknowledge what was meant for a dispatcher that has left."""
@@ -201,6 +215,7 @@ class RequestReader:
         if version == self._data_version:
             return False
         self._data_version = version
+        self._note_pause()
         taken = [request for request, kind, _ in request_table.open_requests(self._store) if self._take(kind, now)]
         for attempt in self._attempts:
             attempt.is_cancelled = job_table.get(self._store, attempt.job.id).cancel_requested_at is not None
@@ -223,6 +238,10 @@ class RequestReader:
             self._stop("gpusched stop --now", errors.EXIT_TERMINATED, now)
         elif kind == "submitted":
             self._options.take_newest(self._reporter)
+        elif kind == "hand_back":
+            self._hands_back = True
+        elif kind.startswith(SET_REQUEST):
+            self._options.change(json.loads(kind.removeprefix(SET_REQUEST)), self._reporter)
         return True
 
 

@@ -108,7 +108,7 @@ class Dispatcher:
             self._requests.discard_old(now.at)
         else:
             self._leaving.inherit(before._leaving)
-            self._options.take_newest(self._reporter)
+            self._options.inherit(before._options, self._reporter)
         self._requests.take_signals(signals, now)
         for text in self._options.warnings:
             self._reporter.report("warning", text)
@@ -122,8 +122,7 @@ class Dispatcher:
         self._attempts.launcher.starter.tend(now.monotonic_s)
         self._trouble.watch_shepherds(self._attempts.launcher)
         self._requests.take_signals(self._sleeper.take_signals(), now)
-        if self._requests.take_requests(now):
-            self._head.forget()
+        has_new_terms = self._take_requests(now)
         polled = self._poll.is_due(now)
         if polled:
             if not self._queue.exists():
@@ -135,7 +134,15 @@ class Dispatcher:
                 if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):
                     self._head.forget()
         frees_gpus = (polled or bool(self._attempts.due)) and self._look_at_attempts(now, everywhere=polled)
-        self._read_devices(now, polled=polled, frees_gpus=frees_gpus)
+        self._read_devices(now, polled=polled, is_news=frees_gpus or has_new_terms)
+
+    def _take_requests(self, now: Moment) -> bool:
+        """Take what other commands have written; return True if it changes what may start."""
+        before = self._options.settings, self._requests.paused
+        if not self._requests.take_requests(now):
+            return False
+        self._head.forget()
+        return before != (self._options.settings, self._requests.paused)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
         """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""
@@ -153,7 +160,7 @@ class Dispatcher:
         self._watchdog.check_leftovers()
         return any(attempt.devices for attempt in ended)
 
-    def _read_devices(self, now: Moment, *, polled: bool, frees_gpus: bool) -> None:
+    def _read_devices(self, now: Moment, *, polled: bool, is_news: bool) -> None:
         if polled:
             with self._trouble.noted(now):
                 for uuid, claims in self._devices.verify_claims(now).items():
@@ -165,7 +172,7 @@ class Dispatcher:
         for reading in complete:
             self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
         self._watchdog.review_devices(self._devices, now)
-        if complete or frees_gpus or (polled and self._devices.error):
+        if complete or is_news or (polled and self._devices.error):
             with self._trouble.noted(now):
                 self._reporter.publish(self._board(now))
         self._reporter.report_devices()
@@ -182,7 +189,7 @@ class Dispatcher:
             max_checks=devices.criteria.max_checks,
             threshold_bytes=devices.criteria.threshold_bytes,
             devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
-            closed="; ".join(filter(None, (self._leaving.reason, self._trouble.reason, self._trouble.no_shepherd))),
+            closed="; ".join(filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))),
             gpus_closed=devices.error,
             waited_since=self._head.waited_since(now),
         )
@@ -192,7 +199,8 @@ class Dispatcher:
     def _plan(self, now: Moment) -> Plan:
         attempts = [attempt.planned() for attempt in self._attempts]
         stopping = self._leaving.is_stopping
-        snapshot = observe.snapshot(self._board(now), now.at, attempts=attempts, stop_all=stopping)
+        board, hand_back = self._board(now), self._requests.take_hand_back()
+        snapshot = observe.snapshot(board, now.at, attempts=attempts, stop_all=stopping, hand_back=hand_back)
         plan = make_plan(snapshot) if self._leaving.reason else self._head.plan(snapshot)
         self._head.note_passed(plan.passed, now)
         return plan

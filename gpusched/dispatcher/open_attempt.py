@@ -98,6 +98,7 @@ class OpenAttempt:
             cancel_requested=self.is_cancelled,
             stop_sent=self.stop_sent,
             peak_device_bytes=self.use.usage.peak_device_bytes,
+            started_at=self.row.started_at,
             lasted_s=self.ended_at(0.0) - self.row.started_at if self.has_ended else 0.0,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
@@ -63,14 +63,26 @@ class QueueOptions:
         if text is None:
             return
         self.submit = self._with_newest_dirs(self.submit)
+        self._take(Settings.from_json(text), "a newer start", reporter)
+
+    def change(self, changes: Mapping[str, object], reporter: Reporter) -> None:
+        """Go by other values of some settings; report what is different, or why they are not taken."""
+        self._take(self.settings.with_values(changes), "gpusched set", reporter)
+
+    def inherit(self, before: QueueOptions, reporter: Reporter) -> None:
+        """Go on by the options of a dispatcher of this process that has failed."""
+        self.submit = replace(before.submit, settings=self.settings)
+        self._take(before.settings, "the dispatcher before", reporter)
+
+    def _take(self, settings: Settings, who: str, reporter: Reporter) -> None:
         before = self.settings
         try:
-            self._apply(Settings.from_json(text))
+            self._apply(settings)
         except GpuschedError as error:
             reporter.report("warning", f"newer options are not taken: {error}")
             return
         if changes := changed(before, self.settings):
-            reporter.report("queue", f"a newer start gave other options: {', '.join(changes)}")
+            reporter.report("queue", f"{who} gave other options: {', '.join(changes)}")
 
     def _apply(self, settings: Settings) -> None:
         """Go by these settings. Raises GpuschedError for what this box can never meet, and changes nothing then."""

@@ -97,6 +97,10 @@ class Reporter:
         why = f"{job_title(bad)}, which it waits for, {has} {bad.state.value}" if bad else "of those that it waits for"
         self.report("ended", f"{title} is {state.value}: {why}", job_id)
 
+    @property
+    def queue_path(self) -> str:
+        return self._queue.path
+
     def report_devices(self) -> None:
         """Report once that a device, or the whole source, is lost or back."""
         error = self._devices.error

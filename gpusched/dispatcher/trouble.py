@@ -77,6 +77,10 @@ class Trouble:
             if outcome is not None and outcome.cause in ("disk_full", "cannot_start"):
                 self.note(outcome.note, now)
 
+    def reasons(self) -> tuple[str, str]:
+        """Return why nothing starts now; empty texts where jobs may start."""
+        return self.reason, self.no_shepherd
+
     def expire(self, now: Moment) -> None:
         """Let jobs start again, once it is time to try."""
         if self.reason and now.monotonic_s >= self._until_s:

@@ -75,7 +75,7 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "ram": parse_size,
 }
 KEYS = (*_TEXTS, "cwd")
-_FIELDS = {  # key -> field of Attributes, in the order in which they are shown
+FIELDS = {  # key -> field of Attributes, in the order in which they are shown
     **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
     **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
     "cwd": "cwd",
@@ -165,7 +165,7 @@ def make(values: Mapping[str, Any]) -> Attributes:
         return NO_ATTRIBUTES
     unused = ("mem", "gpu-model") if values.get("gpus") == 0 else ()
     return Attributes(
-        **{field: values[key] for key, field in _FIELDS.items() if key in values and key not in unused},
+        **{field: values[key] for key, field in FIELDS.items() if key in values and key not in unused},
         env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),
         after=tuple([Dependency(kind, values[key]) for key, kind in _KINDS.items() if key in values]),
     )
@@ -186,7 +186,7 @@ _SAFE = re.compile(rb"[\w@%+=:,./-]+")
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
     """Return keys and values as a user writes them, without quotes."""
     words = []
-    for key, field in _FIELDS.items():
+    for key, field in FIELDS.items():
         value = getattr(attributes, field)
         if value != getattr(NO_ATTRIBUTES, field) and key != "cwd":
             words.append((key, _FORMATS.get(key, str)(value).encode()))

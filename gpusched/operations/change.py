@@ -9,15 +9,27 @@ from functools import partial
 from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.config import layers
 from gpusched.core.jobs.lifecycle import InvalidTransition
 from gpusched.core.model import JobState
+from gpusched.core.plan.board import paused_text
 from gpusched.host.attempts import reaper
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import DiskFull, Store, TransientError, job_table, request_table, startable_jobs, transitions
+from gpusched.host.store import (
+    DiskFull,
+    Store,
+    TransientError,
+    job_table,
+    meta_table,
+    request_table,
+    startable_jobs,
+    transitions,
+)
 from gpusched.operations import queues
 from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.reasons import describe_dependencies
 from gpusched.operations.resume import resume_command
+from gpusched.operations.standing.addresses import find_jobs
 from gpusched.operations.status import read_attempt
 
 ACK_STEP_S = 0.05
@@ -29,13 +41,14 @@ OPEN_STATES = (JobState.RUNNING, JobState.QUEUED, JobState.HELD)
 class ChangeReport:
     """The ids of the jobs by what happened to them. `refused`: those with which nothing could be done.
 
-    `notes`: texts beside.
+    `notes`: texts beside. `facts`: values of the queue as a whole, for programs.
     """
 
     queue: str  # its path
     jobs: dict[str, list[int]] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, job_id: int, text: str, *, refused: bool = False) -> None:
         self.jobs.setdefault(text, []).append(job_id)
@@ -45,7 +58,7 @@ class ChangeReport:
         """Return the report for programs."""
         texts = ((job_id, text) for text, ids in self.jobs.items() for job_id in ids)
         jobs = [{"id": job_id, "text": text, "refused": job_id in self.refused} for job_id, text in texts]
-        return {"queue": self.queue, "jobs": jobs, "notes": self.notes}
+        return {"queue": self.queue, **self.facts, "jobs": jobs, "notes": self.notes}
 
 
 def _select(
@@ -55,10 +68,10 @@ def _select(
     if not states:
         if not jobs:
             raise GpuschedError("no job is named", hint=f"ids such as 3 or 3-7, or {flag}")
-        return queues.parse_jobs(jobs, store)
+        return find_jobs(store, jobs, to_change=True)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return [row.id for row in job_table.jobs(store, states) if tag is None or tag in row.tags]
+    return job_table.ids(store, states, [] if tag is None else [tag])
 
 
 # ---- cancel ----------------------------------------------------------------------------------------
@@ -97,10 +110,15 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
 def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched: bool) -> str:
     if dispatched:
         return "is being stopped: TERM, and KILL after the grace time"
-    attempt = read_attempt(queue_dir, job_id, job_table.get(store, job_id).attempts)
-    if attempt.alive and reaper.terminate(attempt.fields):
+    if terminate(queue_dir, job_id, job_table.get(store, job_id).attempts):
         return "is being stopped without a dispatcher, since none works on this queue"
     return "is no longer seen running; the next dispatcher notes the cancellation or the end"
+
+
+def terminate(queue_dir: QueueDir, job_id: int, number: int) -> bool:
+    """Have the shepherd of an open attempt stop it; return False if none is there."""
+    attempt = read_attempt(queue_dir, job_id, number)
+    return attempt.alive and reaper.terminate(attempt.fields)
 
 
 # ---- requeue, hold and release ---------------------------------------------------------------------
@@ -132,9 +150,9 @@ REQUEUE = JobChange(
 REPEAT = replace(
     REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
 )
-HOLD = JobChange(job_table.hold, JobState.QUEUED, "--tag TAG", JobState.HELD, "held", "only queued jobs can be held")
+HOLD = JobChange(job_table.hold, JobState.QUEUED, "--all", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(
-    job_table.release, JobState.HELD, "--tag TAG", JobState.QUEUED, "released", "only held jobs can be released"
+    job_table.release, JobState.HELD, "--all", JobState.QUEUED, "released", "only held jobs can be released"
 )
 
 
@@ -148,14 +166,16 @@ def requeue(
     return _change_each(queue_dir, jobs, REPEAT if again else REQUEUE, every=failed)
 
 
-def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
-    """Keep these waiting jobs from starting, or every waiting one with this tag."""
-    return _change_each(queue_dir, jobs, HOLD, every=tag is not None, tag=tag)
+def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False, tag: str | None = None) -> ChangeReport:
+    """Keep these waiting jobs from starting, or every waiting one, or every one with this tag."""
+    return _change_each(queue_dir, jobs, HOLD, every=every or tag is not None, tag=tag)
 
 
-def release(queue_dir: QueueDir, jobs: Sequence[str] = (), *, tag: str | None = None) -> ChangeReport:
-    """Let these held jobs start again, or every held one with this tag."""
-    return _change_each(queue_dir, jobs, RELEASE, every=tag is not None, tag=tag)
+def release(
+    queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False, tag: str | None = None
+) -> ChangeReport:
+    """Let these held jobs start again, or every held one, or every one with this tag."""
+    return _change_each(queue_dir, jobs, RELEASE, every=every or tag is not None, tag=tag)
 
 
 def _change_each(
@@ -170,7 +190,7 @@ def _change_each(
         if not ids:
             report.notes.append(f"no job was {change.done}")
         elif change.state is JobState.QUEUED:
-            report.notes += _who_runs_them(queue_dir, store)
+            report.notes += have_them_run(queue_dir, store)
     return report
 
 
@@ -189,12 +209,22 @@ def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeRepo
     report.add(job_id, f"stays {state.value}: it {why}; it is freed by itself once they can end well", refused=True)
 
 
-def _who_runs_them(queue_dir: QueueDir, store: Store) -> list[str]:
-    """Return what to type so that the queued jobs run; nothing if a dispatcher does that already."""
+def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
+    """Start a dispatcher of a standing queue that has none; return what people should know, or type to have jobs run.
+
+    Nothing if a dispatcher runs the queued jobs already.
+    """
+    if meta_table.is_paused(store):
+        return [paused_text(queue_dir.path)]
     dispatcher = read_dispatcher(queue_dir)
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
+    if not dispatcher.alive and meta_table.source(store) is None:
+        from gpusched.operations.standing.start import autostart  # loads a dispatcher
+
+        if autostart(queue_dir, layers.load().settings):
+            return ["a dispatcher was started in the background"]
     who = f"its dispatcher is {closed}" if closed else "no dispatcher works on this queue"
     return [f"{who}; to run what is queued: {resume_command(queue_dir, store)}"]
 

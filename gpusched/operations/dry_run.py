@@ -16,7 +16,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import shown_command
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.core.model import Attempt, AttemptRow, JobRow, JobState, Reading
+from gpusched.core.model import Attempt, AttemptRow, JobRow, Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
@@ -46,7 +46,7 @@ def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, *, compl
         counts, newest = job_table.current_counts(store), sum(job_table.counts(store).values())
         change = submit(store, jobs.specs, options, queues.now(), complete=complete and bool(jobs.specs))
         planned = _planned(job_table.jobs(store), change, newest=newest)
-        ready = (row for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
+        ready = (row for row in job_table.waiting(store) if not row.blocked)
         first = list(islice(ready, FIRST_JOBS))
         running: Running = list(attempt_table.running(store))
     dispatcher = read_dispatcher(queue_dir)

@@ -12,19 +12,19 @@ from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
-from gpusched.operations import queues
-from gpusched.operations.queues import OpenQueue, open_queue
+from gpusched.operations.queues import Notify, OpenQueue, ignore, open_queue
 from gpusched.operations.reasons import describe_dependencies, wait_reasons
+from gpusched.operations.standing.addresses import find_job
 from gpusched.operations.status import full_document, make_scene, read_attempt, read_last_line, read_queue
 from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import leftover_text
 from gpusched.views.values import JobReport
 
 
-def explain(queue_dir: QueueDir, job: str) -> JobReport:
-    """Return what is known of the job that an id or a name stands for. Raises GpuschedError if there is none."""
+def explain(queue_dir: QueueDir, job: str, *, notify: Notify = ignore) -> JobReport:
+    """Return what is known of the job that a word stands for. Raises GpuschedError if there is none."""
     with open_queue(queue_dir) as queue:
-        row = job_table.get(queue.store, queues.parse_job(job, queue.store))
+        row = job_table.get(queue.store, find_job(queue.store, job, notify=notify))
         attempts = attempt_table.attempts(queue.store, row.id)
         scene = make_scene(queue.queue_dir, queue.store, queue.now)
         current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
@@ -70,7 +70,7 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
         ]
     if row.state is JobState.QUEUED:
         kind, why = wait_reasons(queue, until=row.id).get(row.id, ("", ""))
-        return goes_on + ([f"why   {why}"] if alive or kind == "dependency" else [])
+        return goes_on + ([f"why   {why}"] if alive or kind in ("dependency", "closed") else [])
     if row.state is JobState.RUNNING:
         return [*_running(queue, row, attempts), *goes_on]
     return []

@@ -18,6 +18,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.queues import Notify, ignore
+from gpusched.operations.standing.addresses import find_job
 from gpusched.operations.status import read_attempt
 
 STEP_S = 0.1
@@ -36,13 +37,13 @@ class LogChoice:
     follow: bool = False
 
 
-def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, notify: Notify = ignore) -> int:
+def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *, notify: Notify = ignore) -> int:
     """Write the log of a job to `out`, and return 0; with `choice.follow`, the exit code of the job.
 
     Raises GpuschedError without a log.
     """
     with queues.open_store(queue_dir) as store:
-        job_id = queues.parse_job(job, store)
+        job_id = find_job(store, job, notify=notify)
         if not choice.follow:
             _copy(queue_dir, store, _find_attempt(store, job_id, choice.attempt), out, choice)
             return EXIT_OK
@@ -88,10 +89,10 @@ def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, cho
             time.sleep(STEP_S)
 
 
-def log_document(queue_dir: QueueDir, job: str, choice: LogChoice) -> dict[str, Any]:
+def log_document(queue_dir: QueueDir, job: str, choice: LogChoice, *, notify: Notify = ignore) -> dict[str, Any]:
     """Return for programs where the log of a job lies, and what it belongs to. Raises GpuschedError without one."""
     with queues.open_store(queue_dir) as store:
-        row = _find_attempt(store, queues.parse_job(job, store), choice.attempt)
+        row = _find_attempt(store, find_job(store, job, notify=notify), choice.attempt)
         is_complete = _exit_code(queue_dir, store, row) is not None
         log = _open(queue_dir, row, choice, is_over=is_complete)
         with nullcontext() if log is None else log:

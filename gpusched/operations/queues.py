@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, paused_text
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
-from gpusched.host.store import Store, job_table
+from gpusched.host.store import Store, job_table, meta_table
 from gpusched.views.words import short_path
 
 SHOWN_QUEUES = 10
@@ -41,27 +40,34 @@ def known_queues() -> list[QueueDir]:
 def find_queue(
     name: str | None = None, *, state_dir: str | None = None, to_change: bool = False, notify: Notify = ignore
 ) -> QueueDir:
-    """Return the queue of this name or directory; without a name, the one of the working directory.
+    """Return the queue of this name or directory; without a name, the one of the working directory, or the default one.
 
     `notify` gets a line about the choice where another queue could be meant. A queue that is `to_change` is never
-    chosen because it is the newest of several in other directories. Raises GpuschedError if there is none, or if
-    the name is not unique enough.
+    chosen because it is the newest of several in other directories, or where the default queue could be meant as well.
+    Raises GpuschedError if there is none, or if the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
     own = [queue for queue in known if _is_here(queue)]
+    default = queue_dirs.find_standing(queue_dirs.DEFAULT_NAME, state_dir)
     if name:
         candidates = _matches(name, known, state_dir)
         if not candidates:
             hint = f"known here: {_names(known, known)}" if known else "start one with `gpusched run FILE`"
             raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
-        is_unclear, is_expected = len(candidates) > 1, os.sep in name or _is_here(candidates[0])
-        kind = " with this name"
+        is_unclear = len(candidates) > 1
+        is_expected = os.sep in name or _is_here(candidates[0]) or queue_dirs.is_standing(candidates[0])
+        why = f"the {_newest_or_only(candidates)} one with this name"
+    elif default is not None:
+        candidates = [*(_live(own) or own), default]
+        is_unclear, is_expected = len(candidates) > 1, not own and _live(known) in ([], [default])
+        why = "the one of this directory, not the default one" if own else "the default one"
     elif known:
-        live = [queue for queue in own or known if queue.dispatcher() is not None]
+        live = _live(own or known)
         candidates = live or own or known
         is_unclear, is_expected = len(live) > 1 or not (live or own), len(known) == 1 and bool(own)
-        kind = " in this directory" if own and len(own) < len(known) else ""
-        kind += " with a dispatcher" if live else ""
+        why = f"the {_newest_or_only(candidates)} one"
+        why += " in this directory" if own and len(own) < len(known) else ""
+        why += " with a dispatcher" if live else ""
     else:
         raise GpuschedError(
             "there is no queue yet",
@@ -72,10 +78,17 @@ def find_queue(
     if to_change and is_unclear:
         raise _unclear(candidates, known)
     if is_unclear or not is_expected:
-        label = queue_name(choice, known) if _is_here(choice) else choice.path
-        which = "newest" if len(candidates) > 1 else "only"
-        notify(f"queue {label}, the {which} one{kind}; to choose another, name it with -q")
+        label = queue_name(choice, known) if _is_here(choice) or queue_dirs.is_standing(choice) else choice.path
+        notify(f"queue {label}, {why}; to choose another, name it with -q")
     return choice
+
+
+def _newest_or_only(candidates: Sequence[QueueDir]) -> str:
+    return "newest" if len(candidates) > 1 else "only"
+
+
+def _live(some: Sequence[QueueDir]) -> list[QueueDir]:
+    return [queue for queue in some if queue.dispatcher() is not None]
 
 
 def existing_queue(name: str, state_dir: str | None = None) -> QueueDir | None:
@@ -85,6 +98,11 @@ def existing_queue(name: str, state_dir: str | None = None) -> QueueDir | None:
     if len(candidates) > 1:
         raise _unclear(candidates, known)
     return candidates[0] if candidates else None
+
+
+def is_known(name: str, state_dir: str | None = None) -> bool:
+    """Return True if a queue has this name or directory."""
+    return bool(_matches(name, queue_dirs.list_queues(state_dir), state_dir))
 
 
 def _unclear(candidates: Sequence[QueueDir], known: Sequence[QueueDir]) -> GpuschedError:
@@ -106,20 +124,28 @@ def _names(some: Sequence[QueueDir], known: Sequence[QueueDir]) -> str:
 def _matches(word: str, known: Sequence[QueueDir], state_dir: str | None = None) -> list[QueueDir]:
     """Return the queues that a word after -q may mean, newest first; a single one where it is plain.
 
-    That is ./gpusched-runs/WORD, else the directory WORD, else the queues of that name in this directory, else others.
+    That is ./gpusched-runs/WORD, else the directory WORD, else the queues of that name in this directory; and the
+    standing queue of that name; else others.
     """
+    standing = None if os.sep in word else queue_dirs.find_standing(word, state_dir)
+    also = [] if standing is None else [standing]
     paths = [] if os.sep in word else [f"{queue_dirs.DEFAULT_PARENT}/{word}"]
     for path in [*paths, word]:
         queue = queue_dirs.locate(os.path.join(current_directory(), path), state_dir)
         if queue.exists():
-            return [queue]
+            return [queue, *also]
     named = [queue for queue in known if word in (queue.name, queue.path)]
-    return [queue for queue in named if _is_here(queue)] or named
+    return [*(queue for queue in named if _is_here(queue)), *also] or named
 
 
 def _is_here(queue: QueueDir) -> bool:
-    """Return True for a queue below the working directory, but not in the gpusched-runs of another directory."""
+    """Return True for a queue below the working directory, but not in the gpusched-runs of another directory.
+
+    A standing queue belongs to no directory.
+    """
     above = current_directory().rstrip("/") + "/"
+    if queue_dirs.is_standing(queue):
+        return False
     return queue.path.startswith(above) and queue_dirs.DEFAULT_PARENT not in queue.path[len(above) :].split("/")[1:]
 
 
@@ -157,11 +183,13 @@ class DispatcherStatus:
     """The dispatcher of a queue. `pid` is None without one; `board` is what it has published, None if nothing yet.
 
     `full_disk`: the directory of the queue whose disk has no room, so that nothing new is published or noted.
+    `paused`: that nothing starts for a person wants it so; empty if that is not so.
     """
 
     pid: int | None
     board: Board | None
     full_disk: str = ""
+    paused: str = ""
 
     @property
     def alive(self) -> bool:
@@ -171,7 +199,7 @@ class DispatcherStatus:
     def closed(self) -> str:
         """The reason why nothing new starts; empty if jobs may start."""
         published = self.board.closed if self.board is not None else ""
-        return published or (disk_full(self.full_disk) if self.full_disk else "")
+        return published or self.paused or (disk_full(self.full_disk) if self.full_disk else "")
 
 
 def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:
@@ -196,42 +224,11 @@ class OpenQueue:
 def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
     """Open a queue to read it."""
     with open_store(queue_dir) as store:
-        yield OpenQueue(queue_dir, store, read_dispatcher(queue_dir), now())
-
-
-def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
-    """Return the ids that names, ids and ranges stand for (`3-7`, `3..7`, `1,5`), each once. Raises GpuschedError."""
-    last = job_table.last_id(store)
-    ids: dict[int, None] = {}
-    parts = [part for word in words for part in word.split(",") if part]
-    for word in parts or words:
-        named = job_table.find_by_name(store, word)
-        if named is not None:
-            ids[named] = None
-            continue
-        span = re.fullmatch(r"([0-9]{1,18})(?:(?:-|\.\.)([0-9]{1,18}))?", word)
-        if span is None:
-            hint = "an id such as 12, a range such as 3-7, or a job's name="
-            raise GpuschedError(f"there is no job {word!r}", hint=hint)
-        low, high = int(span[1]), int(span[2] or span[1])
-        if not 1 <= low <= high <= last:
-            raise GpuschedError(
-                f"there is no job {word} in the queue {os.path.dirname(store.path)}",
-                hint=f"it has jobs 1 to {last}; `gpusched status -v` lists them, -q names another queue",
-            )
-        ids.update(dict.fromkeys(range(low, high + 1)))
-    return list(ids)
+        paused = paused_text(queue_dir.path) if meta_table.is_paused(store) else ""
+        yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
 
 
 def job_words(queue_dir: QueueDir, begin: str, limit: int) -> list[tuple[str, str]]:
     """Return names and ids of jobs that begin so, the newest first, each with its state, for a shell to complete."""
     with Store(queue_dir.database, read_only=True, patience_s=0.1) as store:
         return job_table.words(store, begin, limit)
-
-
-def parse_job(word: str, store: Store) -> int:
-    """Return the id of the one job that a word names."""
-    ids = parse_jobs([word], store)
-    if len(ids) != 1:
-        raise GpuschedError(f"{word} names {len(ids)} jobs, but this takes a single one", hint="an id such as 12")
-    return ids[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from gpusched.common.text import ranges
-from gpusched.core.model import JobRow, JobState
+from gpusched.core.model import JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.host.store import Store, attempt_table, dependency_table, job_table, startable_jobs
@@ -15,16 +16,18 @@ from gpusched.operations.queues import OpenQueue
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for
 SHOWN_UNMET = 20  # of the jobs that wait for others: so many come with the others' names
 SHOWN_SPANS = 6
+SHOWN_SHAPE = 8  # jobs of a shape, before one that is far behind
 
 
 def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tuple[str, str]]:
-    """Return why each of the first waiting jobs (and the job `until`) waits: kind and text, by job id."""
+    """Return why each of the first waiting jobs, and the queued job `until`, waits: kind and text, by job id."""
     store, dispatcher = queue.store, queue.dispatcher
-    rows = _head(queue, until)
+    rows = _head(store, until, queue.now)
     blocked = dict(_unmet(store, rows, until))
     if dispatcher.board is None:
         who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if dispatcher.alive else "no dispatcher works on this queue")
+        nobody = ("closed", dispatcher.paused) if dispatcher.paused else nobody
         return {row.id: blocked.get(row.id, nobody) for row in rows}
     snapshot = observe.snapshot(
         replace(dispatcher.board, closed=dispatcher.closed),
@@ -46,18 +49,15 @@ def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tupl
         yield row.id, ("dependency", describe_dependencies(store, row) if in_full else "waits for other jobs")
 
 
-def _head(queue: OpenQueue, until: int | None) -> list[JobRow]:
-    """Return the first waiting jobs in their order, and at the end the job `until`, where it is not among them.
-
-    Then the first ones of its shape are there too: it waits behind them, however many there are.
-    """
-    rows = list(job_table.jobs(queue.store, [JobState.QUEUED], by_start=True, limit=HEAD_LIMIT))
+def _head(store: Store, until: int | None, now: float) -> list[JobRow]:
+    """Return the first waiting jobs; and `until` behind the first ones of its shape, for which it has to wait."""
+    rows = list(islice(job_table.waiting(store), HEAD_LIMIT))
     if until is None or any(row.id == until for row in rows):
         return rows
-    last = job_table.get(queue.store, until)
-    alike = startable_jobs.first(queue.store, queue.now, HEAD_LIMIT, last.shape)
-    before = [row for row in alike if (-row.prio, row.position) < (-last.prio, last.position)]
-    return list({row.id: row for row in (*rows, *before, last)}.values())
+    job = job_table.get(store, until)
+    return list(
+        {row.id: row for row in (*rows, *startable_jobs.first(store, now, SHOWN_SHAPE, job.shape), job)}.values()
+    )
 
 
 def describe_dependencies(store: Store, row: JobRow) -> str:

@@ -13,12 +13,15 @@ from gpusched.config.settings import SETTINGS, Settings
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
-from gpusched.operations.queues import shown_path
+from gpusched.operations.queues import queue_name, shown_path
+from gpusched.operations.standing.stored import read_set
 
 
 def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:
     """Return what to type here to have this queue dispatched as it was, with the flags that this needs."""
-    source = os.fsdecode(meta_table.source(store) or b"FILE")
+    if (stored := meta_table.source(store)) is None:
+        return shlex.join(["gpusched", "start", "-q", queue_name(queue_dir), *more])
+    source = os.fsdecode(stored)
     typed = meta_table.read(store, "typed")
     if typed is not None:
         stem, typed_words = json.loads(typed)
@@ -40,5 +43,6 @@ def _changed_flags(store: Store, verb: str) -> list[str]:
     if text is None:
         return []
     now, then = with_defaults(layers.load(), verb).settings, Settings.from_json(text)
-    names = [name for name in RUN_SETTINGS if name != "log_dir" and getattr(then, name) != getattr(now, name)]
+    kept = {"log_dir", *read_set(store)}  # without a flag
+    names = [name for name in RUN_SETTINGS if name not in kept and getattr(then, name) != getattr(now, name)]
     return [word for name in names for word in SETTINGS[name].flags_for(getattr(then, name))]

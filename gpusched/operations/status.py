@@ -122,6 +122,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
     waits_for = ""
     if counts.queued and not dispatcher.alive:
         waits_for = "a dispatcher" if can_start or not counts.held else "held jobs"
+        waits_for = "gpusched resume" if dispatcher.paused else waits_for
     elif counts.queued:
         waits_for = _first_reason(wait_reasons(queue)) or ""
     alone = () if dispatcher.alive else attempt_table.running(store)
@@ -134,6 +135,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
         waits_for=waits_for,
         can_start=can_start,
         full_disk=dispatcher.full_disk,
+        is_paused=bool(dispatcher.paused),
     )
 
 
@@ -151,10 +153,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     with open_queue(queue_dir) as queue:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
-        in_order = chain(
-            job_table.jobs(store, [JobState.QUEUED], by_start=True, limit=SHOWN_JOBS),
-            job_table.jobs(store, [JobState.HELD]),
-        )
+        in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
         failed = islice((job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed), READ_FAILURES)

@@ -23,6 +23,7 @@ from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists import dependencies
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
+from gpusched.operations.standing.stored import with_stored
 
 T = TypeVar("T")
 
@@ -131,15 +132,18 @@ def with_dirs(options: SubmitOptions, queue_dir: QueueDir) -> SubmitOptions:
 def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
     """Return the settings for a start: while a dispatcher works on the queue, its own, except those stated this time.
 
-    So a start that states less, from cron or retyped, lifts no limit of the one that runs.
+    So a start that states less, from cron or retyped, lifts no limit of the one that runs. What `gpusched set` has
+    stored for the queue counts more than the files.
     """
-    if queue_dir.dispatcher() is None:
-        return loaded.settings
-    text = _read(queue_dir, lambda store: meta_table.read(store, "settings"), None)
-    if text is None:
-        return loaded.settings
-    stated = {name: getattr(loaded.settings, name) for name, origin in loaded.origins.items() if origin != "default"}
-    return replace(Settings.from_json(text), **stated)
+
+    def read(store: Store) -> Settings:
+        text = meta_table.read(store, "settings")
+        if text is None or queue_dir.dispatcher() is None:
+            return with_stored(loaded, store)
+        stated = {name: getattr(loaded.settings, name) for name, at in loaded.origins.items() if at != "default"}
+        return with_stored(replace(loaded, settings=replace(Settings.from_json(text), **stated)), store)
+
+    return _read(queue_dir, read, loaded.settings)
 
 
 # ---- the jobs before the submission ----------------------------------------------------------------

@@ -103,6 +103,9 @@ def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
 
 
 def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
+    if head.is_paused:
+        who = f"dispatched by pid {head.pid}" if head.pid else "no dispatcher"
+        return f"paused: nothing new starts; {who}; to go on: gpusched resume -q {scene.option}"
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
         gpus = f"{gpu_noun(device.item for device in report.devices)}s"

@@ -32,6 +32,7 @@ class QueueSummary:
     waits_for: str
     can_start: bool = True  # a queued job waits for no other job
     full_disk: str = ""
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

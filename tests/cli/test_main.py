@@ -90,8 +90,8 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
         ("queue", "status"),
         ("squeue", "status"),
         ("follow", "logs JOB -f"),
-        ("pause", "hold"),
-        ("resume", "run FILE goes on"),
+        ("suspend", "hold"),
+        ("continue", "run FILE goes on"),
         ("sbatch", "submit COMMAND"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_verb_of_another_tool_leads_to_ours_by_its_meaning(word: str, verb: st
 
 
 def test_a_list_is_edited_in_its_file(capsys: Capture) -> None:
-    assert front.run(["edit"]) == EXIT_USAGE
+    assert front.run(["update"]) == EXIT_USAGE
     assert "change the file of commands: it is read again" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.model import MIB, Attributes, JobSpec, JobState, Outcome, OutcomeKind, Requirements
+from gpusched.core.model import MIB, Attributes, JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Snapshot, Start
 from gpusched.dispatcher import queue_head
@@ -50,7 +50,7 @@ def placed(store: Store, views: Sequence[DeviceView], limits: Limits, *, held: b
     snapshot = Snapshot(NOW, limits, tuple(views))
     found = QueueHead(store)
     plan = found.plan(snapshot)
-    whole = tuple(row for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
+    whole = tuple(row for row in job_table.waiting(store) if not row.blocked)
     expected = make_plan(replace(snapshot, waiting=whole))
     assert plan.actions == expected.actions
     assert plan.reasons.items() <= expected.reasons.items()

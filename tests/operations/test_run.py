@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,15 +17,17 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import LoadedSettings, load
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobState
+from gpusched.dispatcher import Hooks
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, request_table
-from gpusched.lists.submit import STREAM, JobSource, Sweep, read
+from gpusched.lists.submit import STREAM, JobSource, SubmitOptions, Sweep, read
 from gpusched.operations import submit
 from gpusched.operations.check import check_list
 from gpusched.operations.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.run import RunQueue, RunSession, run_jobs
 from gpusched.operations.run import set_up_log as set_up_log
+from gpusched.operations.standing.edit import JobEdit, edit
 from tests.support.sample import stand_still
 
 CLAIMS = "claims"
@@ -220,3 +223,21 @@ def test_a_checked_list_says_why_it_would_be_refused() -> None:
         b"echo 1",
         b"echo 2",
     ]
+
+
+def test_a_job_that_is_edited_at_the_last_moment_runs_as_it_was_edited(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("echo old > ran\n")
+    settings = loaded(gpus_per_job="0").settings
+    options = SubmitOptions(settings, os.fsencode(tmp_path))
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        if name == "prepared" and "prepared" not in steps:
+            edit(queue.queue_dir, ["1"], JobEdit(command="echo new > ran"))
+        steps.append(name)
+
+    with open_devices(settings, 0) as devices, RunQueue.for_file("list.txt", settings) as queue:
+        queue.submit(read(b"echo old > ran\n", options, "list.txt"), options)
+        assert queue.dispatch(options, devices, hooks=Hooks(step=step)) == 0
+    assert (tmp_path / "ran").read_text() == "new\n"
+    assert steps.count("prepared") > 1

@@ -11,10 +11,11 @@ from gpusched.operations.queues import QueueDir
 
 @click.command(epilog="\b\nExample:\n  gpusched hold 12 14-20")
 @change_options
+@click.option("--all", "every", is_flag=True, help="Hold every waiting job.")
 @click.option("--tag", metavar="TAG", help="Hold every waiting job with this tag.")
-def hold(queue_dir: QueueDir, jobs: tuple[str, ...], tag: str | None) -> change.ChangeReport:
+def hold(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> change.ChangeReport:
     """Keep waiting jobs from starting.
 
     They stay held, over all starts of the queue, until they are released. Exit code 1 if a job does not wait.
     """
-    return change.hold(queue_dir, jobs, tag=tag)
+    return change.hold(queue_dir, jobs, every=every, tag=tag)

@@ -11,10 +11,11 @@ from gpusched.operations.queues import QueueDir
 
 @click.command(epilog="\b\nExamples:\n  gpusched release 12\n  gpusched release --tag ablation")
 @change_options
+@click.option("--all", "every", is_flag=True, help="Release every held job.")
 @click.option("--tag", metavar="TAG", help="Release every held job with this tag.")
-def release(queue_dir: QueueDir, jobs: tuple[str, ...], tag: str | None) -> change.ChangeReport:
+def release(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> change.ChangeReport:
     """Let held jobs start again.
 
     Exit code 1 if a job is not held.
     """
-    return change.release(queue_dir, jobs, tag=tag)
+    return change.release(queue_dir, jobs, every=every, tag=tag)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import find_queue, job_arguments, json_option, print_json, print_page, queue_option
+from gpusched.cli.options import (
+    find_queue,
+    find_queue_of,
+    job_arguments,
+    json_option,
+    print_json,
+    print_page,
+    queue_option,
+    say,
+)
 from gpusched.operations import explain as operation
 from gpusched.operations.status import read_queue
 
@@ -19,16 +28,18 @@ def explain(job: str | None, queue: str | None, as_json: bool) -> None:
     A waiting job is explained by the dispatcher's own plan. For each attempt: when, on which GPU, how it ended and
     why, what may help, where its log is. Without JOB: why the jobs of the queue wait, and how failed ones have ended.
     """
-    queue_dir = find_queue(queue)
     if job is not None:
         from gpusched.views.pages import job_page
 
-        report = operation.explain(queue_dir, job)
+        queue_dir, jobs = find_queue_of([job], queue)
+        report = operation.explain(queue_dir, ",".join(jobs), notify=say)
         if as_json:
             print_json(operation.job_explanation(report))
         else:
             print_page(job_page(report))
-    elif as_json:
+        return
+    queue_dir = find_queue(queue)
+    if as_json:
         print_json(operation.queue_explanation(queue_dir))
     else:
         from gpusched.views.pages import explanation_page

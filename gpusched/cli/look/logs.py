@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpusched.cli.options import find_queue, job_arguments, json_option, print_json, queue_option, say
+from gpusched.cli.options import find_queue_of, job_arguments, json_option, print_json, queue_option, say
 from gpusched.common.errors import EXIT_OK
 from gpusched.operations.logs import LogChoice, copy_log, log_document
 
@@ -27,9 +27,10 @@ def logs(job: str, queue: str | None, as_json: bool, **more: Any) -> int:
     that of the job (128 + n for signal n); a job that waits to start is waited for.
     """
     choice = LogChoice(**more)
-    if not as_json:
-        return copy_log(find_queue(queue), job, sys.stdout.buffer, choice, say)
-    if choice.follow or choice.lines is not None:
+    if as_json and (choice.follow or choice.lines is not None):
         raise click.UsageError("--json prints no lines of the log: leave out -f and -n, and read the file at its path.")
-    print_json(log_document(find_queue(queue), job, choice))
+    queue_dir, jobs = find_queue_of([job], queue)
+    if not as_json:
+        return copy_log(queue_dir, ",".join(jobs), sys.stdout.buffer, choice, notify=say)
+    print_json(log_document(queue_dir, ",".join(jobs), choice, notify=say))
     return EXIT_OK

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import duration_option, find_queue, job_arguments, json_option, print_json, queue_option, say
+from gpusched.cli.options import (
+    duration_option,
+    find_queue_of,
+    job_arguments,
+    json_option,
+    print_json,
+    queue_option,
+    say,
+)
 from gpusched.operations.standing.wait import wait_for
 
 
@@ -22,7 +30,8 @@ def wait(jobs: tuple[str, ...], queue: str | None, first_only: bool, timeout_s: 
     The exit code is the one that gpusched run would give for these jobs: 0 if all have succeeded, else 1; 2 if one is
     not there. Without JOB: for all jobs that are there now. Ctrl-C ends the wait, and the jobs go on.
     """
-    report = wait_for(find_queue(queue), jobs, first_only=first_only, timeout_s=timeout_s, notify=say)
+    queue_dir, jobs = find_queue_of(jobs, queue)
+    report = wait_for(queue_dir, jobs, first_only=first_only, timeout_s=timeout_s, notify=say)
     if as_json:
         print_json(report.document())
     return report.code

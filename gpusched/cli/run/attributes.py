@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
 from gpusched.common.errors import GpuschedError
-
-if TYPE_CHECKING:
-    from gpusched.core.model import Attributes
+from gpusched.common.quantities import parse_moment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,18 +41,48 @@ def attribute_options(callback: F) -> F:
 
     @functools.wraps(callback)
     def wrapper(*args: Any, env: tuple[str, ...], **kwargs: Any) -> Any:
+        from gpusched.lists.attributes import make
+
         stated = {key: kwargs.pop(key.replace("-", "_")) for key in ATTRIBUTES}
-        return callback(*args, attributes=_attributes(stated, env), **kwargs)
+        return callback(*args, attributes=make(_values(stated, env)), **kwargs)
 
-    click.option("--env", metavar="NAME=VALUE", multiple=True, help="Set this variable for the jobs.")(wrapper)
-    for key, (metavar, help) in reversed(ATTRIBUTES.items()):
-        click.option(f"--{key}", metavar=metavar, help=help)(wrapper)
-    return cast(F, wrapper)
+    return cast(F, _options(wrapper, ATTRIBUTES))
 
 
-def _attributes(stated: Mapping[str, str | None], env: tuple[str, ...]) -> Attributes:
-    """Return the attributes that the options state. Raises GpuschedError for values that cannot be right."""
-    from gpusched.lists.attributes import key_fault, make, parse_value
+def edit_options(callback: F) -> F:
+    """Give a command the options that change waiting jobs; the callback gets the parsed `attributes` by key.
+
+    An empty text stands for None: the job is to state it no more.
+    """
+    keys = {key: (metavar, help.partition("  [")[0]) for key, (metavar, help) in ATTRIBUTES.items() if key != "cwd"}
+
+    @functools.wraps(callback)
+    def wrapper(*args: Any, env: tuple[str, ...], **kwargs: Any) -> Any:
+        stated = {key: kwargs.pop(key.replace("-", "_")) for key in keys}
+        values = _values({key: text or None for key, text in stated.items()}, env)
+        return callback(*args, attributes={**{key: None for key in stated if stated[key] == ""}, **values}, **kwargs)
+
+    return cast(F, _options(wrapper, keys))
+
+
+def _options(callback: Callable[..., Any], keys: dict[str, tuple[str, str]]) -> Callable[..., Any]:
+    click.option("--env", metavar="NAME=VALUE", multiple=True, help="Set this variable for the jobs.")(callback)
+    for key, (metavar, help) in reversed(keys.items()):
+        click.option(f"--{key}", metavar=metavar, help=help)(callback)
+    return callback
+
+
+def begin_at(text: str) -> float:
+    """Return the moment of --begin in epoch seconds."""
+    try:
+        return parse_moment(text, time.time())
+    except ValueError as error:
+        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
+
+
+def _values(stated: Mapping[str, str | None], env: tuple[str, ...]) -> dict[str, object]:
+    """Return the values that the options state, by key. Raises GpuschedError for values that cannot be right."""
+    from gpusched.lists.attributes import key_fault, parse_value
 
     texts = {key: os.fsencode(text) for key, text in stated.items() if text is not None}
     for text in env:
@@ -62,10 +91,10 @@ def _attributes(stated: Mapping[str, str | None], env: tuple[str, ...]) -> Attri
             hint = "a variable of the job's own: --env WANDB_MODE=offline"
             raise GpuschedError(f"cannot be {text!r}", where="--env", hint=hint)
         texts[f"env.{name}"] = os.fsencode(value)
-    values = {}
+    values: dict[str, object] = {}
     for key, word in texts.items():
         try:
             values[key] = parse_value(key, word)
         except ValueError as error:
             raise GpuschedError(f"{os.fsdecode(word)!r} is not {error}", where=f"--{key}") from None
-    return make(values)
+    return values

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ import click
 
 from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
-from gpusched.cli.run.attributes import attribute_options
+from gpusched.cli.run.attributes import attribute_options, begin_at
 from gpusched.cli.run.source import read_job_source
 from gpusched.common.errors import EXIT_OK, GpuschedError
-from gpusched.common.quantities import parse_moment
 
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
@@ -61,7 +59,7 @@ class SubmitCommand(click.Command):
     "--begin",
     "begin_at",
     metavar="TIME",
-    callback=lambda _, __, text: _begin_at(text),
+    callback=lambda _, __, text: begin_at(text) if text is not None else 0.0,
     help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
 )
 @click.option("--once", metavar="KEY", default="", help="Add the job only if none has this key.")
@@ -104,14 +102,6 @@ def submit(
     if not no_start:
         autostart(added.queue_dir, loaded.settings)
     return EXIT_OK
-
-
-def _begin_at(text: str | None) -> float:
-    """Return the moment in epoch seconds; 0 without one."""
-    try:
-        return parse_moment(text, time.time()) if text is not None else 0.0
-    except ValueError as error:
-        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
 
 
 def _print(added: Added, *, as_json: bool) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, JobState, RunningView
 from gpusched.core.plan.snapshot import DeviceView, Limits
+
+
+def paused_text(queue: str) -> str:
+    """Return why nothing starts in the queue of this path while it is paused."""
+    return f"the queue is paused; to go on: gpusched resume -q {shlex.quote(queue)}"
 
 
 @dataclass(frozen=True, slots=True)

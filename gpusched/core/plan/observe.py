@@ -124,7 +124,13 @@ def claimed_by(user: str | None) -> str:
 
 def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:
     """Return an open attempt of the queue's database as the plan sees it, as far as the database knows it."""
-    return Attempt(job, row.number, tuple(device.uuid for device in row.devices))
+    return Attempt(
+        job,
+        row.number,
+        tuple(device.uuid for device in row.devices),
+        cancel_requested=job.cancel_requested_at is not None,
+        started_at=row.started_at,
+    )
 
 
 def snapshot(
@@ -134,6 +140,7 @@ def snapshot(
     waiting: Iterable[JobRow] = (),
     attempts: Iterable[Attempt] = (),
     stop_all: bool = False,
+    hand_back: bool = False,
 ) -> Snapshot:
     """Return all that the plan knows: the board, and the jobs of the queue."""
     return Snapshot(
@@ -145,6 +152,7 @@ def snapshot(
         closed_to_starts=board.closed,
         gpus_closed=board.gpus_closed,
         stop_all=stop_all,
+        hand_back=hand_back,
         threshold_bytes=board.threshold_bytes,
         max_checks=board.max_checks,
         waited_since=board.waited_since,

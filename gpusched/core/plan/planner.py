@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome
+from gpusched.core.plan.hand_back import find_surplus
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Release, Snapshot, Stop
@@ -25,11 +26,12 @@ GROWTH = 1.25  # of a budget, after an out-of-memory
 def make_plan(snapshot: Snapshot) -> Plan:
     """Decide everything that can be decided now."""
     actions: list[Action] = []
+    surplus = find_surplus(snapshot.attempts, snapshot.limits.max_gpus) if snapshot.hand_back else []
     for attempt in snapshot.attempts:
         if attempt.fact in ENDED_FACTS:
             if attempt.outcome is not None:  # else it is not known yet
                 actions.append(_close(attempt, attempt.outcome, snapshot))
-        elif (attempt.cancel_requested or snapshot.stop_all) and not attempt.stop_sent:
+        elif (attempt.cancel_requested or snapshot.stop_all or attempt in surplus) and not attempt.stop_sent:
             actions.append(Stop(attempt))
     occupancy = Occupancy(snapshot)
     placement = Placement(snapshot, occupancy)

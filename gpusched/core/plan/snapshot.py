@@ -96,6 +96,7 @@ class Snapshot:
     threshold_bytes: int = 500 * MIB  # a free device has less foreign memory than this
     max_checks: int = 1  # number of good polls that make a device free, or open one of ours to other jobs
     waited_since: Mapping[int, float] = field(default_factory=dict)  # job id -> time since which others have passed it
+    hand_back: bool = False  # end the attempts that hold more GPUs than the queue may use now
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,19 @@ def is_default(queue: QueueDir) -> bool:
     return bool(_state_dir()) and queue.path == standing_path(DEFAULT_NAME)
 
 
+def find_standing(name: str, state_dir: str | None = None) -> QueueDir | None:
+    """Return this user's standing queue of this name, if there is one."""
+    with suppress(GpuschedError):
+        queue = locate(standing_path(name), state_dir)
+        return queue if queue.exists() else None
+    return None
+
+
+def is_standing(queue: QueueDir) -> bool:
+    """Return True for a queue that lies with this user's own, and belongs to no directory."""
+    return bool(_state_dir()) and os.path.dirname(queue.path) == os.path.dirname(standing_path("x"))
+
+
 # ---- this user's queues ----------------------------------------------------------------------------
 
 

@@ -10,10 +10,10 @@ from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.progress import COUNTED_NOWHERE
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import ENDED_STATES, JobRow, JobState
+from gpusched.core.model import ENDED_STATES, JobRow, JobState, Requirements, reshape
 from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store
-from gpusched.host.store.rows import JOB, job_row
+from gpusched.host.store.rows import JOB, job_row, needs_columns
 
 NOWHERE = (  # the condition of the jobs that `current_counts` leaves out
     f"(state = 'cancelled' AND cause IN {COUNTED_NOWHERE} OR listed = 0 AND state IN ('failed', 'cancelled'))"
@@ -30,21 +30,13 @@ def get(store: Store, job_id: int) -> JobRow:
     return job_row(row)
 
 
-def jobs(
-    store: Store,
-    states: Sequence[JobState] = (),
-    *,
-    newest: int | None = None,
-    by_start: bool = False,
-    limit: int | None = None,
-) -> Iterator[JobRow]:
+def jobs(store: Store, states: Sequence[JobState] = (), *, newest: int | None = None) -> Iterator[JobRow]:
     """Yield the jobs in these states, or all, in the order of the list.
 
-    With `newest`, only so many, the most recently started or ended first; with `by_start`, in the order in which they
-    start; `limit` of them at most.
+    With `newest`, only so many, the most recently started or ended first.
     """
     where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
-    order = "ORDER BY blocked, prio DESC, position" if by_start else "ORDER BY position, id"
+    order = "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
         order, limit = f"ORDER BY {touched}, position", newest
@@ -52,6 +44,14 @@ def jobs(
         order += f" LIMIT {limit:d}"
     for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
         yield job_row(row)
+
+
+def waiting(store: Store) -> Iterator[JobRow]:
+    """Yield the queued jobs in the order in which they start; at the end those that wait for others."""
+    for blocked in (0, 1):
+        where = f"state = 'queued' AND blocked = {blocked}"  # as an index has them
+        for row in store.stream(f"SELECT {JOB} FROM jobs WHERE {where} ORDER BY prio DESC, position"):
+            yield job_row(row)
 
 
 def last_id(store: Store) -> int:
@@ -67,11 +67,6 @@ def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[Jo
     query = f"SELECT {JOB} {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
     rows = store.rows(query, (since, -1 if newest is None else newest))
     return [job_row(row) for row in reversed(rows)], int(store.scalar(f"SELECT count(*) {where}", (since,)))
-
-
-def ids(store: Store) -> list[int]:
-    """Return the ids of all jobs."""
-    return [job_id for (job_id,) in store.rows("SELECT id FROM jobs ORDER BY id")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +87,27 @@ def standings(store: Store, ids: Sequence[int]) -> list[JobStanding]:
     return [JobStanding(job_id, JobState(state), cause, bool(listed)) for job_id, state, cause, listed in rows]
 
 
-def find_by_name(store: Store, name: str) -> int | None:
-    """Return the id of the job of this name; of the newest, where one of them has left the list."""
-    job_id = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
-    return None if job_id is None else int(job_id)
+def has_tag(tags: Sequence[str]) -> str:
+    """Return the condition of a job that has one of these tags, which are its values."""
+    return " OR ".join(["instr(',' || tags || ',', ',' || ? || ',')"] * len(tags)) or "FALSE"
+
+
+def ids(store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = ()) -> list[int]:
+    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list."""
+    in_state = f"state IN ({','.join('?' * len(states))})" if states else "TRUE"
+    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})"
+    values = [*(state.value for state in states), *tags]
+    return [job_id for (job_id,) in store.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY position, id", values)]
+
+
+def ids_between(store: Store, first: int, last: int) -> list[int]:
+    return [job_id for (job_id,) in store.rows("SELECT id FROM jobs WHERE id BETWEEN ? AND ?", (first, last))]
+
+
+def ids_by_name(store: Store, names: Sequence[str]) -> dict[str, int]:
+    """Return the id of the job of each name that there is; of the newest, where one of them has left the list."""
+    query = "SELECT name, max(id) FROM jobs WHERE name IN (SELECT value FROM json_each(?)) GROUP BY name"
+    return dict(store.rows(query, (json.dumps([name for name in names if name]),))) if names else {}
 
 
 def words(store: Store, begin: str, limit: int) -> list[tuple[str, str]]:
@@ -155,6 +167,19 @@ def cancel(store: Store, job_id: int, now: float) -> JobState:
         if job.state is JobState.RUNNING:
             return job.state
         return transitions.move(store, job_id, JobEvent.CANCELLED, cause="", ended_at=now)
+
+
+def edit(store: Store, job_id: int, needs: Requirements, *, command: bytes | None = None, above_bytes: int = 0) -> None:
+    """Give a waiting job other needs; it keeps its place, its tries, its environment and what it waits for.
+
+    `above_bytes` is the free memory that was too little for it.
+    """
+    columns = needs_columns(needs) | {"above_bytes": above_bytes}
+    columns["shape"] = reshape(needs.shape, needs.mem_bytes, above_bytes)
+    if command is not None:
+        columns["command"] = command
+    with store.transaction():
+        store.update("jobs", "id = ?", (job_id,), **columns)
 
 
 def hold(store: Store, job_id: int, cause: str = "") -> JobState:

@@ -25,6 +25,11 @@ def queue_id(store: Store) -> str:
     return known
 
 
+def is_paused(store: Store) -> bool:
+    """Return True if a person wants that nothing starts in this queue."""
+    return bool(read(store, "paused"))
+
+
 def source(store: Store) -> bytes | None:
     """Return the absolute path of the file that this queue belongs to; b"-" for a stream; None: not set yet."""
     value = store.scalar("SELECT value FROM meta WHERE key = 'source'")

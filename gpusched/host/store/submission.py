@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import JobIndex, ListedJob
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
-from gpusched.core.model import ENDED_STATES, JobOrigin, JobSpec, JobState, Requirements
+from gpusched.core.model import (
+    ENDED_STATES,
+    Attributes,
+    Dependency,
+    DependencyKind,
+    JobOrigin,
+    JobSpec,
+    JobState,
+    Requirements,
+)
 from gpusched.host.store import dependency_table, environment_table, job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import NEEDS, needs_columns
@@ -187,6 +197,34 @@ def _connect(store: Store, change: QueueChange, newest: int | None, met: frozens
     dependency_table.connect(store, wanting, _index(store, set(change.cancel), kept, newest, met))
     for job_id in wanting:
         transitions.weigh(store, job_id)
+
+
+def change_dependencies(store: Store, job_id: int, stated: Mapping[str, tuple[str, ...]]) -> None:
+    """Have a waiting job wait for these jobs, by the kind of the wait; for nobody of a kind that states none.
+
+    What it waits for by other kinds stays. Raises GpuschedError for jobs that are not there, or wait for each other.
+    """
+    refs: dict[str, tuple[str, ...]] = {}
+    for kind, job in dependency_table.upstream(store, job_id):
+        refs[kind] = (*refs.get(kind, ()), str(job.id))
+    after = tuple(Dependency(DependencyKind(kind), ids) for kind, ids in {**refs, **stated}.items() if ids)
+    with store.transaction():
+        dependency_table.clear(store, job_id)
+        spec = JobSpec(b"", b"", job_table.get(store, job_id).line, attributes=Attributes(after=after))
+        dependency_table.connect(store, {job_id: spec}, _index_of(store, {ref for each in after for ref in each.refs}))
+        transitions.weigh(store, job_id)
+
+
+def _index_of(store: Store, refs: Set[str]) -> JobIndex:
+    """Return the jobs that these names, tags and ids can mean."""
+    words = [ref for ref in refs if not ref.isdecimal()]
+    listed = "IN (SELECT value FROM json_each(?))"
+    query = (
+        "SELECT id, name, tags FROM jobs WHERE cause <> ? "
+        f"AND (id {listed} OR name {listed} OR {job_table.has_tag(words)})"
+    )
+    rows = store.rows(query, (CAUSE_REMOVED, json.dumps(list(refs)), json.dumps(words), *words))
+    return JobIndex(ListedJob(job_id, name, tuple(tags.split(",")) if tags else ()) for job_id, name, tags in rows)
 
 
 def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None, met: frozenset[str]) -> JobIndex:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,21 +13,13 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
 from gpusched.dispatcher import Hooks, Quiet
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, meta_table
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.devices import open_devices
 from gpusched.operations.queues import ignore
 from gpusched.operations.run import QUIET_SESSION, RunQueue, RunSession, set_up_log
+from gpusched.operations.standing.stored import with_stored
 
 _OF_A_SHELL = re.compile(r"(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL|GPUSCHED_\w*")
-EXPLICIT = ("flag", "env")  # origins that count more than what `gpusched set` has stored
-
-
-def with_stored(loaded: LoadedSettings, store: Store) -> Settings:
-    """Return the settings with those that `gpusched set` has stored for this queue, unless they are stated now."""
-    stored = json.loads(meta_table.read(store, "set") or "{}")
-    wanted = {name: value for name, value in stored.items() if not loaded.origins[name].startswith(EXPLICIT)}
-    return Settings.from_json(json.dumps({**json.loads(loaded.settings.to_json()), **wanted}))
 
 
 def dispatch_standing(

@@ -19,6 +19,7 @@ from gpusched.host.store.job_table import JobStanding
 from gpusched.operations import queues
 from gpusched.operations.queues import Notify, ignore, read_dispatcher
 from gpusched.operations.resume import resume_command
+from gpusched.operations.standing.addresses import find_jobs
 from gpusched.views.words import count, fit
 
 STEP_S = 0.1  # between two looks at the database's number of changes, which cost next to nothing
@@ -53,7 +54,7 @@ def wait_for(
     """
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     with queues.open_store(queue_dir) as store:
-        ids = queues.parse_jobs(jobs, store) if jobs else job_table.ids(store)
+        ids = find_jobs(store, jobs, notify=notify) if jobs else job_table.ids(store)
         said: set[str] = set()
         version, look_at_s, unfinished = -1, 0.0, list(ids)
         while True:

@@ -14,7 +14,8 @@ from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.store import job_table, submission
-from gpusched.operations.queues import open_store, parse_jobs
+from gpusched.operations.queues import open_store
+from gpusched.operations.standing.addresses import find_jobs
 from gpusched.views.changes import change_lines
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
@@ -103,7 +104,7 @@ def test_a_job_may_be_named(sample: Sample9, capsys: Capture) -> None:
 @pytest.mark.parametrize("words", [["4,5"], ["4-5"], ["4..5"], ["4,", "5"]])
 def test_jobs_are_named_by_ranges_and_commas(sample: Sample9, words: list[str]) -> None:
     with open_store(sample.place) as store:
-        assert parse_jobs(words, store) == [4, 5]
+        assert find_jobs(store, words) == [4, 5]
 
 
 def test_the_verb_agrees_with_the_number_of_jobs() -> None:

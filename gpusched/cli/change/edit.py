@@ -1,0 +1,34 @@
+"""`gpusched edit`: change what waiting jobs need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpusched.cli.change.report import change_options
+from gpusched.cli.run.attributes import begin_at, edit_options
+from gpusched.operations.change import ChangeReport
+from gpusched.operations.queues import QueueDir
+
+
+@click.command(
+    epilog="\b\nExamples:\n  gpusched edit 12 --mem 24G --time 4h\n  gpusched edit tag=eval --prio 5 --after ''"
+)
+@change_options
+@click.option("--command", metavar="COMMAND", help="Run this command.")
+@edit_options
+@click.option("--begin", metavar="TIME", help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.")
+def edit(
+    queue_dir: QueueDir, jobs: tuple[str, ...], command: str | None, attributes: dict[str, Any], begin: str | None
+) -> ChangeReport:
+    """Change what waiting jobs need.
+
+    An empty value takes back what a job states: --time ''. A job of a list keeps what was edited until the list is
+    read again. Exit code 1 if a job does not wait.
+    """
+    from gpusched.operations.standing.edit import JobEdit
+    from gpusched.operations.standing.edit import edit as operation
+
+    at = None if begin is None else begin_at(begin) if begin else 0.0
+    return operation(queue_dir, jobs, JobEdit(attributes, command, at))

@@ -1,0 +1,115 @@
+"""Settings that a queue keeps until they are set again: stored for the next starts, and passed to its dispatcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import nearest
+from gpusched.config import layers
+from gpusched.config.settings import SETTINGS
+from gpusched.core.model import SET_REQUEST
+from gpusched.core.plan import observe
+from gpusched.core.plan.hand_back import find_surplus
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store, attempt_table, meta_table, request_table
+from gpusched.operations import queues
+from gpusched.operations.change import ChangeReport, terminate
+from gpusched.operations.standing.stored import read_set, set_words, stored_settings
+
+# Settings that stay as they are while a queue is dispatched, and the remedy.
+FIXED = {
+    "of each job, once it is in the queue: gpusched edit JOB": "gpus_per_job mem time_limit retries",
+    "taken when jobs are submitted: state it at a start": "strip_gpu_env snapshot tag_max_gpus",
+    "taken when a dispatcher starts: state it there, or in a settings file": "log_dir state_dir claims_dir simulate "
+    "idle_exit autostart",
+}
+
+
+def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = False) -> ChangeReport:
+    """Store these settings (`max-gpus=2`; `max-gpus=` takes it back), and pass them to a dispatcher that works.
+
+    `at_once` has the jobs stopped, and queued again, that hold more GPUs than the queue may use then. Raises
+    GpuschedError for what cannot be set, and changes nothing.
+    """
+    texts = _parse(words)
+    with queues.open_store(queue_dir, read_only=False) as store:
+        pid = queue_dir.dispatcher()
+        with store.transaction():
+            now = _store(store, texts)
+            surplus = _surplus(queue_dir, store, now) if at_once else []
+            if pid is not None and now:
+                request_table.add(store, SET_REQUEST + json.dumps(now), queues.now())
+            if pid is not None and at_once:
+                request_table.add(store, "hand_back", queues.now())
+        queue_dir.ring()
+        report = _report(queue_dir, store)
+        for job_id, number in surplus:
+            is_stopped = pid is not None or terminate(queue_dir, job_id, number)
+            text = "is being stopped, and queued again: no try is spent" if is_stopped else "is no longer seen running"
+            report.add(job_id, text, refused=not is_stopped)
+        if at_once and not surplus:
+            report.notes.append("no more GPUs are in use than may be")
+        if now and pid is None:
+            report.notes.append("no dispatcher works on this queue: this counts from its next start on")
+    return report
+
+
+def show_settings(queue_dir: QueueDir) -> ChangeReport:
+    """Return what is set for this queue."""
+    with queues.open_store(queue_dir) as store:
+        return _report(queue_dir, store)
+
+
+def _report(queue_dir: QueueDir, store: Store) -> ChangeReport:
+    stored = read_set(store)
+    notes = set_words(stored) or ["nothing is set for this queue"]
+    return ChangeReport(queue_dir.path, notes=notes, facts={"set": stored})
+
+
+def _store(store: Store, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Store the settings of these texts; return the values that count now."""
+    is_of_directory = meta_table.source(store) is not None
+    files = layers.load() if is_of_directory else layers.load(environ={}, cwd="/")  # as its dispatcher reads them
+    stated = layers.load(
+        {name: text for name, text in texts.items() if text}, environ={}, cwd=queues.current_directory()
+    )
+    now = {name: getattr((stated if text else files).settings, name) for name, text in texts.items()}
+    kept = {**read_set(store), **now}
+    meta_table.write(store, "set", json.dumps({name: value for name, value in kept.items() if texts.get(name, "x")}))
+    settings = stored_settings(store).with_values(now)
+    if settings.max_gpus is not None and settings.gpus_per_job > settings.max_gpus:
+        hint = f"each job of this queue gets {settings.gpus_per_job} GPUs (--gpus-per-job)"
+        raise GpuschedError("would let no job start", where=f"max-gpus={settings.max_gpus}", hint=hint)
+    if meta_table.read(store, "settings") is not None:
+        meta_table.write(store, "settings", settings.to_json())
+    if "on_dep_fail" in now:
+        meta_table.write(store, "on_dep_fail", now["on_dep_fail"])
+    return now
+
+
+def _surplus(queue_dir: QueueDir, store: Store, now: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the attempts that hold more GPUs than the queue may use: job and number."""
+    board = queues.read_dispatcher(queue_dir).board
+    limit = stored_settings(store).gpus_at_once if board is None or "max_gpus" in now else board.limits.max_gpus
+    attempts = [observe.open_attempt(job, row) for job, row in attempt_table.running(store)]
+    return [(attempt.job.id, attempt.number) for attempt in find_surplus(attempts, limit)]
+
+
+def _parse(words: Sequence[str]) -> dict[str, str]:
+    """Return the text of each setting, by its name; empty for one that is taken back."""
+    texts: dict[str, str] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        name = key.lstrip("-").replace("-", "_")
+        if name not in SETTINGS or not equals:
+            meant = nearest(name, SETTINGS).replace("_", "-")
+            hint = f"did you mean {meant}={text or 'VALUE'}?" if meant else "gpusched config lists the settings"
+            raise GpuschedError("is no setting with its value", where=word, hint=hint)
+        for why, names in FIXED.items():
+            if name in names.split():
+                raise GpuschedError("cannot change while a queue is dispatched", where=key, hint=f"it is {why}")
+        texts[name] = text
+    return texts
