@@ -9,14 +9,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import Plan
+from gpusched.core.plan.snapshot import Limits, Plan, Resident
 from gpusched.dispatcher.actor import Actor
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.device_book import DeviceBook
@@ -180,19 +181,10 @@ class Dispatcher:
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
-        devices, residents = self._devices, self._watchdog.meter.residents()
-        return Board(
-            at=now.at,
-            pid=os.getpid(),
-            source=devices.source.describe(),
-            limits=self._options.submit.limits,
-            max_checks=devices.criteria.max_checks,
-            threshold_bytes=devices.criteria.threshold_bytes,
-            devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
-            closed="; ".join(filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))),
-            gpus_closed=devices.error,
-            waited_since=self._head.waited_since(now),
-        )
+        board = _board_of(self._devices, self._watchdog.meter.residents(), now.at)
+        closed = filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))
+        limits, waited_since = self._options.submit.limits, self._head.waited_since(now)
+        return replace(board, limits=limits, closed="; ".join(closed), waited_since=waited_since)
 
     # ---- plan ----
 
@@ -262,3 +254,17 @@ class Dispatcher:
                 with self._trouble.noted(now):
                     every_job = not self._leaving.is_immediate
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
+
+
+def _board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
+    """Return what these devices are now; the limits of the queue are not in it."""
+    return Board(
+        at=at,
+        pid=os.getpid(),
+        source=devices.source.describe(),
+        limits=Limits(),
+        max_checks=devices.criteria.max_checks,
+        threshold_bytes=devices.criteria.threshold_bytes,
+        devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
+        gpus_closed=devices.error,
+    )

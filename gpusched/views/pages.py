@@ -210,11 +210,14 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
 
 
 def _times(job: JobRow, last: AttemptRow | None, now: float) -> tuple[str, str, str, str]:
-    """Return the number of attempts if there are several; when the last one started and ended, and how long it took."""
+    """Return the number of attempts if there are several; when the last one started and ended, and how long it took.
+
+    A job that was never started has an end alone.
+    """
     tries = str(job.attempts) if job.attempts > 1 else ""
+    ended = "" if job.ended_at is None else moment(job.ended_at, now)
     if last is None or job.state is JobState.QUEUED:
-        return tries, "", "", ""
-    ended = "" if last.ended_at is None else moment(last.ended_at, now)
+        return tries, "", ended, ""
     return tries, moment(last.started_at, now), ended, clock((last.ended_at or now) - last.started_at)
 
 

@@ -162,7 +162,7 @@ WRONG_JOBS = [
     ("cancel --all 3", "--all and jobs by id do not go together"),
     ("cancel 3 -q nosuch", "there is no queue 'nosuch'\n  known here: commands"),
     ("requeue", "ids such as 3 or 3-7, or --failed"),
-    ("hold", "ids such as 3 or 3-7, or --tag TAG"),
+    ("hold", "ids such as 3 or 3-7, or --all"),
     ("release 1-x", "there is no job '1-x'"),
     ("stop nosuch", "there is no queue 'nosuch'"),
     ("stop commands -q commands", "Either QUEUE (commands) or -q commands, not both"),

@@ -39,9 +39,7 @@ def jobs(store: Store, states: Sequence[JobState] = (), *, newest: int | None = 
     order = "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
-        order, limit = f"ORDER BY {touched}, position", newest
-    if limit is not None:
-        order += f" LIMIT {limit:d}"
+        order = f"ORDER BY {touched}, position LIMIT {newest:d}"
     for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
         yield job_row(row)
 

@@ -92,7 +92,7 @@ def test_what_keeps_jobs_from_starting_is_said_at_once(sample: Sample9, capsys: 
 def test_a_job_that_is_cleaned_away_ends_the_wait(sample: Sample9, capsys: Capture) -> None:
     cleaning.remove(sample.store, NOW + 10)
     assert front.run(["wait", "2"]) == 2
-    assert "there is no job 2 any more: cleaned away" in capsys.readouterr().err
+    assert "job 2 was cleaned away" in capsys.readouterr().err
 
 
 def test_a_wait_as_json(dispatched: Sample9, capsys: Capture) -> None:
