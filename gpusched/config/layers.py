@@ -21,7 +21,7 @@ SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
 
 # Variables that gpusched gives to jobs, or that its tests read: no settings, and no warning for them.
-_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS"
+_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS LOCK_FD"
 NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 
 _NONE_WORDS = ("none", "null", "~")
@@ -44,6 +44,11 @@ class LoadedSettings:
     origins: Mapping[str, str]  # name -> "default" | "file PATH" | "env GPUSCHED_X" | "flag --x"
     files: tuple[SettingsFile, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def flags(self) -> list[str]:
+        """Return the words of a command line that give again what flags have given."""
+        names = [name for name, origin in self.origins.items() if origin.startswith("flag")]
+        return [word for name in names for word in SETTINGS[name].flags_for(getattr(self.settings, name))]
 
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""

@@ -38,6 +38,7 @@ class Queue:
         """Open a queue that exists. Raises GpuschedError otherwise."""
         self.queue_dir = queue_dir
         self.store = Store(queue_dir.database)
+        self.kept_lock: int | None = None  # of the dispatcher, for the process that goes on after dispatch()
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
@@ -78,13 +79,14 @@ class Queue:
     ) -> int:
         """Dispatch until all jobs have ended, and return the exit code; 75 when another dispatcher took the jobs.
 
-        `notify` gets a line when this takes long to begin. Without a submission it gives way at once.
+        `notify` gets a line when this takes long to begin. Without a submission it gives way at once. Where another
+        process is to go on, `kept_lock` is for it.
         """
         hooks = hooks or Hooks()
         lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
-        if not devices.is_open:
+        if submitted and not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(options.settings.claims_dir)
         claims.directory()  # a reason to refuse the run
@@ -97,11 +99,15 @@ class Queue:
 
         while lock is not None:
             try:
-                code, was_asked = restarts.run(make)
+                code, dispatcher = restarts.run(make)
+                if dispatcher.hands_over:
+                    self.kept_lock, lock = lock, None
+                    return code
             finally:
-                os.close(lock)
+                if lock is not None:
+                    os.close(lock)
             hooks.step("left")
-            if was_asked or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
         return code
@@ -198,8 +204,7 @@ def run_jobs(
 
 def set_up_log(queue_dir: QueueDir, level: str) -> None:
     """Have this process write the dispatcher's log in the queue's directory, for this user alone."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
+    file = os.fdopen(queue_dir.open_log(), "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.raiseExceptions = False  # a log that takes no line ends nothing and says nothing

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def session(
 
     _import_the_end(options)
     return RunSession(
-        watch=lambda queue: closing(_observer(queue, options)),
+        watch=lambda queue: _watch(queue, options),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "INFO",
@@ -68,6 +69,14 @@ def _import_the_end(options: RunOptions) -> None:
         from gpusched.views.tables import line, write
 
         write(io.StringIO(), [line("")])  # the library imports more when it draws
+
+
+def _watch(queue: Queue, options: RunOptions) -> AbstractContextManager[LiveView | EventLines | None]:
+    """Return the observer for this terminal, pipe or file; none where that is the log, which has all events anyway."""
+    with suppress(OSError, ValueError):
+        if os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(queue.queue_dir.log)):
+            return nullcontext()
+    return closing(_observer(queue, options))
 
 
 def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:

@@ -78,7 +78,7 @@ def submit(
     """
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.standing import add
-    from gpusched.operations.standing.start import autostart
+    from gpusched.operations.standing.background import autostart
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)

@@ -22,6 +22,7 @@ from gpusched.host import locks
 from gpusched.host.gpus import claims
 
 DEFAULT_PARENT = "gpusched-runs"
+LOCK_FD = "GPUSCHED_LOCK_FD"  # the variable that names the descriptor of a lock to a process that is to dispatch
 DEFAULT_NAME = "default"  # of the queue that belongs to no directory
 LOGS = "logs"
 ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
@@ -90,9 +91,17 @@ class QueueDir:
     def take(self) -> int | None:
         """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.
 
-        No child inherits the descriptor.
+        Whoever started this process may have handed the lock over, by LOCK_FD. No child inherits the descriptor.
         """
-        return locks.take_file(f"{self.state}/dispatcher.lock", 0o600)
+        path, handed = f"{self.state}/dispatcher.lock", os.environ.pop(LOCK_FD, "")
+        if handed.isdecimal() and locks.retake(int(handed), path):
+            return int(handed)
+        return locks.take_file(path, 0o600)
+
+    def open_log(self) -> int:
+        """Return a descriptor that appends to the dispatcher's log, which is for this user alone."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self.log, flags, 0o600)
 
     def ring(self) -> None:
         """Wake the dispatcher, if there is one, to look at a request."""

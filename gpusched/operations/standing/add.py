@@ -55,6 +55,13 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
     return queue_dirs.locate(path, state_dir)
 
 
+def make_queue(queue_dir: QueueDir) -> None:
+    """Make a queue if it is not there, and put it first on this user's list."""
+    queue_dirs.prepare(queue_dir)
+    Store(queue_dir.database, create=True).close()
+    queue_dirs.remember(queue_dir)
+
+
 def add_jobs(
     queue_dir: QueueDir,
     jobs: JobFile,
@@ -69,7 +76,7 @@ def add_jobs(
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
     refuse_unmet(JobFile(specs), queue_dir, "these jobs")
-    queue_dirs.prepare(queue_dir)
+    make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     options = with_dirs(options, queue_dir)
     options.look_around(specs)
@@ -78,14 +85,13 @@ def add_jobs(
         return replace(options.needs(spec), environment=content, begin_at=wishes.begin_at)
 
     now = time.time()
-    with Store(queue_dir.database, create=True) as store, store.transaction():
+    with Store(queue_dir.database) as store, store.transaction():
         added = submission.add(store, specs, needs, now)
         for job_id, is_added in added if wishes.hold else ():
             if is_added:
                 job_table.hold(store, job_id)
         if meta_table.read(store, "on_dep_fail") is None:
             meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
-    queue_dirs.remember(queue_dir)
     queue_dir.ring()
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
     return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)

@@ -1,0 +1,186 @@
+"""Submission to a standing queue: its dispatcher is started, stays for what comes, leaves, and loses no job."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.host.store import Store
+from tests.support.box import GPUSCHED, Box, wait_for
+
+
+class Desk(Box):
+    """A box whose settings stand in the user's file, since a dispatcher in the background gets none from the shell."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        super().__init__(root, gpus="")
+        for name in [name for name in self.environment if name.startswith("GPUSCHED_")]:
+            del self.environment[name]
+        self.settings = {
+            "simulate": "2",
+            "claims_dir": self.claims,
+            "max_checks": 1,
+            "poll_interval": 0.05,
+            "grace": 2,
+            "idle_exit": 30,
+            **settings,
+        }
+        self.configure()
+
+    def configure(self, **settings: object) -> None:
+        """Write the user's file anew, with these settings beside the others."""
+        self.settings |= settings
+        path = self.home / ".config/gpusched/config.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name}: {value}\n" for name, value in self.settings.items() if value is not None))
+
+    def queue(self, name: str = "default") -> Path:
+        return self.home / ".local/state/gpusched/on" / os.uname().nodename / name
+
+    def submit(self, *words: str, **environment: str | None) -> list[int]:
+        ended = self.gpusched("submit", *words, **environment)
+        assert ended.code == 0, ended.text
+        return [int(word) for word in ended.out.split()]
+
+    def dispatcher(self) -> int | None:
+        """The pid of the dispatcher, by its session: those of the jobs are others."""
+        found = [pid for pid in self.processes() if b"\0start\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found[0] if found else None
+
+    def tally(self) -> Counter[str]:
+        return Counter(row.state for row in self.jobs("default"))
+
+    def wait_for_ends(self, succeeded: int) -> None:
+        wait_for(lambda: self.tally() == Counter(succeeded=succeeded), "all to end")
+
+    def dispatches(self) -> int:
+        with Store(str(self.queue() / "queue.db"), read_only=True) as store:
+            return int(store.scalar("SELECT count(*) FROM dispatches"))
+
+    def log(self) -> str:
+        return (self.queue() / "dispatcher.log").read_text()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+@pytest.mark.parametrize("again", range(2))
+def test_twenty_submissions_at_once_start_one_dispatcher(desk: Desk, again: int) -> None:
+    submissions = [desk.start("submit", "--", "true") for _ in range(20)]
+    ended = [submission.wait() for submission in submissions]
+    assert [each.code for each in ended] == [0] * 20, ended
+    assert sorted(int(each.out) for each in ended) == list(range(1, 21))
+    desk.wait_for_ends(20)
+    assert desk.dispatches() == 1
+    assert desk.log().count("INFO dispatching") == 1 and "leaving" not in desk.log()
+
+
+def _submit_and_wait(desk: Desk, jobs: int) -> None:
+    """Submit jobs to a dispatcher that leaves whenever it has none, at random moments."""
+    rng = random.Random(jobs)
+    for _ in range(jobs):
+        desk.submit("--", "true")
+        time.sleep(rng.uniform(0, 0.6))
+    desk.wait_for_ends(jobs)
+
+
+def test_submissions_at_the_moment_of_the_exit(tmp_path: Path) -> None:
+    with Desk(tmp_path, idle_exit=0.1) as desk:
+        _submit_and_wait(desk, 8)
+        assert desk.dispatches() > 1
+
+
+@pytest.mark.soak
+def test_many_submissions_at_the_moment_of_the_exit(tmp_path: Path) -> None:
+    with Desk(tmp_path, idle_exit=0) as desk:
+        _submit_and_wait(desk, 200)
+
+
+def test_dispatcher_that_was_killed_is_started_again(desk: Desk) -> None:
+    desk.submit("--", "sleep 1; echo whole")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    killed = desk.dispatcher()
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    desk.submit("--", "true")
+    desk.wait_for_ends(2)
+    first = desk.jobs("default")[0]
+    assert len(first.attempts) == 1 and first.said() == "whole\n"
+    assert desk.dispatcher() != killed
+
+
+def test_nothing_of_the_shell_stays(desk: Desk) -> None:
+    """Neither its directory, its GPUs, its settings, its terminal, nor a file that it has open."""
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [*GPUSCHED, "submit", "--", "true"],
+        cwd=desk.work,
+        env={**desk.environment, "CUDA_VISIBLE_DEVICES": "1", "GPUSCHED_MAX_GPUS": "1", "PWD": str(desk.work)},
+        pass_fds=[write],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.communicate() == (b"1\n", b"")
+    os.close(write)
+    os.set_blocking(read, False)
+    assert os.read(read, 1) == b""  # nobody else has the other end
+    os.close(read)
+    desk.wait_for_ends(1)
+    pid = desk.dispatcher()
+    assert pid is not None
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert os.getsid(pid) == pid
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)] == [
+        "/dev/null",
+        *[f"{desk.queue()}/dispatcher.log"] * 2,
+    ]
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0] for entry in environment}
+    assert not names & {b"CUDA_VISIBLE_DEVICES", b"GPUSCHED_MAX_GPUS", b"PWD", b"OLDPWD"}
+    assert str(desk.work).encode() not in b"\0".join(environment)
+
+
+def test_log_of_a_dispatcher_in_the_background_has_each_line_once(desk: Desk) -> None:
+    desk.submit("--", "exit 3")
+    wait_for(lambda: desk.tally() == Counter(failed=1))
+    desk.submit("--", "true")
+    wait_for(lambda: desk.tally()["succeeded"] == 1)
+    texts = [line.split(" ", 2)[2] for line in desk.log().splitlines()]
+    assert len(texts) == len(set(texts)), desk.log()
+    assert sum("exit 3" in text and "failed" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("how", ["--no-start", "autostart: false"])
+def test_no_dispatcher_is_started_where_none_is_wanted(desk: Desk, how: str) -> None:
+    if how == "--no-start":
+        desk.submit("--no-start", "--", "true")
+    else:
+        desk.configure(autostart="false")
+        desk.submit("--", "true")
+    time.sleep(1)
+    assert desk.dispatcher() is None and desk.tally() == Counter(queued=1)
+    assert desk.gpusched("start", "--idle-exit", "0").code == 0
+    assert desk.tally() == Counter(succeeded=1)
+
+
+def test_start_detached_goes_by_what_was_stated(desk: Desk) -> None:
+    """The flags and variables of a start by hand hold, in place of those of the file."""
+    desk.submit("--no-start", "--", "sleep 30")
+    desk.submit("--no-start", "--", "sleep 30")
+    ended = desk.gpusched("start", "--detach", "--max-gpus", "1", GPUSCHED_MAX_CHECKS="2")
+    assert ended.code == 0 and f"{desk.queue()}" in ended.err
+    wait_for(lambda: desk.tally()["running"] == 1)
+    again = desk.gpusched("start", "--detach")
+    assert again.code == 75 and "dispatched already" in again.err
+    assert desk.tally() == Counter(running=1, queued=1)
