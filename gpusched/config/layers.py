@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.files import user_dir
 from gpusched.common.quantities import nearest
 from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
 from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
@@ -103,13 +104,8 @@ def load(
 
 def user_config_file() -> str:
     """Return the path of the user's own file; empty where there is no home directory."""
-    import platformdirs
-
-    try:
-        path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
-    except RuntimeError:  # a user who is in no passwd file, as in a container
-        return ""
-    return path if os.path.isabs(path) else ""
+    directory = user_dir("XDG_CONFIG_HOME", ".config")
+    return os.path.join(directory, "config.yaml") if directory else ""
 
 
 def working_directory() -> str:

@@ -11,6 +11,12 @@ from typing import Literal
 
 MIB = 1 << 20
 DIRTY = "+dirty"  # behind a commit: the work tree had changes
+BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
+
+
+def round_budget(stated_bytes: int) -> int:
+    """Return a memory budget as the plan counts it: rounded up to the next step."""
+    return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
 # ---- devices ---------------------------------------------------------------------------------------

@@ -6,20 +6,20 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements
-from gpusched.core.plan.planner import round_budget
-from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
-from gpusched.host.code.job_dirs import JobDirs
+from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements, round_budget
 from gpusched.host.store import Store, submission
-from gpusched.lists import jobfile
 from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
-from gpusched.lists.jobfile import JobFile
+from gpusched.lists.joblist import JobFile
+
+if TYPE_CHECKING:
+    from gpusched.core.plan.snapshot import Limits
+    from gpusched.host.code.job_dirs import JobDirs
 
 SHOWN_IMPOSSIBLE = 5
 _YAML = (".yaml", ".yml")
@@ -44,6 +44,8 @@ class SubmitOptions:
     @property
     def limits(self) -> Limits:
         """The share of the box that the queue may take."""
+        from gpusched.core.plan.snapshot import Limits
+
         s = self.settings
         return Limits(s.gpus_at_once, s.cpu_jobs, s.max_jobs_per_gpu, s.tag_limits, s.gpu_strategy, s.max_bypass)
 
@@ -180,6 +182,8 @@ def read_source(path: str) -> JobSource:
 def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     """Return the jobs of a list, and what is wrong with them. The suffix of `where` decides between text and YAML."""
     if not where.lower().endswith(_YAML):
+        from gpusched.lists import jobfile
+
         return jobfile.parse(data, **options.reading)
     from gpusched.lists.yaml_jobs import parse as parse_yaml
 
@@ -283,6 +287,8 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
 
 def to_give(device: Device) -> int:
     """Return the largest memory budget that the device has room for; 0 where its memory cannot be read."""
+    from gpusched.core.plan.snapshot import MARGIN_BYTES
+
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 

@@ -13,7 +13,6 @@ import click
 
 from gpusched.cli.options import load, print_json, say
 from gpusched.cli.run.attributes import attribute_options
-from gpusched.cli.run.source import read_job_source
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.common.quantities import parse_moment
 
@@ -128,6 +127,8 @@ def _list_jobs(
     """Return the jobs of a list, of standard input, or of a command with parameters."""
     if file is None and command is None and not parameters and each is None:
         raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
+    from gpusched.cli.run.source import read_job_source
+
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
         source = replace(source, data=sys.stdin.buffer.read())
@@ -137,12 +138,13 @@ def _list_jobs(
 def _accepted(jobs: JobFile, name: str) -> JobFile:
     """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text
 
     refused(jobs, name)
     if not jobs.specs:
         raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
     if jobs.findings:
+        from gpusched.operations.check import findings_text
+
         click.echo(findings_text(jobs.findings, name, verbose=False), err=True)
     return jobs
 

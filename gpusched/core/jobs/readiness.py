@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from graphlib import CycleError, TopologicalSorter
 
 from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
 
@@ -91,6 +90,8 @@ class JobIndex:
 
 def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
     """Return jobs that wait for each other in a circle, each for the next one; empty if there is no circle."""
+    from graphlib import CycleError, TopologicalSorter
+
     try:
         TopologicalSorter(upstream).prepare()
     except CycleError as error:

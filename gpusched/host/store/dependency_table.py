@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -96,6 +95,8 @@ def _refuse_cycles(store: Store) -> None:
 
 
 def _unknown_reference(spec: JobSpec, ref: str, names: Sequence[str]) -> GpuschedError:
+    import difflib
+
     nearest = difflib.get_close_matches(ref, names, n=1, cutoff=0.5)
     hint = "a job bears name=…, or several bear tag=…; ids are those of `status`"
     if nearest:

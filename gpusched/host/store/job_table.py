@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
-from gpusched.core.jobs.progress import COUNTED_NOWHERE
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, COUNTED_NOWHERE
 from gpusched.core.model import ENDED_STATES, JobRow, JobState
 from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store

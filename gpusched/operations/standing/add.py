@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +14,8 @@ from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
-from gpusched.lists.jobfile import JobFile
+from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations import queues
 from gpusched.operations.submit import refuse_unmet, with_dirs
 
 
@@ -49,6 +47,8 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
     """
     if name is None:
         return queue_dirs.locate(queue_dirs.standing_path(queue_dirs.DEFAULT_NAME), state_dir)
+    from gpusched.operations import queues
+
     if (there := queues.existing_queue(name, state_dir)) is not None:
         return there
     path = os.path.abspath(name) if os.sep in name else queue_dirs.standing_path(name)
@@ -108,7 +108,7 @@ def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, .
             spec,
             attributes=with_defaults(spec.attributes, wishes.attributes),
             occurrence=1,
-            key=b"once " + os.fsencode(wishes.once) if wishes.once else secrets.token_bytes(16),
+            key=b"once " + os.fsencode(wishes.once) if wishes.once else os.urandom(16),
         )
         for spec in specs
     )
