@@ -16,7 +16,7 @@ from gpusched.host.store import Store, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.submit import refuse_unmet, with_dirs
+from gpusched.operations.submit import with_dirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def add_jobs(
     """
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
-    refuse_unmet(JobFile(specs), queue_dir, "these jobs")
     make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     options = with_dirs(options, queue_dir)
