@@ -38,6 +38,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "Show the queues and their jobs",
         "logs": "Print what a job wrote",
         "explain": "Say why a job waits, or how it ended",
+        "wait": "Wait until jobs have ended",
+        "history": "Show what has ended lately",
+        "usage": "Show what jobs have used: GPU hours, energy",
     },
     "Change": {
         "cancel": "Cancel jobs, running ones too",
@@ -45,10 +48,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "hold": "Keep waiting jobs from starting",
         "release": "Let held jobs start again",
         "stop": "Ask a dispatcher to leave",
+        "clean": "Remove finished jobs, their logs and dead queues",
     },
     "Box": {
         "devices": "Show the GPUs: who is on each, free or not, and why",
         "config": "Show each setting, its value and its origin",
+        "completion": "Print the completion script of a shell",
     },
     "Features": {
         "esd": "Analyse the spectra of the weights of many models",
@@ -89,7 +94,9 @@ class LazyGroup(click.Group):
 
 # What other tools call a verb of ours, or what one may expect to find.
 MEANINGS = {
-    "kill scancel abort delete remove rm": "gpusched cancel JOB",
+    "kill scancel abort delete": "gpusched cancel JOB",
+    "remove rm purge prune": "gpusched cancel JOB drops a job; gpusched clean removes finished ones",
+    "sacct": "gpusched history, gpusched usage",
     "retry rerun": "gpusched requeue JOB",
     "ps ls list queue queues squeue jobs top show": "gpusched status",
     "follow tail": "gpusched logs JOB -f",

@@ -14,6 +14,7 @@ import click
 from gpusched.cli.help import GroupedCommand
 from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
 from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import parse_duration
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
@@ -81,6 +82,32 @@ queue_option = click.option(
     metavar="PATH|STEM",
     help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
+
+
+def job_arguments(name: str = "jobs") -> Callable[[F], F]:
+    """Give a command JOB..., or a single JOB where it is called `job`; a shell completes ids and names."""
+    many = name == "jobs"
+    return click.argument(name, nargs=-1 if many else 1, metavar="[JOB]..." if many else "JOB")
+
+
+def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+def duration_option(flag: str, name: str, help: str, *, needs_unit: bool = False) -> Callable[[F], F]:
+    """Give a command an option that takes a time, in seconds or None. `needs_unit` refuses a bare number."""
+
+    def parse(_: object, __: object, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            if needs_unit and text.strip().isdecimal():
+                raise ValueError(f"a time with its unit, such as {text.strip()}d")
+            return parse_duration(text)
+        except ValueError as error:
+            raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
+
+    return click.option(flag, name, metavar="TIME", callback=parse, help=help)
 
 
 def queue_argument(callback: F) -> F:

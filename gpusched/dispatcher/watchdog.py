@@ -110,7 +110,8 @@ class Watchdog:
         self._quarantined = set(quarantined)
 
     def _requeue_hint(self, jobs: Iterable[int]) -> str:
-        failed = [str(n) for n in jobs if job_table.get(self._store, n).state is JobState.FAILED]
+        there = job_table.standings(self._store, list(jobs))  # without those that were cleaned away
+        failed = [str(job.id) for job in there if job.state is JobState.FAILED]
         return f"; `gpusched requeue {' '.join(failed)}` gives its jobs another try" if failed else ""
 
     def count_failures(self, plan: Plan, now: Moment) -> bool:

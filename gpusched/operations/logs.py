@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import shutil
 import time
-from dataclasses import dataclass
-from typing import BinaryIO
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
 
-from gpusched.common.errors import GpuschedError
-from gpusched.core.model import AttemptRow
+from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.core.jobs.outcome import exit_code_of
+from gpusched.core.model import ENDED_STATES, AttemptRow, Outcome, OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
-from gpusched.operations.queues import read_dispatcher
+from gpusched.operations.queues import Notify, ignore
 from gpusched.operations.status import read_attempt
 
-STEP_S = 0.2
+STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
     """The part of a log that is wanted: the last `lines` of it, or all; `attempt`, or the newest one.
 
-    With `follow` it goes on as the job writes, to the end of this attempt.
+    With `follow` it goes on as the job writes, to the end of the job, or of that attempt.
     """
 
     lines: int | None = None
@@ -33,27 +36,77 @@ class LogChoice:
     follow: bool = False
 
 
-def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice) -> None:
-    """Write the log of a job to `out`. Raises GpuschedError without one."""
+def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, notify: Notify = ignore) -> int:
+    """Write the log of a job to `out`, and return 0; with `choice.follow`, the exit code of the job.
+
+    Raises GpuschedError without a log.
+    """
+    with queues.open_store(queue_dir) as store:
+        job_id = queues.parse_job(job, store)
+        if not choice.follow:
+            _copy(queue_dir, store, _find_attempt(store, job_id, choice.attempt), out, choice)
+            return EXIT_OK
+        number = choice.attempt or max(1, job_table.get(store, job_id).attempts)
+        while True:
+            _await_attempt(queue_dir, store, job_id, number, notify)
+            code = _copy(queue_dir, store, _find_attempt(store, job_id, number), out, choice)
+            row = job_table.get(store, job_id)
+            if choice.attempt or row.state in ENDED_STATES or queue_dir.dispatcher() is None:
+                return code
+            number += 1
+
+
+def log_document(queue_dir: QueueDir, job: str, choice: LogChoice) -> dict[str, Any]:
+    """Return what a job wrote for programs, as text."""
+    text = io.BytesIO()
     with queues.open_store(queue_dir) as store:
         row = _find_attempt(store, queues.parse_job(job, store), choice.attempt)
-        with _open(queue_dir, row, stderr=choice.stderr) as log:
-            if choice.lines is not None:
-                log.seek(_start_of_last(log, choice.lines))
-            while True:
-                over = not choice.follow or _is_over(
-                    queue_dir, store, row
-                )  # before the rest is read: no byte is missed
+        _copy(queue_dir, store, row, text, replace(choice, follow=False))
+    return {
+        "schema_version": 1,
+        "queue": queue_dir.path,
+        "job": row.job_id,
+        "attempt": row.number,
+        "log": f"{queue_dir.path}/{row.error_log if choice.stderr else row.log}",
+        "text": text.getvalue().decode("utf-8", "replace"),
+    }
+
+
+def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, notify: Notify) -> None:
+    """Wait until this attempt has begun. Raises GpuschedError if the job has ended without it."""
+    is_said = False
+    while (row := job_table.get(store, job_id)).attempts < number:
+        if row.state in ENDED_STATES:
+            _find_attempt(store, job_id, number)  # says what is missing
+        if not is_said:
+            who = "" if queue_dir.dispatcher() is not None else "; no dispatcher works on this queue"
+            notify(f"job {job_id} is {row.state.value}, and waits to start{who}: `gpusched explain {job_id}` says why")
+            is_said = True
+        time.sleep(STEP_S)
+
+
+def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, choice: LogChoice) -> int:
+    """Write the log of an attempt, with `follow` to its end; return its exit code, or 0 while it runs."""
+    with ExitStack() as stack:
+        log: BinaryIO | None = None
+        while True:
+            code = _exit_code(queue_dir, store, row)  # before the rest is read: no byte is missed
+            if log is None:
+                log = _open(queue_dir, row, choice, is_over=code is not None)
+                if log is not None:
+                    stack.enter_context(log)
+                    log.seek(0 if choice.lines is None else _start_of_last(log, choice.lines))
+            if log is not None:
                 shutil.copyfileobj(log, out)
                 out.flush()
-                if over:
-                    return
-                time.sleep(STEP_S)
+            if code is not None or not choice.follow:
+                return code or EXIT_OK
+            time.sleep(STEP_S)
 
 
 def _find_attempt(store: Store, job_id: int, number: int | None) -> AttemptRow:
     attempts = attempt_table.attempts(store, job_id)
-    if number is not None and number > len(attempts):
+    if number is not None and attempts and number > len(attempts):
         raise GpuschedError(f"job {job_id} has no attempt {number}: it has had {len(attempts)}")
     if not attempts:
         state = job_table.get(store, job_id).state.value
@@ -62,8 +115,9 @@ def _find_attempt(store: Store, job_id: int, number: int | None) -> AttemptRow:
     return attempts[-1 if number is None else number - 1]
 
 
-def _open(queue_dir: QueueDir, row: AttemptRow, *, stderr: bool) -> BinaryIO:
-    name = row.error_log if stderr else row.log
+def _open(queue_dir: QueueDir, row: AttemptRow, choice: LogChoice, *, is_over: bool) -> BinaryIO | None:
+    """Return the log; None where there is none yet, or where an attempt that is followed has never made one."""
+    name = row.error_log if choice.stderr else row.log
     if not name:
         raise GpuschedError(
             f"stdout and stderr of job {row.job_id} are in one log",
@@ -74,15 +128,24 @@ def _open(queue_dir: QueueDir, row: AttemptRow, *, stderr: bool) -> BinaryIO:
     try:
         return open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and (choice.follow or not is_over):
+            return None
         raise GpuschedError(f"the log cannot be read: {error.strerror}", where=path) from None
 
 
-def _is_over(queue_dir: QueueDir, store: Store, row: AttemptRow) -> bool:
-    if attempt_table.attempts(store, row.job_id)[row.number - 1].outcome is not None:
-        return True
-    if read_dispatcher(queue_dir).alive:
-        return False
-    return not read_attempt(queue_dir, row.job_id, row.number).alive
+def _exit_code(queue_dir: QueueDir, store: Store, row: AttemptRow) -> int | None:
+    """Return the exit code of an attempt; None while it runs, or its dispatcher has not noted the end yet."""
+    is_gone = queue_dir.dispatcher() is None
+    status = read_attempt(queue_dir, row.job_id, row.number)
+    outcome = _find_attempt(store, row.job_id, row.number).outcome  # last: an end that was noted meanwhile counts
+    if outcome is not None:
+        return exit_code_of(outcome)
+    if not is_gone or status.alive:
+        return None
+    signal, code = status.fields.get("signal"), status.fields.get("exit_code")
+    if signal:
+        return exit_code_of(Outcome(OutcomeKind.SIGNALLED, signal=int(signal)))
+    return exit_code_of(Outcome(OutcomeKind.EXITED if code else OutcomeKind.LOST, int(code) if code else None))
 
 
 def _start_of_last(log: BinaryIO, lines: int) -> int:

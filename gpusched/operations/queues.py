@@ -201,7 +201,7 @@ def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
 
 def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     """Return the ids that names, ids and ranges stand for (`3-7`, `3..7`, `1,5`), each once. Raises GpuschedError."""
-    last = sum(job_table.counts(store).values())
+    last = job_table.last_id(store)
     ids: dict[int, None] = {}
     parts = [part for word in words for part in word.split(",") if part]
     for word in parts or words:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
-from gpusched.cli.options import find_queue, queue_option
-from gpusched.operations.logs import LogChoice, copy_log
+from gpusched.cli.options import find_queue, job_arguments, json_option, print_json, queue_option, say
+from gpusched.common.errors import EXIT_OK
+from gpusched.operations.logs import LogChoice, copy_log, log_document
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched logs 12\n  gpusched logs 12 -f -n 20\n  gpusched logs 12 --attempt 1")
-@click.argument("job")
+@job_arguments("job")
 @queue_option
-@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, to the end of its attempt.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, to its end.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Print only the last LINES lines.")
 @click.option("--err", "stderr", is_flag=True, help="Print stderr, of a job with --split-streams.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print attempt N.  [default: the newest]")
-def logs(job: str, queue: str | None, follow: bool, lines: int | None, stderr: bool, attempt: int | None) -> None:
+@json_option("Print the text and where it is as JSON; not with -f.")
+def logs(job: str, queue: str | None, as_json: bool, **more: Any) -> int:
     """Print what a job wrote.
 
-    The bytes are printed as they came: secrets that a job itself prints are not masked here.
+    The bytes are printed as they came: secrets that a job itself prints are not masked here. With -f the exit code is
+    that of the job (128 + n for signal n); a job that waits to start is waited for.
     """
-    copy_log(find_queue(queue), job, sys.stdout.buffer, LogChoice(lines, attempt, stderr, follow))
+    choice = LogChoice(**more)
+    if not as_json:
+        return copy_log(find_queue(queue), job, sys.stdout.buffer, choice, say)
+    if choice.follow:
+        raise click.UsageError("Either --json or -f, not both.")
+    print_json(log_document(find_queue(queue), job, choice))
+    return EXIT_OK

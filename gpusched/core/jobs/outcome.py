@@ -135,6 +135,13 @@ _KIND_WORDS = {
 }
 
 
+def exit_code_of(outcome: Outcome) -> int:
+    """Return the exit code that a shell would show for an attempt: 128 + n for signal n; never 0 if it is no success."""
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return outcome.exit_code or (0 if outcome.ok else 1)
+
+
 def describe(outcome: Outcome) -> str:
     """Return an outcome in words for people."""
     words = _KIND_WORDS.get(outcome.kind, "")

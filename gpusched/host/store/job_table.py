@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.lifecycle import JobEvent
@@ -46,6 +48,29 @@ def last_id(store: Store) -> int:
     """Return the largest id that a job ever had here; 0 if there was none."""
     gone = "SELECT coalesce(max(value), 0) FROM meta WHERE key = 'last_id'"
     return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
+
+
+def ids(store: Store) -> list[int]:
+    """Return the ids of all jobs."""
+    return [job_id for (job_id,) in store.rows("SELECT id FROM jobs ORDER BY id")]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStanding:
+    """How a job stands, and if its line is still in the list."""
+
+    id: int
+    state: JobState
+    cause: str
+    listed: bool
+
+
+@stored_value()
+def standings(store: Store, ids: Sequence[int]) -> list[JobStanding]:
+    """Return how these jobs stand, without those that are not there, in the order of their ids."""
+    query = "SELECT id, state, cause, listed FROM jobs WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
+    rows = store.rows(query, (json.dumps(list(ids)),))
+    return [JobStanding(job_id, JobState(state), cause, bool(listed)) for job_id, state, cause, listed in rows]
 
 
 def find_by_name(store: Store, name: str) -> int | None:

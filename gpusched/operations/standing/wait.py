@@ -1,0 +1,128 @@
+"""Waiting until jobs have ended. Changes nothing: the jobs go on when a wait is given up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
+from gpusched.core.jobs.progress import COUNTED_NOWHERE
+from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
+from gpusched.core.model import ENDED_STATES, JobState
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import Store, job_table
+from gpusched.host.store.job_table import JobStanding
+from gpusched.operations import queues
+from gpusched.operations.queues import Notify, ignore, read_dispatcher
+from gpusched.operations.resume import resume_command
+from gpusched.views.words import count, ranges
+
+STEP_S = 0.1  # between two looks at the database's number of changes, which cost next to nothing
+LOOK_S = 5.0  # between two looks at the dispatcher and at the queue's files
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReport:
+    """The end of a wait: its exit code, and how the jobs stand."""
+
+    code: int
+    jobs: Sequence[JobStanding]
+
+    def document(self) -> dict[str, Any]:
+        rows = [{"id": job.id, "state": job.state.value, "cause": job.cause or None} for job in self.jobs]
+        return {"schema_version": 1, "exit_code": self.code, "jobs": rows}
+
+
+def wait_for(
+    queue_dir: QueueDir,
+    jobs: Sequence[str] = (),
+    *,
+    first_only: bool = False,
+    timeout_s: float | None = None,
+    notify: Notify = ignore,
+) -> WaitReport:
+    """Wait for these jobs, or all that are there now, to end; with `first_only`, for one of them.
+
+    The code is the one that a run of these jobs would leave with, or EXIT_TIMED_OUT. `notify` gets what keeps jobs from
+    starting. Raises GpuschedError for a job that is not there, or is cleaned away meanwhile.
+    """
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    with queues.open_store(queue_dir) as store:
+        ids = queues.parse_jobs(jobs, store) if jobs else job_table.ids(store)
+        said: set[str] = set()
+        version, look_at_s, unfinished = -1, 0.0, list(ids)
+        while True:
+            if version != (newest := store.data_version()):
+                version, look_at_s = newest, 0.0
+                if _are_over(store, ids, unfinished, first_only=first_only):
+                    return _report(store, ids, is_named=bool(jobs))
+            now_s = time.monotonic()
+            if now_s >= look_at_s:
+                look_at_s = now_s + LOOK_S
+                for text in _hindrances(queue_dir, store, unfinished):
+                    if text not in said:
+                        notify(text)
+                        said.add(text)
+            if until_s is not None and now_s >= until_s:
+                left = sum(job.state not in ENDED_STATES for job in job_table.standings(store, ids))
+                notify(f"{count(left, 'job')} of {len(ids)} {'has' if left == 1 else 'have'} not ended in time")
+                return WaitReport(EXIT_TIMED_OUT, job_table.standings(store, ids))
+            time.sleep(STEP_S if until_s is None else min(STEP_S, until_s - now_s))
+
+
+def _are_over(store: Store, ids: Sequence[int], unfinished: list[int], *, first_only: bool) -> bool:
+    """Return True if the wait is over. `unfinished` loses, from its end on, the jobs that have ended.
+
+    So a wait for a hundred thousand jobs looks at one of them at a time; at the end it looks at all once more, since
+    one may have been queued again.
+    """
+    if first_only:
+        return not ids or any(job.state in ENDED_STATES for job in _present(store, ids))
+    while unfinished and _present(store, unfinished[-1:])[0].state in ENDED_STATES:
+        unfinished.pop()
+    if not unfinished:
+        unfinished += [job.id for job in _present(store, ids) if job.state not in ENDED_STATES]
+    return not unfinished
+
+
+def _present(store: Store, ids: Sequence[int]) -> list[JobStanding]:
+    """Return how these jobs stand. Raises GpuschedError if one is not there."""
+    found = job_table.standings(store, ids)
+    if len(found) < len(ids):
+        gone = ranges(set(ids) - {job.id for job in found})
+        raise GpuschedError(f"there is no job {gone} any more: cleaned away", where=os.path.dirname(store.path))
+    return found
+
+
+def _report(store: Store, ids: Sequence[int], *, is_named: bool) -> WaitReport:
+    found = job_table.standings(store, ids)
+    bad = any(_is_bad(job, (CAUSE_NOT_NEEDED,) if is_named else COUNTED_NOWHERE, is_named=is_named) for job in found)
+    return WaitReport(EXIT_SOME_FAILED if bad else EXIT_OK, found)
+
+
+def _is_bad(job: JobStanding, nowhere: Collection[str], *, is_named: bool) -> bool:
+    """Return True if a run would count the job as a failure. Who names a job means it, in the list or not."""
+    if job.state is JobState.FAILED:
+        return is_named or job.listed
+    return job.state is JobState.CANCELLED and job.cause not in nowhere
+
+
+def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) -> list[str]:
+    """Return what keeps the jobs from starting or ending, as far as a person must act."""
+    if not queue_dir.exists():
+        raise GpuschedError("the queue was removed meanwhile", where=queue_dir.path)
+    texts = []
+    if job_table.counts(store)[JobState.HELD]:
+        held = [job.id for job in job_table.standings(store, unfinished) if job.state is JobState.HELD]
+        if held:
+            noun, verb = ("job", "is") if len(held) == 1 else ("jobs", "are")
+            texts.append(f"{noun} {ranges(held)} {verb} held: `gpusched release JOB` lets a job start")
+    dispatcher = read_dispatcher(queue_dir)
+    if not dispatcher.alive:
+        texts.append(f"no dispatcher works on this queue; to go on: {resume_command(queue_dir, store)}")
+    elif dispatcher.closed:
+        texts.append(f"its dispatcher starts nothing now: {dispatcher.closed}")
+    return texts
