@@ -96,11 +96,9 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
     }
 
 
-def metrics_head(
-    counts: Mapping[JobState, int], removed: int, totals: Mapping[str, float], now: float
-) -> dict[str, Any]:
-    """Return gpu_metrics.json without its lists. Rates are over all jobs without removed lines. Times in seconds."""
-    total = sum(counts.values()) - removed
+def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], now: float) -> dict[str, Any]:
+    """Return gpu_metrics.json without its lists. Rates are over all of `counts`. Times in seconds."""
+    total = sum(counts.values())
     succeeded, failed = counts[JobState.SUCCEEDED], counts[JobState.FAILED]
     started = totals["started_jobs"]
     return {
@@ -108,7 +106,7 @@ def metrics_head(
         "total_jobs": total,
         "successful_jobs": succeeded,
         "failed_jobs": failed,
-        "cancelled_jobs": counts[JobState.CANCELLED] - removed,
+        "cancelled_jobs": counts[JobState.CANCELLED],
         "running_jobs": counts[JobState.RUNNING],
         "queued_jobs": counts[JobState.QUEUED] + counts[JobState.HELD],
         "success_rate": succeeded / total if total else 0.0,

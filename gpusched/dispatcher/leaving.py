@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from gpusched.common import errors
 from gpusched.core.model import JobState
+from gpusched.core.plan.board import Wish
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
 from gpusched.dispatcher.options import Hooks, QueueOptions
@@ -75,6 +76,17 @@ class Leaving:
             text += "; the same command goes on with what is queued"
         self._reporter.report("queue", text)
 
+    @property
+    def can_go_on(self) -> bool:
+        """True if a person has asked to leave, and what runs is not being stopped yet."""
+        return bool(self.reason) and self._exit_code == errors.EXIT_INTERRUPTED and not self.is_stopping
+
+    def go_on(self) -> None:
+        """Take a wish to leave back, if that is possible."""
+        if self.can_go_on:
+            self.reason, self._exit_code = "", None
+            self._reporter.report("queue", "going on: jobs start again")
+
     def stop_everything(self, why: str, code: int, now: Moment, grace_s: float) -> None:
         """Have what runs stopped and queued again, and leave then."""
         if self.is_stopping:
@@ -136,11 +148,9 @@ class Leaving:
             self._reporter.report("error", text)
         if self._exit_code is not None:
             return self._exit_code
-        counts = job_table.counts(self._store)
-        left = counts[JobState.QUEUED] + counts[JobState.HELD]  # held, or waiting for one that is
-        bad = counts[JobState.FAILED] - job_table.count_failed_unlisted(self._store)
-        bad += counts[JobState.CANCELLED] - job_table.count_removed(self._store) + left
-        return errors.EXIT_SOME_FAILED if bad or refused_lines else errors.EXIT_OK
+        counts = job_table.current_counts(self._store)  # what is left is held, or waits for one that is
+        is_good = not refused_lines and counts[JobState.SUCCEEDED] == sum(counts.values())
+        return errors.EXIT_OK if is_good else errors.EXIT_SOME_FAILED
 
 
 class RequestReader:
@@ -179,6 +189,19 @@ class RequestReader:
                 self._stop("Ctrl-C", errors.EXIT_INTERRUPTED, now)
             else:
                 self._stop("TERM", errors.EXIT_TERMINATED, now)
+
+    def take_wishes(self, now: Moment) -> None:
+        """Do what a person at the terminal has chosen."""
+        for wish in self._reporter.observer.take_wishes():
+            if wish is Wish.GO_ON:
+                self._leaving.go_on()
+                self._data_version = -1  # a list that was submitted meanwhile is taken now
+            elif wish is Wish.DETACH:
+                self._leaving.leave_at_once()
+            elif wish is Wish.STOP:
+                self._stop("q", errors.EXIT_INTERRUPTED, now)
+            else:
+                self._leaving.drain("q", errors.EXIT_INTERRUPTED)
 
     def _stop(self, why: str, code: int, now: Moment) -> None:
         self._leaving.stop_everything(why, code, now, self._options.settings.grace)

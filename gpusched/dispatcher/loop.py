@@ -97,6 +97,7 @@ class Dispatcher:
                     plan = self._plan(now)
                     again = self._act(plan, now)
                     self._show(plan, now)
+                    self._requests.take_wishes(now)
                     if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
                     self._sleeper.sleep(0.0 if again else self._pause_s())
@@ -229,7 +230,8 @@ class Dispatcher:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
             self._reporter.update_metrics(self._attempts, now)
-        self._reporter.update_frame(lambda: self._board(now), self._attempts, now)
+        can_go_on = self._leaving.can_go_on
+        self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=can_go_on)
 
     def _pause_s(self) -> float:
         """Return how long nothing needs to be done."""

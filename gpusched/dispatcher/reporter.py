@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gpusched.core.documents import job_title
@@ -11,8 +11,8 @@ from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.board import Board, Frame
-from gpusched.core.plan.snapshot import Plan
+from gpusched.core.plan.board import Board, Frame, Wish
+from gpusched.core.plan.snapshot import Plan, Reason
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
@@ -53,6 +53,10 @@ class Observer(Protocol):
         """Forget the terminal: it is gone."""
         return None
 
+    def take_wishes(self) -> Sequence[Wish]:
+        """Return what a person has chosen since the last call."""
+        return ()
+
 
 class Quiet(Observer):
     """An observer that shows nothing."""
@@ -71,7 +75,7 @@ class Reporter:
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
         self._faults: dict[str, str] = {}  # of the claims of devices, as reported
         self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
-        self._wait_reason = ""
+        self._next: tuple[int, Reason] | None = None  # the first waiting job, and why it does not start
 
     def begin(self, now: Moment) -> None:
         self._dispatch = dispatch_table.begin(self._store, self._started_at)
@@ -122,8 +126,8 @@ class Reporter:
 
     def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
         """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
-        reason = next(iter(plan.reasons.values()), None)
-        self._wait_reason = "" if reason is None else reason.text
+        job_id, reason = next(iter(plan.reasons.items()), (0, None))
+        self._next = None if reason is None else (job_id, reason)
         if reason is None or reason.kind in ("closed", "nvml", "look") or busy:  # or it was reported
             self._waits.restart(now, WAIT_IS_LONG_S)
         elif self._waits.is_due(now):
@@ -134,7 +138,9 @@ class Reporter:
         """Replace the board that other commands read."""
         board_file.write(self._queue.board, published)
 
-    def update_frame(self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment) -> None:
+    def update_frame(
+        self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment, *, can_go_on: bool
+    ) -> None:
         """Show the observer the dispatcher as it is now, if it is time for that."""
         if self.observer.refresh_s is None or not self._frames.is_due(now):
             return
@@ -146,15 +152,19 @@ class Reporter:
                 queue=self._queue.path,
                 started_at=self._started_at,
                 board=current,
-                counts=job_table.counts(self._store),
-                removed=job_table.count_removed(self._store),
+                counts=job_table.current_counts(self._store),
                 running=views,
-                reason=self._wait_reason,
+                reason=self._wait_text(),
                 finished_now=self.succeeded,
                 groups=tuple(groups(queue_totals.item_counts(self._store), views)),
                 closing=current.closed,
+                can_go_on=can_go_on,
             )
         )
+
+    def _wait_text(self) -> str:
+        """Return what the first waiting job waits for, in a sentence."""
+        return f"{job_title(job_table.get(self._store, self._next[0]))} {self._next[1].sentence}" if self._next else ""
 
     def update_metrics(self, running: Iterable[OpenAttempt], now: Moment) -> None:
         """Replace gpu_metrics.json, if it is time for that."""

@@ -43,9 +43,9 @@ def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, *, compl
     """
     is_new = not queue_dir.exists()
     with _copy(queue_dir) as store:
-        counts, removed = job_table.counts(store), job_table.count_removed(store)
+        counts, newest = job_table.current_counts(store), sum(job_table.counts(store).values())
         change = submit(store, jobs.specs, options, queues.now(), complete=complete and bool(jobs.specs))
-        planned = _planned(job_table.jobs(store), change, newest=sum(counts.values()))
+        planned = _planned(job_table.jobs(store), change, newest=newest)
         ready = (row for row in job_table.jobs(store, [JobState.QUEUED], by_start=True) if not row.blocked)
         first = list(islice(ready, FIRST_JOBS))
         running: Running = list(attempt_table.running(store))
@@ -57,7 +57,6 @@ def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, *, compl
         path=queue_dir.path,
         pid=dispatcher.pid,
         counts=None if is_new else counts,
-        removed=removed,
         jobs=planned,
         board=board,
         max_checks=options.settings.max_checks,

@@ -117,7 +117,7 @@ def read_last_line(queue_dir: QueueDir, row: AttemptRow) -> str:
 def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
     """Return a queue as one line of `gpusched status`."""
     store, dispatcher = queue.store, queue.dispatcher
-    counts = report.tally(job_table.counts(store), job_table.count_removed(store))
+    counts = report.tally(job_table.current_counts(store))
     can_start = startable_jobs.has_any(store)
     waits_for = ""
     if counts.queued and not dispatcher.alive:
@@ -156,7 +156,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         )
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
-        failed = islice(job_table.jobs(store, [JobState.FAILED]), READ_FAILURES)
+        failed = islice((job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed), READ_FAILURES)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
         record = read_record(queue_dir.path)
         return QueueReport(
@@ -210,7 +210,7 @@ def queue_document(queue: OpenQueue) -> dict[str, Any]:
     """Return a queue in short for programs: the head of gpu_metrics.json, and the dispatcher."""
     store = queue.store
     source = meta_table.source(store)
-    head = metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), queue.now)
+    head = metrics_head(job_table.current_counts(store), queue_totals.times(store), queue.now)
     del head["schema_version"]  # the document that this one goes into has its own
     return {
         "name": queue.queue_dir.name,

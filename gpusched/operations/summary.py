@@ -28,22 +28,20 @@ def summarize_run(
 ) -> RunSummary:
     """Return the state of a queue at the end of a run with this exit code.
 
-    The first failed jobs of the list are in it; `every_failure`: all failed jobs of the queue.
+    The first failed jobs of the list are in it; `every_failure`: all of them.
     """
-    failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if every_failure or job.listed)
+    failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed)
     shown = failed if every_failure else islice(failed, READ_FAILURES)
     return RunSummary(
         make_scene(queue_dir, store, queues.now()),
         code=code,
         metrics=queue_dir.metrics,
         logs=queue_dir.logs,
-        states=job_table.counts(store),
-        removed=job_table.count_removed(store),
+        states=job_table.current_counts(store),
         totals=queue_totals.times(store),
         failed=[(job, attempt_table.attempts(store, job.id)) for job in shown],
-        unlisted=job_table.count_failed_unlisted(store),
         can_start=startable_jobs.has_any(store),
-        has_cancelled=any(not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
+        has_cancelled=any(job.listed and not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
         groups=[
             summarize_group(
@@ -59,7 +57,7 @@ def summarize_run(
 
 def summary_document(summary: RunSummary) -> dict[str, object]:
     """Return the head of gpu_metrics.json, the failed jobs, and the groups."""
-    document = metrics_head(summary.states, summary.removed, summary.totals, summary.scene.now)
+    document = metrics_head(summary.states, summary.totals, summary.scene.now)
     document |= {
         "exit_code": summary.code,
         "queue": summary.scene.queue,

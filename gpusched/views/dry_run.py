@@ -35,7 +35,7 @@ def page(dry_run: DryRun, cwd: str) -> list[Line]:
 def _counts(dry_run: DryRun) -> str:
     if dry_run.counts is None:
         return "a new queue"
-    counts = report.tally(dry_run.counts, dry_run.removed)
+    counts = report.tally(dry_run.counts)
     return "has " + ", ".join(f"{n} {word}" for word, n in counts.parts() if n) if counts.total else "is empty"
 
 

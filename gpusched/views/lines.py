@@ -86,6 +86,9 @@ class EventLines:
     def detach(self) -> None:
         self._out = None
 
+    def take_wishes(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None:
         """Write the last lines, which may wait for their reader."""
         out, self._out = self._out, None

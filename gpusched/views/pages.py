@@ -33,6 +33,7 @@ from gpusched.views.words import (
 
 SHOWN_JOBS = 10  # of each group, without -v
 HOW_WIDTH = 50  # characters, in a line of all jobs
+WAITS_WIDTH = 80  # in a line of a queue
 
 
 # ---- status ----------------------------------------------------------------------------------------
@@ -45,7 +46,9 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
         failed = (str(c.failed), STATES["failed"] if c.failed else "")
         since = clock(now - head.started_at) if head.started_at else "-"
         numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
-        rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, clean(head.waits_for)])
+        rows.append(
+            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, fit(clean(head.waits_for), WAITS_WIDTH)]
+        )
     columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
     return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
 
@@ -93,41 +96,44 @@ def _by_whom(scene: Scene, head: QueueSummary, looked_at: float | None) -> str:
 
 
 def device_table(
-    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, use_bar: int = 0, names: bool = False
+    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, names: bool = False, width: int = 0
 ) -> list[Line]:
-    """Return the table of GPUs; with `full` also their names and all processes on them. A bar has this many cells."""
+    """Return the table of GPUs; with `full` also their names and all processes on them.
+
+    With a bar of the memory of so many cells, there is one of the use too. Columns are left out to fit into `width`.
+    """
     rows: list[Row] = []
     for d in devices:
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
         if full and d.tone == "busy" and d.processes:
             why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
         who: list[Cell] = list(d.processes) if full else []
-        share = (d.used_bytes or 0) / (d.item.view.total_bytes or 1)
-        used = bar([(share, TONES[d.tone])] if share > 0.005 else [], memory_bar)  # the driver's own is no use of it
-        busy = bar([(d.utilisation or 0.0, "green")], use_bar)
+        busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
+        used = memory_text(d, memory_bar)
         rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
     head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE")
+    return grid(head, rows, right="GPU MEMORY USE", fit=(width, (1, 4, 8, 5, 3, 6) if width else ()))
 
 
-def job_texts(job: RunningLine, bar_width: int = 0) -> list[Cell]:
-    """Return up to three lines of a running job: its command, its progress if it reports any, its log's last line."""
-    lines: list[Cell] = [line((f"[{job.mark}] ", "yellow"), job.command) if job.mark else job.command]
-    if job.fraction is not None:
-        drawn = bar([(job.fraction, "cyan")], bar_width)
-        lines.append(line(drawn, f"{' ' if bar_width else ''}{job.fraction:4.0%}  {job.progress}"))
-    elif job.progress:
-        lines.append(job.progress)
-    return [*lines, (job.tail, DIM)] if job.tail else lines
+def memory_text(device: DeviceLine, width: int) -> Line:
+    """Return a bar of the memory in use on a GPU. What the driver itself takes is no use of it."""
+    share = (device.used_bytes or 0) / (device.item.view.total_bytes or 1)
+    return bar([(share, TONES[device.tone])] if share > 0.005 else [], width)
+
+
+def marked_command(job: RunningLine) -> Line:
+    return line((f"[{job.mark}] " if job.mark else "", "yellow"), job.command)
 
 
 def _running(running: Sequence[RunningLine]) -> list[Line]:
-    rows: list[Row] = [
-        [str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), job.tags, job_texts(job)]
-        for job in shorten_commands(running)
-    ]
-    return grid(["RUNNING", "LINE", "GPU", "TIME", "TAGS", "COMMAND"], rows, right="RUNNING LINE TIME")
+    rows: list[Row] = []
+    for job in shorten_commands(running):
+        done = "" if job.fraction is None else f"{job.fraction:.0%}"
+        texts: list[Cell] = [marked_command(job), *((text, DIM) for text in job.texts)]
+        rows.append([str(job.job_id), str(job.line), job.where, clock(job.elapsed_s), done, job.prio, job.tags, texts])
+    head = ["RUNNING", "LINE", "GPU", "TIME", "DONE", "PRIO", "TAGS", "COMMAND"]
+    return grid(head, rows, right="RUNNING LINE TIME DONE PRIO")
 
 
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
@@ -139,10 +145,13 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     ]
     table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
     lines = table[:1]
-    before = ""
+    before, notes = "", set[str]()
     for job, row in zip(waiting, table[1:], strict=True):
         kind, why = reasons.get(job.id, ("", ""))
         why = why.partition(": ")[0] if kind == "behind" else why
+        short, _, note = why.partition(" (")
+        why = short if kind == "devices" and note in notes else why
+        notes.add(note)
         if why and why != before:
             lines.append(line((f"{_INDENT}{clean(why)}:", "yellow")))
         before = why
@@ -196,7 +205,7 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = _UNTRIED.get(job.cause, how)
+        how = _UNTRIED.get(job.cause, how) if job.listed else "its line is gone"
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
         rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])

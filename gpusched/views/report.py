@@ -13,7 +13,7 @@ from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView, Sample
 from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.board import BoardDevice
-from gpusched.views.words import about, count, job_text, mib, rate, shorten, tag_text
+from gpusched.views.words import about, count, job_text, mib, priority, rate, shorten, tag_text
 
 # ---- devices ---------------------------------------------------------------------------------------
 
@@ -121,17 +121,17 @@ def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunningLine:
-    """One running job for people. `fraction` and `progress` are from the job's own progress file."""
+    """One running job for people. `fraction` is from the job's own progress file."""
 
     job_id: int
     line: int
     where: str
     elapsed_s: float
     command: str  # or its name
+    prio: str
     tags: str
     fraction: float | None
-    progress: str
-    tail: str  # the last line of its log
+    texts: Sequence[str]  # what it says of its progress, and the last line of its log; once if they say the same
     mark: str  # stopping, or its leftover processes
 
 
@@ -148,10 +148,10 @@ def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
         where=places(attempt.devices),
         elapsed_s=max(0.0, now - attempt.started_at),
         command=job_text(job),
+        prio=priority(job),
         tags=tag_text(job),
         fraction=_fraction(report),
-        progress=_progress_text(report),
-        tail=tail,
+        texts=_progress_texts(report, tail),
         mark=mark,
     )
 
@@ -179,7 +179,7 @@ def _fraction(report: Mapping[str, Any]) -> float | None:
     return float(min(1.0, max(0.0, done / total)))
 
 
-def _progress_text(report: Mapping[str, Any]) -> str:
+def _progress_texts(report: Mapping[str, Any], tail: str) -> list[str]:
     parts = []
     if "done" in report:
         number = f"{report['done']:g}" + (f"/{report['total']:g}" if "total" in report else "")
@@ -188,7 +188,17 @@ def _progress_text(report: Mapping[str, Any]) -> str:
         parts.append(report["message"])
     if not parts and report.get("ready"):
         parts.append("ready")
-    return clean(", ".join(parts))
+    if _says(" ".join(parts), tail):
+        tail = ""
+    elif parts and parts[-1] == report.get("message") and _says(tail, parts[-1]):
+        parts.pop()
+    return [text for text in (clean(", ".join(parts)), tail) if text]
+
+
+def _says(text: str, part: str) -> bool:
+    """Return True if the text contains the words of the part; numbers may differ: one of both is a moment older."""
+    letters, wanted = ("".join(filter(str.isalpha, each)).casefold() for each in (text, part))
+    return wanted in letters if wanted else part in text
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +226,7 @@ def group_line(group: ItemGroup, per_s: float, slowest_s: float | None = 0.0) ->
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """The number of jobs in each state, without jobs whose line was removed."""
+    """The number of jobs in each state."""
 
     queued: int
     held: int
@@ -241,7 +251,5 @@ class JobCounts:
         return [(word, n) for word, n in rows if n or word in ("running", "queued", "succeeded", "failed")]
 
 
-def tally(counts: Mapping[JobState, int], removed: int) -> JobCounts:
-    numbers = {state.value: counts.get(state, 0) for state in JobState}
-    numbers[JobState.CANCELLED.value] -= removed
-    return JobCounts(**numbers)
+def tally(counts: Mapping[JobState, int]) -> JobCounts:
+    return JobCounts(**{state.value: counts.get(state, 0) for state in JobState})

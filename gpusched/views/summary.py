@@ -25,12 +25,9 @@ def summary_page(summary: RunSummary) -> list[Line]:
     ]
     for group in groups:
         lines += _failed_lines(scene, group)
-    more = summary.counts.failed - summary.unlisted - sum(len(group.ids) for group in groups)
+    more = summary.counts.failed - sum(len(group.ids) for group in groups)
     if more:
         lines.append(tables.line(f"  … and {more} more: gpusched status -q {scene.option} -v"))
-    if summary.unlisted:
-        no_longer = f"  {count(summary.unlisted, 'failed job')} no longer in the list: no failure of this run"
-        lines.append(tables.line(no_longer))
     rows: list[tables.Row] = [row for group in summary.groups for row in group_rows(group)]
     rows += [
         ["metrics", short_path(summary.metrics, scene.cwd)],
@@ -68,7 +65,7 @@ def _next_steps(summary: RunSummary) -> list[str]:
         steps.append(f"gpusched release JOB -q {scene.option}   (lets a held job start; --tag TAG: those of a tag)")
     if summary.has_cancelled:
         steps.append(f"gpusched requeue JOB -q {scene.option}   (queues a cancelled job again)")
-    if counts.failed > summary.unlisted:
+    if counts.failed:
         steps.append("the same command with --retry-failed tries the failed ones again")
         steps.append(f"gpusched explain JOB -q {scene.option}   (how a job ended, and why)")
     return steps

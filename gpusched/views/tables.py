@@ -15,6 +15,7 @@ Line = Text  # of a table (no_wrap): cut at the terminal's edge; it wraps others
 Cell = str | tuple[str, str] | Text  # a text, or a text and its style
 Row = Sequence[Cell | list[Cell]]
 
+CUT_WIDTH = 24
 HEAD = "bold"
 DIM = "dim"
 TONES = {"good": "green", "ours": "cyan", "wait": "blue", "busy": "yellow", "bad": "bold red", "": ""}
@@ -37,14 +38,27 @@ def counted(parts: Iterable[tuple[str, int]], gap: str = ", ") -> Line:
     return Text(gap).join(Text(f"{number} {word}", STATES[word] if number else DIM) for word, number in parts)
 
 
-def grid(head: Sequence[str], rows: Iterable[Row], *, right: str = "", indent: int = 0) -> list[Line]:
+def grid(
+    head: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    right: str = "",
+    indent: int = 0,
+    fit: tuple[int, Sequence[int]] = (0, ()),
+) -> list[Line]:
     """Align columns, two blanks apart. `right` names the columns that are right-aligned.
 
     A cell may be a list: it has several lines in its row. Columns without any text are left out, as is a table without
-    rows.
+    rows. To `fit` into a width, the columns of these numbers are left out one by one, the first one first; the last
+    column that stays is cut, but not below CUT_WIDTH.
     """
     table = [[[line(each) for each in (cell if isinstance(cell, list) else [cell])] for cell in row] for row in rows]
-    used = [n for n in range(len(head)) if any(text for row in table for text in row[n])]
+    longest = [max((text.cell_len for row in table for text in row[n]), default=0) for n in range(len(head))]
+    used = [n for n, length in enumerate(longest) if length]
+    for n in fit[1]:
+        needs = [max(longest[m], len(head[m])) + 2 for m in used]
+        if n in used and sum(needs[:-1]) + min(needs[-1] - 2, CUT_WIDTH) > fit[0]:
+            used.remove(n)
     body = [parts for row in table for parts in zip_longest(*(row[n] for n in used), fillvalue=Text())]
     if any(head) and body:
         body.insert(0, tuple(Text(head[n], HEAD) for n in used))

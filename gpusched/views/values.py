@@ -109,7 +109,6 @@ class DryRun:
     path: str
     pid: int | None  # of the dispatcher that works on the queue
     counts: Mapping[JobState, int] | None
-    removed: int  # of these, jobs whose line was removed
     jobs: Sequence[tuple[JobRow, str]]  # after the change, which is add, keep, requeue or cancel
     board: Board
     max_checks: int
@@ -127,10 +126,8 @@ class RunSummary:
     metrics: str
     logs: str
     states: Mapping[JobState, int]
-    removed: int
     totals: Mapping[str, float]
     failed: Sequence[tuple[JobRow, Sequence[AttemptRow]]]  # the first ones, unless all are wanted
-    unlisted: int  # failed jobs that are no longer in the list
     can_start: bool  # a queued job waits for no other job
     has_held: bool  # by a person
     has_cancelled: bool  # by a person
@@ -138,4 +135,4 @@ class RunSummary:
 
     @property
     def counts(self) -> JobCounts:
-        return tally(self.states, self.removed)
+        return tally(self.states)

@@ -170,7 +170,7 @@ def counts(**states: int) -> dict[JobState, int]:
 
 
 def test_totals_and_rates() -> None:
-    head = metrics_head(counts(succeeded=4, failed=1, cancelled=3, running=1, queued=1, held=1), 2, TOTALS, 60.0)
+    head = metrics_head(counts(succeeded=4, failed=1, cancelled=1, running=1, queued=1, held=1), TOTALS, 60.0)
     stated = {
         "schema_version": 1,
         "total_jobs": 9,
@@ -190,5 +190,5 @@ def test_totals_and_rates() -> None:
 
 
 def test_an_empty_queue_divides_by_nothing() -> None:
-    head = metrics_head(counts(), 0, TOTALS | {"started_jobs": 0, "total_wait_time": 0.0}, 60.0)
+    head = metrics_head(counts(), TOTALS | {"started_jobs": 0, "total_wait_time": 0.0}, 60.0)
     assert (head["success_rate"], head["failure_rate"], head["avg_wait_time"]) == (0.0, 0.0, 0.0)

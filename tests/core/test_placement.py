@@ -287,7 +287,7 @@ def test_a_model_may_be_asked_for() -> None:
     assert placed(plan(devices, [needs(1, 4, gpu_model="a100"), needs(2, 4)])) == {1: "1", 2: "0"}
     found = plan(devices, [needs(1, gpu_model="a100"), needs(2)])
     assert placed(found) == {2: "2"}
-    text = "waits for a a100 GPU (GPU 0, GPU 2: is no a100; GPU 1: runs a job of this queue)"
+    text = "waits for a a100 GPU (GPU 0, GPU 2: is no a100, GPU 1: runs a job of this queue)"
     assert why(found) == ("devices", text)
     assert why(plan([devices[0]], [needs(1, 5, gpus=2, gpu_model="A100")]))[1] == (
         "waits for 2 A100 GPUs with 5120 MiB, has 0 (GPU 0: is no A100)"
@@ -422,7 +422,7 @@ def test_after_so_long_devices_are_kept_for_it_but_not_claimed() -> None:
     assert placed(plan(devices, waiting, waited_since={1: LATE + 1})) == {2: "1", 3: "2", 4: ""}
     found = plan(devices, waiting, waited_since={1: LATE})
     assert found.actions == (Release("GPU-1"), Start(4, ()))
-    free = "GPU 0: runs a job of this queue; GPU 1, GPU 2: free"
+    free = "GPU 0: runs a job of this queue, GPU 1, GPU 2: free"
     assert why(found) == ("devices", f"waits for 3 GPUs, has 2 ({free}); kept for it: GPU 1, GPU 2, GPU 0")
     assert why(found, 2) == ("devices", "waits for a GPU; GPU 1 is kept for job 1, which has waited 10 min for 3 GPUs")
     assert why(found, 3)[1].startswith("waits for a GPU with 1024 MiB; GPU 1 is kept for job 1")

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Outcome, OutcomeKind
+from gpusched.core.model import MIB, Attempt, AttemptFact, DeviceProcess, JobRow, Outcome, OutcomeKind, Sample
 from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, fold
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import (
@@ -111,7 +111,7 @@ def test_a_job_with_several_devices_gets_all_or_none() -> None:
     assert plan([view(0), view(1, BUSY), view(2)], two).actions == (Claim(1, ("GPU-0", "GPU-2")),)
     short = plan([view(0), view(1, CHECKING)], two)
     assert short.actions == ()
-    assert why(short) == ("devices", "waits for 2 GPUs, has 1 (GPU 0: free; GPU 1: free at 2 of 3 checks)")
+    assert why(short) == ("devices", "waits for 2 GPUs, has 1 (GPU 0: free, GPU 1: free at 2 of 3 checks)")
 
 
 def test_of_several_devices_only_those_not_held_yet_are_claimed() -> None:
@@ -125,7 +125,7 @@ def test_a_partly_held_set_is_let_go_when_the_rest_is_refused() -> None:
     """So that two queues that each hold what the other wants do not wait for ever."""
     found = plan([view(0, held=True), view(1, refused="claimed by bo's gpusched")], jobs(1, gpus=2))
     assert found.actions == (Release("GPU-0"),)
-    assert why(found)[1] == "waits for 2 GPUs, has 1 (GPU 0: free; GPU 1: claimed by bo's gpusched)"
+    assert why(found)[1] == "waits for 2 GPUs, has 1 (GPU 0: free, GPU 1: claimed by bo's gpusched)"
 
 
 def test_a_refused_device_is_passed_over() -> None:
@@ -156,7 +156,7 @@ def test_nothing_is_allowed() -> None:
 def test_a_device_that_a_job_before_gets_is_named() -> None:
     found = plan([view(0, held=True), view(1, BUSY)], jobs(2))
     assert found.actions == (Start(1, ("GPU-0",)),)
-    assert why(found, 2) == ("devices", f"waits for a GPU (GPU 0: goes to a job before this one; GPU 1: {WORDS[BUSY]})")
+    assert why(found, 2) == ("devices", f"waits for a GPU (GPU 0: goes to a job before this one, GPU 1: {WORDS[BUSY]})")
 
 
 def test_a_reason_names_at_most_eight_hurdles() -> None:
@@ -164,13 +164,28 @@ def test_a_reason_names_at_most_eight_hurdles() -> None:
     different = [replace(d, availability=replace(d.availability, why=f"hurdle {n}")) for n, d in enumerate(devices)]
     text = why(plan(different, jobs(1)))[1]
     assert text.count("hurdle") == 8
-    assert text.endswith("; 56 more)")
+    assert text.endswith(", 56 more)")
 
 
 def test_devices_with_one_hurdle_are_named_together() -> None:
     text = why(plan([view(n, RUNNING) for n in range(5)] + [view(n, BUSY) for n in range(5, 7)], jobs(1)))[1]
-    assert text == f"waits for a GPU (5 GPUs run your jobs; GPU 5, GPU 6: {WORDS[BUSY]})"
+    assert text == f"waits for a GPU (5 GPUs run your jobs, GPU 5, GPU 6: {WORDS[BUSY]})"
     assert why(plan([view(n, BUSY) for n in range(4)], jobs(1)))[1] == f"waits for a GPU (4 GPUs: {WORDS[BUSY]})"
+
+
+def test_the_users_of_busy_devices_are_named_with_the_memory() -> None:
+    def used(n: int, user: str, mib: int) -> DeviceView:
+        processes = (DeviceProcess(7, 10 * MIB, "G", "root", "Xorg"), DeviceProcess(8, mib * MIB, "C", user, "python"))
+        sample = Sample(f"GPU-{n}", 1.0, mib * MIB, 24 * build.GIB, processes)
+        known = Availability(f"GPU-{n}", state=BUSY, why=f"{mib}", sample=sample, foreign_bytes=mib * MIB)
+        return build.device_view(n, availability=known)
+
+    devices = [*(view(n, RUNNING) for n in range(5)), used(5, "bo", 9216), view(6, CHECKING)]
+    notes = "5 GPUs run your jobs, GPU 5 is used by bo (9.0 GiB, python), GPU 6: free at 2 of 3 checks"
+    assert why(plan(devices, jobs(1)))[1] == f"waits for a GPU ({notes})"
+    notes = "GPU 0, GPU 2 are used by bo (3.0 GiB, python), GPU 1 is used by cy (3.0 GiB, python)"
+    devices = [used(0, "bo", 1024), used(1, "cy", 3072), used(2, "bo", 2048)]
+    assert why(plan(devices, jobs(1)))[1] == f"waits for a GPU ({notes})"
 
 
 # ---- what is not needed ----------------------------------------------------------------------------

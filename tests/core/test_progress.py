@@ -35,7 +35,7 @@ def specs(text: str) -> tuple[JobSpec, ...]:
 def recount(store: Store) -> set[ItemCount]:
     found: dict[Any, list[int]] = {}
     for job in job_table.jobs(store):
-        if job.items and job.cause != CAUSE_REMOVED:
+        if job.items and job.cause != CAUSE_REMOVED and (job.listed or job.state is JobState.SUCCEEDED):
             sums = found.setdefault((job.tags, job.state), [0, 0])
             sums[0] += 1
             sums[1] += job.items

@@ -285,7 +285,7 @@ def first_cells(page: str, heading: str) -> set[str]:
 
 def test_every_field_of_the_metrics_is_in_the_docs_and_no_other() -> None:
     zeros = dict.fromkeys(("total_wait_time", "started_jobs", "total_job_time", "total_runtime", "start_time"), 0.0)
-    head = metrics_head(dict.fromkeys(JobState, 0), 0, zeros, 0.0)
+    head = metrics_head(dict.fromkeys(JobState, 0), zeros, 0.0)
     job = build.job_row()
     attempt = build.attempt_row(devices=(DeviceUse("GPU-1", 0),))
     row = job_document(job, [attempt], "/q")

@@ -370,7 +370,11 @@ def test_a_failed_line_that_is_mended_counts_no_more(box: Box) -> None:
     assert box.run("false", "true").code == 1
     mended = box.run("true # mended", "true")
     assert mended.code == 0
-    assert "1 failed job no longer in the list" in mended.out
+    assert "2 succeeded, 0 failed of 2 jobs" in mended.out
+    assert box.metrics()["failed_jobs"] == 0
+    page = box.gpusched("status").out
+    assert "2 succeeded, 0 failed\n" in page and "FAILED" not in page
+    assert "its line is gone" in box.gpusched("status", "-v").out
     assert box.run("false", "true").code == 1  # its line is back, and so is its failure
 
 

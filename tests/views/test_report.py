@@ -161,7 +161,25 @@ def test_a_mig_instance_is_told_by_its_uuid() -> None:
 )
 def test_progress_as_the_job_tells_it(progress: object, fraction: float | None, text: str) -> None:
     shown = report.running_line(running_view(1, progress=json.dumps(progress)), NOW)
-    assert (shown.fraction, shown.progress) == (fraction, text)
+    assert (shown.fraction, list(shown.texts)) == (fraction, [text] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("message", "tail", "texts"),
+    [
+        ("epoch 2, loss 0.5", "epoch 2, loss 0.5", ["3/9, epoch 2, loss 0.5"]),
+        ("epoch 2, loss 0.5", "[12:00:01] Epoch 2 loss=0.5 (12 s)", ["3/9", "[12:00:01] Epoch 2 loss=0.5 (12 s)"]),
+        ("epoch 2", "3/9 epoch 2", ["3/9, epoch 2"]),
+        ("", "3/9", ["3/9"]),
+        ("epoch 2", "saved", ["3/9, epoch 2", "saved"]),
+        ("step 12", "step 13", ["3/9, step 12"]),
+        ("", "10%", ["3/9", "10%"]),
+        ("epoch 2", "", ["3/9, epoch 2"]),
+    ],
+)
+def test_what_progress_and_log_say_alike_is_shown_once(message: str, tail: str, texts: list[str]) -> None:
+    view = running_view(1, progress=json.dumps({"done": 3, "total": 9, "message": message}))
+    assert list(report.running_line(view, NOW, tail).texts) == texts
 
 
 def test_marks_of_a_running_job() -> None:
@@ -172,9 +190,8 @@ def test_marks_of_a_running_job() -> None:
     assert report.running_line(asked, NOW).mark == "stopping, ended, but left sleep (pid 51), te\\x07e (pid 52)"
 
 
-def test_removed_lines_count_nowhere() -> None:
-    counts = dict.fromkeys(JobState, 0) | {JobState.CANCELLED: 5, JobState.SUCCEEDED: 2}
-    made = report.tally(counts, 4)
+def test_states_without_jobs_are_named_if_they_matter() -> None:
+    made = report.tally(dict.fromkeys(JobState, 0) | {JobState.CANCELLED: 1, JobState.SUCCEEDED: 2})
     assert (made.cancelled, made.total, made.ended) == (1, 3, 3)
     assert made.parts() == [("running", 0), ("queued", 0), ("succeeded", 2), ("failed", 0), ("cancelled", 1)]
 

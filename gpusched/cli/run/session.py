@@ -50,7 +50,7 @@ def session(
 
     _import_the_end(options)
     return RunSession(
-        watch=lambda queue: _watch(queue, options),
+        watch=lambda queue: _watch(queue, options, feed),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "INFO",
@@ -71,26 +71,32 @@ def _import_the_end(options: RunOptions) -> None:
         write(io.StringIO(), [line("")])  # the library imports more when it draws
 
 
-def _watch(queue: Queue, options: RunOptions) -> AbstractContextManager[LiveView | EventLines | None]:
+def _watch(
+    queue: Queue, options: RunOptions, feed: Feed | None
+) -> AbstractContextManager[LiveView | EventLines | None]:
     """Return the observer for this terminal, pipe or file; none where that is the log, which has all events anyway."""
     with suppress(OSError, ValueError):
         if os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(queue.queue_dir.log)):
             return nullcontext()
-    return closing(_observer(queue, options))
+    return closing(_observer(queue, options, feed))
 
 
-def _observer(queue: Queue, options: RunOptions) -> LiveView | EventLines:
-    """Return the live view on a terminal, else one line per event."""
+def _observer(queue: Queue, options: RunOptions, feed: Feed | None) -> LiveView | EventLines:
+    """Return the live view on a terminal, else one line per event. It takes keys, unless jobs are typed there."""
+    from gpusched.dispatcher.feed import StreamFeed
     from gpusched.views.lines import EventLines
 
     out = sys.stderr if options.as_json else sys.stdout
     if out.isatty() and not options.quiet:
         from gpusched.operations.status import read_last_line
         from gpusched.views.terminal.area import can_be_drawn_over
+        from gpusched.views.terminal.keyboard import Keyboard
         from gpusched.views.terminal.live import LiveView
 
         if can_be_drawn_over(out):
-            return LiveView(out, queue.queue_dir.path, partial(read_last_line, queue.queue_dir))
+            has_keys = sys.stdin is not None and sys.stdin.isatty() and not isinstance(feed, StreamFeed)
+            keyboard = Keyboard(sys.stdin.fileno()) if has_keys else None
+            return LiveView(out, queue.queue_dir.path, partial(read_last_line, queue.queue_dir), keyboard)
     return EventLines(out, quiet=options.quiet)
 
 

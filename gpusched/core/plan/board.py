@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, JobState, RunningView
@@ -47,9 +48,18 @@ class Frame:
     started_at: float
     board: Board
     counts: dict[JobState, int]
-    removed: int
     running: tuple[RunningView, ...]
-    reason: str  # what the first waiting job waits for
+    reason: str  # what the first waiting job waits for, in a sentence
     finished_now: int  # attempts that have succeeded since this dispatcher began
     groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
     closing: str  # why nothing new starts, if so
+    can_go_on: bool = False  # that was a person's wish, and can be taken back
+
+
+class Wish(str, Enum):
+    """The choices of a person at the terminal of a dispatcher: how to leave, or not to leave after all."""
+
+    DRAIN = "drain"  # when what runs has ended
+    STOP = "stop"  # what runs
+    DETACH = "detach"  # from what runs
+    GO_ON = "go on"

@@ -32,21 +32,38 @@ def limit_reached(job: JobRow, busy: int, limits: Limits) -> str:
 def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
     """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
-    labels: dict[str, list[str]] = {}
+    groups: dict[str | tuple[str, str], list[DeviceView]] = {}
     for device in snapshot.devices:
-        labels.setdefault(_hurdle(device, job, occupancy, snapshot.limits), []).append(device.label)
-    notes = [_note(hurdle, each) for hurdle, each in labels.items()]
+        hurdle = _hurdle(device, job, occupancy, snapshot.limits)
+        user = _user(device) if hurdle == device.availability.why else None
+        groups.setdefault(user or hurdle, []).append(device)
+    notes = [_note(hurdle, each) for hurdle, each in groups.items()]
     if len(notes) > _SHOWN_NOTES:
-        notes[_SHOWN_NOTES:] = [f"{sum(map(len, list(labels.values())[_SHOWN_NOTES:]))} more"]
+        notes[_SHOWN_NOTES:] = [f"{sum(map(len, list(groups.values())[_SHOWN_NOTES:]))} more"]
     have = f", has {fitting}" if job.gpus > 1 else ""
-    return f"waits for {want(job)}{room}{have} ({'; '.join(notes) or 'none is allowed'})"
+    return f"waits for {want(job)}{room}{have} ({', '.join(notes) or 'none is allowed'})"
 
 
-def _note(hurdle: str, labels: list[str]) -> str:
-    """Return what keeps a job from these devices."""
-    if len(labels) > 1 and hurdle == RUNS_OURS:
-        return f"{len(labels)} GPUs run your jobs"
-    return f"{', '.join(labels) if len(labels) <= _SHOWN_LABELS else f'{len(labels)} GPUs'}: {hurdle}"
+def _user(device: DeviceView) -> tuple[str, str] | None:
+    """Return who keeps a busy device from being free by its memory: user and program of the largest process."""
+    known = device.availability
+    others = [] if known.sample is None else [p for p in known.sample.processes or () if p.kind != "G"]
+    if known.state is not DeviceState.BUSY or not known.foreign_bytes or not others:
+        return None
+    largest = max(others, key=lambda process: process.used_bytes or 0)
+    return largest.user, largest.program
+
+
+def _note(hurdle: str | tuple[str, str], devices: list[DeviceView]) -> str:
+    """Return what keeps a job from these devices: a hurdle in words, or a user and a program."""
+    several = len(devices) > 1
+    if several and hurdle == RUNS_OURS:
+        return f"{len(devices)} GPUs run your jobs"
+    which = ", ".join(device.label for device in devices) if len(devices) <= _SHOWN_LABELS else f"{len(devices)} GPUs"
+    if isinstance(hurdle, str):
+        return f"{which}: {hurdle}"
+    gib = sum(device.availability.foreign_bytes or 0 for device in devices) / 2**30
+    return f"{which} {'are' if several else 'is'} used by {hurdle[0]} ({gib:.1f} GiB, {hurdle[1]})"
 
 
 def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:

@@ -24,7 +24,7 @@ def write(
     every_job: bool,
 ) -> None:
     """Replace the metrics at `path`. Raises OSError when the disk is full; the old file then stays."""
-    head = metrics_head(job_table.counts(store), job_table.count_removed(store), queue_totals.times(store), now)
+    head = metrics_head(job_table.current_counts(store), queue_totals.times(store), now)
     temporary = f"{path}.tmp{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -14,7 +14,9 @@ from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 
-REMOVED = f"state = 'cancelled' AND cause IN {COUNTED_NOWHERE}"  # the condition of `count_removed`
+NOWHERE = (  # the condition of the jobs that `current_counts` leaves out
+    f"(state = 'cancelled' AND cause IN {COUNTED_NOWHERE} OR listed = 0 AND state IN ('failed', 'cancelled'))"
+)
 
 # ---- reading ---------------------------------------------------------------------------------------
 
@@ -87,17 +89,20 @@ def names(store: Store) -> set[str]:
 
 @stored_value()
 def counts(store: Store) -> dict[JobState, int]:
+    """Return the number of all jobs in each state."""
     return {JobState(state): n for state, n in store.rows("SELECT state, n FROM counts")}
 
 
-def count_removed(store: Store) -> int:
-    """Count the jobs that count nowhere: removed from the list, or meant to start after a failure that never came."""
-    return int(store.scalar(f"SELECT count(*) FROM jobs WHERE {REMOVED}"))
+def current_counts(store: Store) -> dict[JobState, int]:
+    """Return the number of jobs in each state without those that are no concern of the list any more.
 
-
-def count_failed_unlisted(store: Store) -> int:
-    """Count the failed jobs whose line is gone: mended by another line, or not wanted any more."""
-    return int(store.scalar("SELECT count(*) FROM jobs WHERE state = 'failed' AND listed = 0"))
+    Those were removed from it before they started, have failed or were cancelled and their line is gone, or were meant
+    to start after a failure that never came.
+    """
+    current = counts(store)
+    for state, number in store.rows(f"SELECT state, count(*) FROM jobs WHERE {NOWHERE} GROUP BY state"):
+        current[JobState(state)] -= number
+    return current
 
 
 def has_work(store: Store) -> bool:

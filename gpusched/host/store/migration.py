@@ -55,6 +55,7 @@ def upgrade(db: Connection) -> None:
             "requests_open",
             "jobs_environment",
             "jobs_beginning",
+            "jobs_unlisted",
             "count_gone",
             "items_gone",
         ):

@@ -8,7 +8,7 @@ from gpusched.common.errors import stored_value
 from gpusched.core.jobs.progress import ItemCount, Span
 from gpusched.core.model import JobState
 from gpusched.host.store.connection import Store
-from gpusched.host.store.job_table import REMOVED
+from gpusched.host.store.job_table import NOWHERE
 
 GROUPS_MAX = 50
 
@@ -36,10 +36,10 @@ def times(store: Store) -> dict[str, float]:
 def item_counts(store: Store) -> list[ItemCount]:
     """Return the counts of the jobs that say how many items they do, by tags and state, for GROUPS_MAX different tags.
 
-    Jobs that `job_table.count_removed` counts are not among them.
+    Jobs that `job_table.current_counts` leaves out are not among them.
     """
-    removed = f"FROM jobs WHERE {REMOVED} AND items > 0 AND tags = counted.tags"
-    some = "state = 'cancelled' AND jobs > 0"  # else nothing is searched: a live view asks twice a second
+    removed = f"FROM jobs WHERE {NOWHERE} AND state = counted.state AND items > 0 AND tags = counted.tags"
+    some = "state IN ('failed', 'cancelled') AND jobs > 0"  # else nothing is searched: a live view asks twice a second
     query = (
         f"SELECT tags, state, jobs - CASE WHEN {some} THEN (SELECT count(*) {removed}) ELSE 0 END, "
         f"items - CASE WHEN {some} THEN (SELECT coalesce(sum(items), 0) {removed}) ELSE 0 END "

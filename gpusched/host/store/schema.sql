@@ -54,6 +54,7 @@ CREATE INDEX jobs_in_order ON jobs (prio DESC, position) WHERE state = 'queued' 
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_cancelled ON jobs (cause) WHERE state = 'cancelled';
 CREATE INDEX jobs_beginning ON jobs (begin_at) WHERE state = 'queued' AND begin_at > 0;
+CREATE INDEX jobs_unlisted ON jobs (state) WHERE listed = 0;
 CREATE INDEX jobs_backing_off ON jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 
 -- The environments of submissions, NAME=value with a NUL behind each; one row for each content.

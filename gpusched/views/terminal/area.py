@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import TextIO, cast
 
@@ -11,6 +12,8 @@ from rich.live import Live
 
 from gpusched.views.lines import PatientWriter
 from gpusched.views.tables import Line, cut
+
+SHOWN_AGAIN = 200  # lines above, at a new size
 
 
 def can_be_drawn_over(out: TextIO) -> bool:
@@ -26,6 +29,7 @@ class Area:
         self._console = _Terminal(file=cast(TextIO, self._out), highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
         self._lines: Sequence[Line] = ()
+        self._above: deque[Line] = deque(maxlen=SHOWN_AGAIN)  # the last lines that were printed above
         self._drawn_size = (0, 0)
 
     @property
@@ -42,23 +46,39 @@ class Area:
         size = self.size
         if not above and lines == self._lines and size == self._drawn_size:
             return
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
-            self._live.start()
-            self._console.show_cursor(True)  # so that the terminal stays usable if this program is killed
-        self._live.update(Group(*(cut(line, size[0]) for line in lines)))
-        with self._console:  # one write for both
+        self._above.extend(above)
+        with self._console:  # one write for all
+            if self._live is not None and size != self._drawn_size:
+                self._clear(self._live)
+                above = list(self._above)[max(0, len(self._above) + len(lines) - size[1]) :]
+            if self._live is None:
+                self._live = self._start()
+            self._live.update(Group(*(cut(line, size[0]) for line in lines)))
             if above:
                 self._console.print(Group(*above))
             self._live.refresh()
         self._lines, self._drawn_size = lines, size
+
+    def _start(self) -> Live:
+        live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        live.start()
+        self._console.show_cursor(True)  # so that the terminal stays usable if this program is killed
+        return live
+
+    def _clear(self, live: Live) -> None:
+        """Clear the whole screen: at a new size a terminal has wrapped and moved what was drawn, nobody knows how."""
+        live.update("")
+        self._console.clear()
+        live.stop()
+        self._console.clear()
+        self._live = None
 
     def close(self, above: Sequence[Line] = ()) -> None:
         """Remove the area; `above` is printed before."""

@@ -83,7 +83,9 @@ def test_status_as_json(dispatched: Sample9, capsys: Capture) -> None:
     assert (found["dispatcher"], found["total_jobs"], found["failed_jobs"]) == (PID, 8, 2)
     jobs = {job["id"]: job for job in found["jobs"]}
     assert jobs[3]["state"] == "running" and "***" in jobs[3]["command"]
-    assert jobs[5]["waits_for"].startswith("waits for a GPU (GPU 0: runs a job of this queue; GPU 1: ")
+    assert jobs[5]["waits_for"].startswith(
+        "waits for a GPU (GPU 0: runs a job of this queue, GPU 1 is used by bo (59.6 GiB, python), "
+    )
     assert jobs[6]["waits_for"].startswith("behind job 5")
     assert jobs[7]["waits_for"] == "tried again in 15 s"
     assert [device["state"] for device in found["devices"]] == ["running", "busy", "checking", "free"]
