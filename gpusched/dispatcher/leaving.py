@@ -197,7 +197,7 @@ class RequestReader:
                 self._leaving.go_on()
                 self._data_version = -1  # a list that was submitted meanwhile is taken now
             elif wish is Wish.DETACH:
-                self._leaving.leave_at_once()
+                self._leaving.hand_over("going on in the background")
             elif wish is Wish.STOP:
                 self._stop("q", errors.EXIT_INTERRUPTED, now)
             else:

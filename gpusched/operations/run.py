@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
@@ -24,6 +24,7 @@ from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
+from gpusched.operations.standing import background
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
@@ -189,6 +190,10 @@ def run_jobs(
             with session.watch(queue) as observer:
                 hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
                 code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
+            if queue.kept_lock is not None:
+                detach(queue, devices, session.notify)
+                hooks = replace(hooks, observer=Quiet())
+                code = queue.dispatch(options, devices, hooks=hooks, submitted=False)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         if code == EXIT_DISPATCHED_ELSEWHERE:
@@ -200,6 +205,17 @@ def run_jobs(
         elif not is_silent:
             session.summarize(queue, code)
         return code
+
+
+def detach(queue: Queue, devices: BoxDevices, notify: Callable[[str], None]) -> None:
+    """Return in a process of its own, without this terminal, which is to dispatch the queue. This process ends."""
+    queue.store.close()  # two processes must share neither a database nor a source of readings
+    devices.close()
+    lock, queue.kept_lock = queue.kept_lock, None
+    assert lock is not None
+    if pid := background.fork(queue.queue_dir, lock):
+        notify(f"going on in the background (pid {pid}): `gpusched status` shows it, `gpusched stop` ends it")
+        raise SystemExit(EXIT_QUIT)
 
 
 def set_up_log(queue_dir: QueueDir, level: str) -> None:

@@ -19,6 +19,7 @@ from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
+    from gpusched.dispatcher import Observer
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run import Queue, RunSession
@@ -71,9 +72,7 @@ def _import_the_end(options: RunOptions) -> None:
         write(io.StringIO(), [line("")])  # the library imports more when it draws
 
 
-def _watch(
-    queue: Queue, options: RunOptions, feed: Feed | None
-) -> AbstractContextManager[LiveView | EventLines | None]:
+def _watch(queue: Queue, options: RunOptions, feed: Feed | None) -> AbstractContextManager[Observer | None]:
     """Return the observer for this terminal, pipe or file; none where that is the log, which has all events anyway."""
     with suppress(OSError, ValueError):
         if os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(queue.queue_dir.log)):

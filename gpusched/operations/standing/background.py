@@ -63,7 +63,7 @@ def start_detached(
     return process.pid
 
 
-def detach(queue_dir: QueueDir, lock: int) -> int | None:
+def fork(queue_dir: QueueDir, lock: int) -> int | None:
     """Go on in a process of its own, without this terminal. Return its pid, and None in it.
 
     Nothing may be open that two processes cannot share: no database, no source of readings.

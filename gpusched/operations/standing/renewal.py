@@ -21,6 +21,7 @@ class Renewal:
     """Looks at the box now and then, at little cost."""
 
     def __init__(self, settings: Settings, devices: BoxDevices) -> None:
+        self.why = ""  # the reason, once there is one
         self._settings, self._devices = settings, devices
         self._path = str(gpusched.__file__)
         self._due_s = time.monotonic() + LOOK_EVERY_S
@@ -28,11 +29,15 @@ class Renewal:
 
     def reason(self) -> str:
         """Return why a new process is to go on; empty without a reason, or before it is time to look again."""
-        if time.monotonic() < self._due_s:
-            return ""
-        self._due_s = time.monotonic() + LOOK_EVERY_S
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + LOOK_EVERY_S
+            self.why = self._look()
+        return self.why
+
+    def _look(self) -> str:
         before, self._seen = self._seen, _version_in(self._path)
-        if self._seen == before and _parts(before) > _parts(gpusched.__version__):  # seen twice: the files are there
+        if self._seen == before and _parts(before) > _parts(gpusched.__version__):  # seen twice: it is all there
             return f"gpusched {before} was installed: going on with it"
         if isinstance(self._devices.source, NoSource) and self._has_gpus_again():
             return "there are GPUs now: beginning anew with them"

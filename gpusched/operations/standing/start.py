@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE
 from gpusched.config.layers import LoadedSettings
@@ -12,7 +13,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.devices import open_devices
-from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, set_up_log
+from gpusched.operations.run import QUIET_SESSION, Queue, RunSession, detach, set_up_log
 from gpusched.operations.standing.background import begin_anew
 from gpusched.operations.standing.renewal import Renewal
 
@@ -37,12 +38,15 @@ def dispatch_standing(queue_dir: QueueDir, loaded: LoadedSettings, session: RunS
         settings = options.settings
         if session.log_level is not None:
             set_up_log(queue_dir, session.log_level)
-        with session.watch(queue) as observer, open_devices(settings, 0) as devices:
+        with open_devices(settings, 0) as devices:
             renewal = Renewal(settings, devices)
-            hooks = Hooks(
-                observer=observer or Quiet(), follow=True, idle_exit_s=settings.idle_exit, renew=renewal.reason
-            )
-            code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify, submitted=False)
+            hooks = Hooks(follow=True, idle_exit_s=settings.idle_exit, renew=renewal.reason)
+            with session.watch(queue) as observer:
+                watched = replace(hooks, observer=observer or Quiet())
+                code = queue.dispatch(options, devices, hooks=watched, notify=session.notify, submitted=False)
+            if queue.kept_lock is not None and not renewal.why:
+                detach(queue, devices, session.notify)
+                code = queue.dispatch(options, devices, hooks=hooks, submitted=False)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             session.notify(f"{queue_dir.path} is being dispatched by pid {queue_dir.dispatcher()}; leaving (75)")
     if queue.kept_lock is not None:
