@@ -24,7 +24,7 @@ from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
-from gpusched.operations.standing import background
+from gpusched.operations.standing import background, logout
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
@@ -214,6 +214,7 @@ def detach(queue: Queue, devices: BoxDevices, notify: Callable[[str], None]) -> 
     lock, queue.kept_lock = queue.kept_lock, None
     assert lock is not None
     if pid := background.fork(queue.queue_dir, lock):
+        logout.warn(notify)
         notify(f"going on in the background (pid {pid}): `gpusched status` shows it, `gpusched stop` ends it")
         raise SystemExit(EXIT_QUIT)
 

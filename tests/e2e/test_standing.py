@@ -184,3 +184,47 @@ def test_start_detached_goes_by_what_was_stated(desk: Desk) -> None:
     again = desk.gpusched("start", "--detach")
     assert again.code == 75 and "dispatched already" in again.err
     assert desk.tally() == Counter(running=1, queued=1)
+
+
+# ---- run -- COMMAND --------------------------------------------------------------------------------
+
+
+def test_a_single_command_is_followed_to_its_exit_code(desk: Desk) -> None:
+    ended = desk.gpusched("run", "--quiet", "--", "bash", "-c", "echo $PWD; sleep 0.5; echo last >&2; exit 7")
+    assert (ended.code, ended.out, ended.err) == (7, f"{desk.work}\nlast\n", "")
+    assert desk.gpusched("run", "--", "kill -9 $$").code == 137
+    assert desk.gpusched("run", "--gpus-per-job", "0", "--", "true").code == 0
+    assert [row.job.gpus for row in desk.jobs("default")] == [1, 1, 0]
+
+
+def test_an_interrupt_leaves_a_single_command_running(desk: Desk) -> None:
+    running = desk.start("run", "--", "echo begun; sleep 2; echo whole")
+    running.wait_until_said("begun")
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.code == 130 and "gpusched logs -f 1 -q default" in ended.err
+    followed = desk.gpusched("logs", "-f", "1", "-q", "default")
+    assert (followed.code, followed.out) == (0, "begun\nwhole\n")
+
+
+@pytest.mark.parametrize("words", [["list.txt"], ["--gpu-list", "1"], ["--dry-run"], ["--follow"], ["-c", "true"]])
+def test_what_is_of_a_list_or_a_dispatcher_does_not_go_with_a_single_command(desk: Desk, words: list[str]) -> None:
+    desk.write("true")
+    ended = desk.gpusched("run", *words, "--", "true")
+    assert ended.code == 2 and "does not go with -- COMMAND" in ended.err
+    assert not desk.queue().exists()
+
+
+def test_dispatcher_of_a_user_who_lingers_is_in_a_scope(desk: Desk) -> None:
+    """It gets the lock through systemd-run, too."""
+    programs = desk.root / "bin"
+    programs.mkdir()
+    texts = {"loginctl": "echo Linger=yes", "systemd-run": f'echo "$@" >> {desk.root}/scopes; exec "${{@:5}}"'}
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    desk.submit("--", "true", PATH=f"{programs}:{desk.environment['PATH']}")
+    assert desk.gpusched("start", "--detach").code == 75
+    desk.wait_for_ends(1)
+    last = (desk.root / "scopes").read_text().splitlines()[-1]
+    assert last.startswith("--user --scope --quiet -- ") and " gpusched start -q " in last

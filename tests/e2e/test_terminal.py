@@ -138,7 +138,8 @@ def test_jobs_that_are_typed_are_no_keys(box: Box) -> None:
 
 def test_d_goes_on_in_the_background(box: Box) -> None:
     """With the options of the run, its list and its environment: what runs is adopted, and later lines are read."""
-    with start(box, HOLD + "1", HOLD + "2", "echo $WORD >> words", argv=[*RUN, "--max-gpus", "1"]) as terminal:
+    box.environment["WORD"] = "of the run"
+    with start(box, HOLD + "1", HOLD + "2", "echo $WORD >> words", argv=[*RUN, "--gpu-list", "1"]) as terminal:
         terminal.await_text("1 running")
         terminal.press("d")
         assert terminal.wait() == 131
@@ -148,9 +149,9 @@ def test_d_goes_on_in_the_background(box: Box) -> None:
     box.write(HOLD + "1", HOLD + "2", "echo $WORD >> words", "echo later >> words")
     (box.work / "go").touch()
     wait_for(lambda: box.states() == ["succeeded"] * 4)
-    assert (box.work / "words").read_text() == "\nlater\n"
+    assert (box.work / "words").read_text() == "of the run\nlater\n"
     assert [len(row.attempts) for row in box.jobs()] == [1, 1, 1, 1]
-    assert {tuple(row.indices) for row in box.jobs()} == {(0,)}
+    assert {tuple(row.indices) for row in box.jobs()} == {(1,)}
     wait_for(lambda: not any("gpusched run" in command for command in box.commands()))
     log = (box.queue() / "dispatcher.log").read_text()
     assert log.count("going on in the background") == 1 and "4 succeeded" in log

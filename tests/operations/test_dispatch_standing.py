@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.cli.run.one import run_one
 from gpusched.config.layers import load
 from gpusched.core.model import JobState
 from gpusched.dispatcher import Hooks
@@ -74,3 +75,10 @@ def test_lock_that_was_handed_over_is_never_free(queue_dir: QueueDir, monkeypatc
         assert queue_dir.take() is None
     os.close(handed)
     assert queue_dir.dispatcher() is None
+
+
+def test_single_command_never_ends_with_75(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would say that another dispatcher has taken it."""
+    stand_still(monkeypatch, tmp_path)
+    monkeypatch.setattr("gpusched.operations.logs.copy_log", lambda *args: 75)
+    assert run_one(["true"], None, load({"autostart": "false"}), quiet=True) == 1

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def submit(
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
     if is_command or (words and words != ("-",) and not _is_list(words)):
-        jobs = _command_job(words, options)
+        jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
     queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
@@ -92,7 +93,7 @@ def submit(
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
     if not no_start:
-        autostart(added.queue_dir, loaded.settings)
+        autostart(added.queue_dir, loaded.settings, say)
     return EXIT_OK
 
 
@@ -114,7 +115,7 @@ def _print(added: Added, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
+def command_job(words: Sequence[str], options: SubmitOptions) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
     from gpusched.lists.submit import parse_command
 

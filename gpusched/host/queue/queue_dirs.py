@@ -197,6 +197,17 @@ def _register() -> str:
     return os.path.join(state, "queues") if state else ""
 
 
+def is_first_time(name: str) -> bool:
+    """Return True when this is asked for the first time by this user. Without a writable home it always is."""
+    marker = os.path.join(user_dir(*_STATE), name)
+    try:
+        os.makedirs(os.path.dirname(marker), 0o700, exist_ok=True)
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
+
+
 def remember(queue: QueueDir) -> None:
     """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()

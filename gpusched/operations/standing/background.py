@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from gpusched.config.settings import Settings
@@ -23,31 +23,39 @@ def may_have_gpus(settings: Settings) -> bool:
     return bool(simulates) or any(map(os.path.exists, _DRIVERS))
 
 
-def autostart(queue_dir: QueueDir, settings: Settings) -> int | None:
+def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:
     """Start a dispatcher in the background; return its pid, or None if one works on the queue, or none is wanted."""
     if not settings.autostart or queue_dir.dispatcher() is not None:
         return None
-    return start_detached(queue_dir)
+    return start_detached(queue_dir, notify)
 
 
 def start_detached(
-    queue_dir: QueueDir, flags: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    queue_dir: QueueDir,
+    notify: Callable[[str], None],
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> int | None:
     """Start the dispatcher of a queue in a session of its own; return its pid, or None if another one is there.
 
     It gets the lock of the queue, so that there is never a second one; the directory /; and by default nothing of
-    this shell that chooses GPUs or settings. Its output goes to the log of the queue.
+    this shell that chooses GPUs or settings. Its output goes to the log of the queue. `notify` gets a line if a logout
+    will end it.
     """
     import subprocess  # not needed by a submission to a queue that is dispatched
+
+    from gpusched.operations.standing import logout
 
     if (lock := queue_dir.take()) is None:
         return None
     if environ is None:
         environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
+    if not (scope := logout.scope_words(environ)):
+        logout.warn(notify)
     log = queue_dir.open_log()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
+            [*scope, sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
             cwd="/",
             env={**environ, LOCK_FD: str(lock)},
             stdin=subprocess.DEVNULL,
