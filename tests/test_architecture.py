@@ -66,7 +66,9 @@ TABLE = (
         "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
     ),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
+    Row("dispatcher.reporter", ("", "dispatcher.*", "host.*", "core.*")),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("operations.standing.renewal", ("", "operations.*", "host.*", "config.*", "common.*")),
     Row(
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -13,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from gpusched import __version__
+from gpusched.common import simulation
 from gpusched.host.store import Store
 from tests.support.box import GPUSCHED, Box, wait_for
+from tests.support.paths import ROOT
 
 
 class Desk(Box):
@@ -52,8 +57,11 @@ class Desk(Box):
 
     def dispatcher(self) -> int | None:
         """The pid of the dispatcher, by its session: those of the jobs are others."""
-        found = [pid for pid in self.processes() if b"\0start\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return found[0] if found else None
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                if b"\0start\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
     def tally(self) -> Counter[str]:
         return Counter(row.state for row in self.jobs("default"))
@@ -228,3 +236,80 @@ def test_dispatcher_of_a_user_who_lingers_is_in_a_scope(desk: Desk) -> None:
     desk.wait_for_ends(1)
     last = (desk.root / "scopes").read_text().splitlines()[-1]
     assert last.startswith("--user --scope --quiet -- ") and " gpusched start -q " in last
+
+
+# ---- another version, and GPUs that come back ------------------------------------------------------
+
+
+class OwnCopy(Desk):
+    """A desk with a copy of the package that can be replaced, whose dispatcher looks at it often."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        super().__init__(root, **settings)
+        self.package = root / "installed/gpusched"
+        shutil.copytree(ROOT / "gpusched", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        self.environment["PYTHONPATH"] = str(self.package.parent)
+        self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        self.replace("operations/standing/renewal.py", "LOOK_EVERY_S = 60.0", "LOOK_EVERY_S = 0.3")
+
+    def replace(self, name: str, before: str, after: str) -> None:
+        text = (self.package / name).read_text()
+        assert before in text
+        (self.package / name).write_text(text.replace(before, after))
+
+    def versions(self) -> list[str]:
+        with Store(str(self.queue() / "queue.db"), read_only=True) as store:
+            return [version for (version,) in store.rows("SELECT version FROM dispatches ORDER BY id")]
+
+
+def test_dispatcher_goes_on_with_the_version_that_was_installed(tmp_path: Path) -> None:
+    with OwnCopy(tmp_path) as desk:
+        desk.submit("--", "while [ ! -e go ]; do sleep 0.05; done; echo whole")
+        wait_for(lambda: desk.running("default") == 1)
+        pid = desk.dispatcher()
+        desk.replace("__init__.py", f'__version__ = "{__version__}"', '__version__ = "99.1"')
+        wait_for(lambda: desk.versions() == [__version__, "99.1"])
+        assert desk.dispatcher() == pid
+        assert desk.gpusched("start", "--detach").code == 75
+        (desk.work / "go").touch()
+        desk.wait_for_ends(1)
+        job = desk.jobs("default")[0]
+        assert (job.said(), len(job.attempts)) == ("whole\n", 1)
+        assert "gpusched 99.1 was installed" in desk.log()
+        time.sleep(1)
+        assert desk.versions() == [__version__, "99.1"]
+
+
+def test_without_gpus_cpu_jobs_run_and_the_others_wait_until_there_are_some(tmp_path: Path) -> None:
+    with OwnCopy(tmp_path, simulate=None) as desk:
+        desk.environment[simulation.ENV_DIRECTORY] = str(desk.simulation)
+        simulation.create(str(desk.simulation), simulation.parse_spec("1"))
+        desk.set_box(fail="the driver is gone")
+        ended = desk.gpusched("submit", "--", "true", **{simulation.ENV_DIRECTORY: None})
+        assert ended.out == "1\n" and "shows no GPU" in ended.err
+        assert "GPU" not in desk.gpusched("submit", "--no-start", "--gpus", "0", "--", "true").err
+        wait_for(lambda: "INFO dispatching" in desk.log())
+        desk.gpusched("stop", "-q", "default")
+        wait_for(lambda: desk.dispatcher() is None)
+        desk.start("start", "--idle-exit", "1")
+        wait_for(lambda: desk.tally() == Counter(succeeded=1, queued=1))
+        wait_for(lambda: "waits for a GPU" in desk.gpusched("explain", "1", "-q", "default").out, timeout_s=15)
+        desk.set_box(fail=None)
+        desk.wait_for_ends(2)
+
+
+def test_submission_to_a_dispatcher_of_version_01_is_refused(desk: Desk) -> None:
+    desk.submit("--", "sleep 30")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    with Store(str(desk.queue() / "queue.db")) as store:
+        store.execute("UPDATE dispatches SET version = ''")
+    ended = desk.gpusched("submit", "--", "true")
+    assert ended.code == 3 and f"kill -QUIT {desk.dispatcher()}" in ended.err and ended.out == ""
+    assert len(desk.jobs("default")) == 1
+    pid = desk.dispatcher()
+    assert pid is not None
+    os.kill(pid, signal.SIGQUIT)
+    wait_for(lambda: desk.dispatcher() is None)
+    with Store(str(desk.queue() / "queue.db")) as store:
+        store.execute("UPDATE dispatches SET last_seen_at = last_seen_at - 100")
+    assert desk.submit("--", "true") == [2]

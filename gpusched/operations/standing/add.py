@@ -7,16 +7,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
 from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, job_table, meta_table, submission
+from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.submit import with_dirs
+
+OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def add_jobs(
 
     now = time.time()
     with Store(queue_dir.database) as store, store.transaction():
+        _refuse_old_dispatcher(queue_dir, store, now)
         added = submission.add(store, specs, needs, now)
         for job_id, is_added in added if wishes.hold else ():
             if is_added:
@@ -94,6 +97,18 @@ def add_jobs(
     queue_dir.ring()
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
     return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)
+
+
+def _refuse_old_dispatcher(queue_dir: QueueDir, store: Store, now: float) -> None:
+    """Raise GpuschedError if a dispatcher of version 0.1 works on the queue: it would run the jobs, but elsewhere."""
+    version, seen_at = dispatch_table.newest(store)
+    if not version and now - seen_at < OLD_SEEN_WITHIN_S and (pid := queue_dir.dispatcher()) is not None:
+        raise GpuschedError(
+            f"is being dispatched by gpusched 0.1 (pid {pid}), which knows nothing of submissions",
+            where=queue_dir.path,
+            hint=f"kill -QUIT {pid} has it leave, and its jobs go on; then submit again",
+            exit_code=EXIT_CANNOT_WORK,
+        )
 
 
 def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, ...]:

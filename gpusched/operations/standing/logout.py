@@ -25,9 +25,7 @@ def warn(notify: Callable[[str], None]) -> None:
     """Say once per user that a logout ends what is in the background, if that is so."""
     command = ["loginctl", "show-session", "--property=KillUserProcesses"]  # of the manager, without a session
     if "KillUserProcesses=yes" in _output(command, os.environ) and queue_dirs.is_first_time("told-of-logout"):
-        problem = (
-            "this system ends your processes when you log out (KillUserProcesses), the dispatcher and its jobs too"
-        )
+        problem = "a logout ends the dispatcher and its jobs here (KillUserProcesses=yes)"
         notify(f"{problem}; `loginctl enable-linger` keeps them")
 
 
