@@ -53,6 +53,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Box": {
         "devices": "Show the GPUs: who is on each, free or not, and why",
         "config": "Show each setting, its value and its origin",
+        "service": "Print or install a systemd unit for a queue that stays",
         "completion": "Print the completion script of a shell",
     },
     "Features": {

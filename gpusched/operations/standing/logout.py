@@ -17,8 +17,12 @@ def scope_words(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     That is so for a user who lingers: the scope then belongs to the user's own systemd, and to no session.
     """
-    lingers = "Linger=yes" in _output(["loginctl", "show-user", str(os.getuid()), "--property=Linger"], environ)
-    return SCOPE if lingers and _output([*SCOPE, "echo", "works"], environ) == "works\n" else ()
+    return SCOPE if lingers(environ) and _output([*SCOPE, "echo", "works"], environ) == "works\n" else ()
+
+
+def lingers(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if processes of this user may stay without a session, from boot on."""
+    return "Linger=yes" in _output(["loginctl", "show-user", str(os.getuid()), "--property=Linger"], environ)
 
 
 def warn(notify: Callable[[str], None]) -> None:
