@@ -313,3 +313,35 @@ def test_submission_to_a_dispatcher_of_version_01_is_refused(desk: Desk) -> None
     with Store(str(desk.queue() / "queue.db")) as store:
         store.execute("UPDATE dispatches SET last_seen_at = last_seen_at - 100")
     assert desk.submit("--", "true") == [2]
+
+
+# ---- another pid namespace -------------------------------------------------------------------------
+
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def _needs_namespaces() -> None:
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespace can be made here")
+
+
+def test_submission_from_another_pid_namespace_starts_no_second_dispatcher(desk: Desk) -> None:
+    """As from a container that shares the home directory: the lock counts, not the pids."""
+    _needs_namespaces()
+    desk.submit("--", "sleep 1")
+    pid = desk.dispatcher()
+    ended = desk.spawn("submit", "--", "true", program=[*UNSHARE, *GPUSCHED]).wait()
+    assert (ended.code, ended.out) == (0, "2\n"), ended
+    desk.wait_for_ends(2)
+    assert desk.dispatches() == 1 and desk.dispatcher() == pid
+
+
+def test_dispatcher_that_ends_with_its_pid_namespace_loses_nothing(desk: Desk) -> None:
+    """As one that was started in a container, which is gone now."""
+    _needs_namespaces()
+    ended = desk.spawn("submit", "--", "echo ran >> ran", program=[*UNSHARE, *GPUSCHED]).wait()
+    assert (ended.code, ended.out) == (0, "1\n"), ended
+    wait_for(lambda: desk.dispatcher() is None)
+    desk.submit("--", "true")
+    desk.wait_for_ends(2)
+    assert (desk.work / "ran").read_text() == "ran\n"

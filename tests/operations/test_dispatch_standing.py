@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpusched.cli.run.one import run_one
+from gpusched.common.errors import GpuschedError
 from gpusched.config.layers import load
 from gpusched.core.model import JobState
 from gpusched.dispatcher import Hooks
+from gpusched.host.gpus import claims
+from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.lists.submit import SubmitOptions, parse_command
@@ -82,3 +86,28 @@ def test_single_command_never_ends_with_75(tmp_path: Path, monkeypatch: pytest.M
     stand_still(monkeypatch, tmp_path)
     monkeypatch.setattr("gpusched.operations.logs.copy_log", lambda *args: 75)
     assert run_one(["true"], None, load({"autostart": "false"}), quiet=True) == 1
+
+
+def test_home_on_a_network_file_system_is_seen_from_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host has a default queue of its own, with its locks on a local disk; neither takes that of the other."""
+    (tmp_path / "home").mkdir()
+    stand_still(monkeypatch, tmp_path / "home")
+    local = {}
+    kind = claims.file_system_type
+    monkeypatch.setattr(
+        claims, "file_system_type", lambda path: "nfs4" if path.startswith(f"{tmp_path}/home") else kind(path)
+    )
+    for host in ("a", "b"):
+        monkeypatch.setattr(os, "uname", lambda host=host: SimpleNamespace(nodename=host))
+        monkeypatch.setattr(queue_dirs, "LOCAL_STATE", str(tmp_path / host))
+        queue = local[host] = add.find_standing_queue(None)
+        assert queue.path == f"{tmp_path}/home/state/gpusched/on/{host}/default"
+        assert queue.state.startswith(f"{tmp_path}/{host}/gpusched-")
+        submit(queue)
+        assert queue_dirs.list_queues() == [queue]
+        lock = queue.take()
+        assert lock is not None and queue.dispatcher() == os.getpid()
+        os.close(lock)
+    with pytest.raises(GpuschedError, match="belongs to the host a; this host is b"):
+        submit(queue_dirs.locate(local["a"].path))
+    assert not os.path.exists(f"{local['a'].path}/queue.db")
