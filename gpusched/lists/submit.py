@@ -34,6 +34,8 @@ class SubmitOptions:
     force: bool = False
     retry_failed: bool = False
     dirs: JobDirs | None = None  # the directories in which the jobs run, and their commits
+    environment: bytes = b""  # of the submission; empty: the jobs get that of the dispatcher
+    begin_at: float = 0.0  # the jobs start no earlier
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -80,6 +82,8 @@ class SubmitOptions:
             ram_bytes=own.ram_bytes,
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
             items=own.items,
+            begin_at=self.begin_at,
+            environment=self.environment,
         )
 
     def directory(self, spec: JobSpec) -> bytes:

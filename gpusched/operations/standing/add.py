@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec, Requirements
+from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
@@ -79,16 +79,12 @@ def add_jobs(
     is_new = not queue_dir.exists()
     make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
-    options = with_dirs(options, queue_dir)
+    options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
     options.look_around(specs)
-
-    def needs(spec: JobSpec) -> Requirements:
-        return replace(options.needs(spec), environment=content, begin_at=wishes.begin_at)
-
     now = time.time()
     with Store(queue_dir.database) as store, store.transaction():
         _refuse_old_dispatcher(queue_dir, store, now)
-        added = submission.add(store, specs, needs, now)
+        added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
         for job_id, is_added in added if wishes.hold else ():
             if is_added:
                 job_table.hold(store, job_id)
@@ -118,10 +114,11 @@ def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, .
             problem = f"is for a single job, and these are {len(specs)}"
             raise GpuschedError(problem, where=word, hint="a list states name= in its lines")
     return tuple(
-        replace(
-            spec,
+        JobSpec(
+            spec.command,
+            spec.text,
+            spec.line,
             attributes=with_defaults(spec.attributes, wishes.attributes),
-            occurrence=1,
             key=b"once " + os.fsencode(wishes.once) if wishes.once else os.urandom(16),
         )
         for spec in specs
