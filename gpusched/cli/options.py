@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from gpusched.cli.completion import complete_jobs, complete_queues
 from gpusched.cli.help import GroupedCommand
 from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
 from gpusched.common.errors import GpuschedError
@@ -80,6 +81,8 @@ queue_option = click.option(
     "-q",
     "--queue",
     metavar="PATH|STEM",
+    shell_complete=complete_queues,
+    is_eager=True,  # a shell that completes jobs must know it
     help="Name the queue by its directory or its stem.  [default: the one of this directory]",
 )
 
@@ -87,7 +90,8 @@ queue_option = click.option(
 def job_arguments(name: str = "jobs") -> Callable[[F], F]:
     """Give a command JOB..., or a single JOB where it is called `job`; a shell completes ids and names."""
     many = name == "jobs"
-    return click.argument(name, nargs=-1 if many else 1, metavar="[JOB]..." if many else "JOB")
+    words = "[JOB]..." if many else "JOB"
+    return click.argument(name, nargs=-1 if many else 1, metavar=words, shell_complete=complete_jobs)
 
 
 def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
@@ -113,7 +117,7 @@ def duration_option(flag: str, name: str, help: str, *, needs_unit: bool = False
 def queue_argument(callback: F) -> F:
     """Give a command [QUEUE] and -q, which mean the same; the callback gets `queue`."""
 
-    @click.argument("word", required=False, metavar="[QUEUE]")
+    @click.argument("word", required=False, metavar="[QUEUE]", shell_complete=complete_queues)
     @queue_option
     @functools.wraps(callback)
     def wrapper(word: str | None, queue: str | None, **values: Any) -> Any:

@@ -11,6 +11,7 @@ UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 DURATION_IS = "seconds (90 or 90s), 90m, 2h, 1d, a mix (1h30m), or as in Slurm 2:00:00 or 1-12:00:00"
 MOMENT_IS = "22:30, 2026-12-24T08:00, or +2h from now"
+PAST_IS = "2d or 90m ago, 22:30, 2026-12-24, 2026-12-24T08:00"
 SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
 
 _PLAIN_SECONDS = re.compile(NUMBER)
@@ -71,6 +72,20 @@ def parse_moment(text: str, now: float) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise ValueError(MOMENT_IS) from None
+
+
+def parse_past(text: str, now: float) -> float:
+    """Parse `2d` (ago), `22:30` (the last one), `2026-12-24` and `2026-12-24T08:00` into epoch seconds, in local time.
+
+    The text of a ValueError is the valid form.
+    """
+    try:
+        if re.search("[dhms]$", text.strip(), re.IGNORECASE):
+            return now - parse_duration(text)
+        moment = parse_moment(text, now)
+    except ValueError:
+        raise ValueError(PAST_IS) from None
+    return moment if moment <= now else moment - UNITS_S["d"]
 
 
 def parse_size(text: str) -> int:

@@ -54,7 +54,8 @@ class LoadedSettings:
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""
         values = {name: {"value": getattr(self.settings, name), "origin": self.origins[name]} for name in SETTINGS}
-        return {"settings": values, "files": [asdict(file) for file in self.files], "warnings": list(self.warnings)}
+        files = [asdict(file) for file in self.files]
+        return {"schema_version": 1, "settings": values, "files": files, "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,25 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
     }
 
 
+def attempt_document(attempt: AttemptRow, queue_path: str) -> dict[str, Any]:
+    """Return one attempt of a job, as in `explain --json`."""
+    outcome = attempt.outcome
+    return {
+        "number": attempt.number,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "outcome": outcome and outcome.kind.value,
+        "cause": (outcome and outcome.cause) or None,
+        "note": (outcome and outcome.note) or None,
+        "exit_code": outcome and outcome.exit_code,
+        "signal": outcome and outcome.signal,
+        "devices": [{"uuid": d.uuid, "index": d.index, "name": d.name} for d in attempt.devices],
+        "log": f"{queue_path}/{attempt.log}",
+        "error_log": f"{queue_path}/{attempt.error_log}" if attempt.error_log else None,
+        **{name: getattr(attempt.usage, name) for name in _MEASURED},
+    }
+
+
 def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], now: float) -> dict[str, Any]:
     """Return gpu_metrics.json without its lists. Rates are over all of `counts`. Times in seconds."""
     total = sum(counts.values())

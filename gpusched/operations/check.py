@@ -61,6 +61,7 @@ def attributes_text(spec: JobSpec) -> str:
 def document(checked: CheckedList) -> dict[str, Any]:
     """Return the checked list as a JSON document."""
     return {
+        "schema_version": 1,
         "source": checked.name,
         "accepted": not checked.refusal,
         "jobs": [_job(spec, checked.settings) for spec in checked.specs],

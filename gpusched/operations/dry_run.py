@@ -101,6 +101,7 @@ def first_reasons(waiting: Sequence[JobRow], attempts: Iterable[Attempt], board:
 def document(dry_run: DryRun) -> dict[str, Any]:
     """Return the dry run as a JSON document."""
     return {
+        "schema_version": 1,
         "queue": dry_run.path,
         "exists": dry_run.counts is not None,
         "jobs": [

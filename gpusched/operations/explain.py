@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from gpusched.common.merge_record import read_record
+from gpusched.common.text import clean
+from gpusched.core.documents import attempt_document, job_document
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
@@ -26,6 +29,18 @@ def explain(queue_dir: QueueDir, job: str) -> JobReport:
         scene = make_scene(queue.queue_dir, queue.store, queue.now)
         current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
         return JobReport(scene, row, attempts, current)
+
+
+def explain_document(report: JobReport) -> dict[str, Any]:
+    """Return the story of a job for programs."""
+    path, attempts = report.scene.queue, list(report.attempts)
+    return {
+        "schema_version": 1,
+        "queue": path,
+        "job": job_document(report.job, attempts, path),
+        "attempts": [attempt_document(attempt, path) for attempt in attempts],
+        "now": [clean(text) for text in report.current],
+    }
 
 
 def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: str) -> list[str]:

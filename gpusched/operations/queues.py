@@ -223,6 +223,12 @@ def parse_jobs(words: Sequence[str], store: Store) -> list[int]:
     return list(ids)
 
 
+def job_words(queue_dir: QueueDir, begin: str, limit: int) -> list[tuple[str, str]]:
+    """Return names and ids of jobs that begin so, the newest first, each with its state, for a shell to complete."""
+    with Store(queue_dir.database, read_only=True, patience_s=0.1) as store:
+        return job_table.words(store, begin, limit)
+
+
 def parse_job(word: str, store: Store) -> int:
     """Return the id of the one job that a word names."""
     ids = parse_jobs([word], store)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpusched.core.model import JobRow, JobState
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
-from gpusched.host.store import Store, attempt_table, dependency_table, job_table
+from gpusched.host.store import Store, attempt_table, dependency_table, job_table, startable_jobs
 from gpusched.operations.queues import OpenQueue
 from gpusched.views.words import ranges
 
@@ -18,9 +18,9 @@ SHOWN_SPANS = 6
 
 
 def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tuple[str, str]]:
-    """Return why each of the first waiting jobs (or all up to the job `until`) waits: kind and text, by job id."""
+    """Return why each of the first waiting jobs (and the job `until`) waits: kind and text, by job id."""
     store, dispatcher = queue.store, queue.dispatcher
-    rows = list(_head(store, until))
+    rows = _head(queue, until)
     blocked = dict(_unmet(store, rows, until))
     if dispatcher.board is None:
         who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
@@ -46,11 +46,18 @@ def _unmet(store: Store, rows: list[JobRow], until: int | None) -> Iterator[tupl
         yield row.id, ("dependency", describe_dependencies(store, row) if in_full else "waits for other jobs")
 
 
-def _head(store: Store, until: int | None) -> Iterator[JobRow]:
-    for number, row in enumerate(job_table.jobs(store, [JobState.QUEUED], by_start=True), 1):
-        yield row
-        if row.id == until or (until is None and number == HEAD_LIMIT):
-            return
+def _head(queue: OpenQueue, until: int | None) -> list[JobRow]:
+    """Return the first waiting jobs in their order, and at the end the job `until`, where it is not among them.
+
+    Then the first ones of its shape are there too: it waits behind them, however many there are.
+    """
+    rows = list(job_table.jobs(queue.store, [JobState.QUEUED], by_start=True, limit=HEAD_LIMIT))
+    if until is None or any(row.id == until for row in rows):
+        return rows
+    last = job_table.get(queue.store, until)
+    alike = startable_jobs.first(queue.store, queue.now, HEAD_LIMIT, last.shape)
+    before = [row for row in alike if (-row.prio, row.position) < (-last.prio, last.position)]
+    return list({row.id: row for row in (*rows, *before, last)}.values())
 
 
 def describe_dependencies(store: Store, row: JobRow) -> str:

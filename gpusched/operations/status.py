@@ -152,7 +152,8 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
         in_order = chain(
-            job_table.jobs(store, [JobState.QUEUED], by_start=True), job_table.jobs(store, [JobState.HELD])
+            job_table.jobs(store, [JobState.QUEUED], by_start=True, limit=SHOWN_JOBS),
+            job_table.jobs(store, [JobState.HELD]),
         )
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
@@ -168,18 +169,18 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             running=[_running_line(queue, view) for view in views],
             waiting=waiting,
             reasons=wait_reasons(queue) | held,
-            failed=[] if every_job else _with_last(store, failed),
+            failed=[] if every_job else with_last(store, failed),
             groups=[
                 report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
                 for group, rate in measure_groups(queue, views)
             ],
-            jobs=_with_last(store, job_table.jobs(store)) if every_job else (),
+            jobs=with_last(store, job_table.jobs(store)) if every_job else (),
             merged=record.lines() if record is not None else (),
             warnings=record.messages() if record is not None else (),
         )
 
 
-def _with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
+def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
     """Return each job with its newest attempt."""
     attempts = ((row, attempt_table.attempts(store, row.id)) for row in rows)
     return [(row, tried[-1] if tried else None) for row, tried in attempts]

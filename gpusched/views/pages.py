@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
@@ -16,7 +16,7 @@ from gpusched.core.model import AttemptRow, JobRow, JobState, Outcome, OutcomeKi
 from gpusched.views.failures import group_failures
 from gpusched.views.report import DeviceLine, RunningLine, places, shorten_commands
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
-from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene
+from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene, UsageSum
 from gpusched.views.words import (
     clock,
     command_text,
@@ -193,8 +193,8 @@ _UNTRIED = {  # cause -> why a job was not tried
 }
 
 
-def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
-    """Return the table of all jobs, one line each."""
+def job_table(jobs: Sequence[JobWithLast], now: float, *, with_end: bool = False) -> list[Line]:
+    """Return the table of these jobs, one line each; with the moment of their end, where that is wanted."""
     rows: list[Row] = []
     texts = shorten([job_text(job) for job, _ in jobs])
     for (job, last), text in zip(jobs, texts, strict=True):
@@ -208,9 +208,39 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
         how = _UNTRIED.get(job.cause, how) if job.listed else "its line is gone"
         state = (job.state.value, STATES[job.state.value])
         tries = str(job.attempts) if job.attempts > 1 else ""
-        rows.append([str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text])
-    columns = ["JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
-    return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
+        end = moment(job.ended_at, now) if with_end and job.ended_at else ""
+        rows.append(
+            [end, str(job.id), str(job.line), state, tries, where, spent, how, priority(job), tag_text(job), text]
+        )
+    columns = ["ENDED", "JOB", "LINE", "STATE", "ATTEMPTS", "GPU", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
+    return grid(columns, rows, right="ENDED JOB LINE ATTEMPTS TIME PRIO")
+
+
+def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float) -> list[Line]:
+    """Return the jobs that have ended since then; `number` is how many there are."""
+    if not jobs:
+        return [line(f"no job has ended since {moment(since, now)}")]
+    earlier = [line((f"… and {number - len(jobs)} earlier ones (-v lists them)", DIM))] if number > len(jobs) else []
+    return [*earlier, *job_table(jobs, now, with_end=True)]
+
+
+def usage_table(by: str, sums: Mapping[str, UsageSum], together: UsageSum) -> list[Line]:
+    """Return the table of what was used by each tag, device, day or queue, and by all together."""
+    named = [(clean(key) or f"no {by}", each) for key, each in sums.items()]
+    rows: list[Row] = [
+        [
+            (key, HEAD if each is together else ""),
+            str(len(each.jobs)),
+            str(each.attempts),
+            (str(each.failed), STATES["failed"] if each.failed else ""),
+            f"{each.job_s / 3600:.2f}",
+            f"{each.gpu_s / 3600:.2f}",
+            f"{each.energy_j / 3.6e6:.2f}" if each.energy_j else "",
+        ]
+        for key, each in [*named, ("all", together)]
+    ]
+    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "KWH"]
+    return grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS KWH")
 
 
 # ---- explain ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.group_summary import GroupSummary
@@ -94,6 +94,37 @@ class DeviceReport:
     board: Board | None
     queue: str
     claim: ClaimLabel | None
+
+
+@dataclass(slots=True)
+class UsageSum:
+    """The usage of some jobs (queue and id). `failed` counts attempts; jobs that share a GPU count each."""
+
+    jobs: set[tuple[str, int]] = field(default_factory=set)
+    attempts: int = 0
+    failed: int = 0
+    job_s: float = 0.0
+    gpu_s: float = 0.0
+    energy_j: float = 0.0
+
+    def add(self, other: UsageSum, part: float = 1.0) -> None:
+        """Add another sum, of which this part was used here."""
+        self.jobs |= other.jobs
+        self.attempts += other.attempts
+        self.failed += other.failed
+        self.job_s += other.job_s * part
+        self.gpu_s += other.gpu_s * part
+        self.energy_j += other.energy_j * part
+
+    def document(self) -> dict[str, float]:
+        return {
+            "jobs": len(self.jobs),
+            "attempts": self.attempts,
+            "failed_attempts": self.failed,
+            "job_hours": self.job_s / 3600,
+            "gpu_hours": self.gpu_s / 3600,
+            "energy_j": self.energy_j,
+        }
 
 
 # ---- before and after a run ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import click
 
+from gpusched.cli.completion import complete_jobs
 from gpusched.cli.options import find_queue, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.operations.change import ChangeReport
@@ -16,7 +17,7 @@ from gpusched.views.changes import change_lines
 def change_options(callback: Callable[..., ChangeReport]) -> Callable[..., int]:
     """Give a command JOB... and -q; the callback gets `queue_dir` and `jobs`, and its report is printed."""
 
-    @click.argument("jobs", nargs=-1, metavar="JOB...")
+    @click.argument("jobs", nargs=-1, metavar="JOB...", shell_complete=complete_jobs)
     @queue_option
     @functools.wraps(callback)
     def wrapper(jobs: tuple[str, ...], queue: str | None, **values: object) -> int:

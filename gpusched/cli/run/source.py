@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from gpusched.cli.completion import complete_files
 from gpusched.common.errors import GpuschedError
 from gpusched.config.layers import working_directory
 
@@ -25,7 +26,7 @@ CHUNK_BYTES = 1 << 16
 def source_arguments(callback: F) -> F:
     """Give a command FILE, -c, -p and --each; the callback gets what they name as the argument `source`."""
 
-    @click.argument("file", required=False)
+    @click.argument("file", required=False, shell_complete=complete_files)
     @click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")
     @click.option(
         "-p",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
 from gpusched.cli.run.attributes import attribute_options
 from gpusched.common.errors import EXIT_OK, GpuschedError
@@ -41,8 +42,16 @@ class SubmitCommand(click.Command):
     "  gpusched submit --mem 18G --name eval -- python eval.py\n"
     "  gpusched submit -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
-@click.argument("words", nargs=-1, metavar="COMMAND... | FILE | -", type=click.UNPROCESSED)
-@click.option("-q", "--queue", metavar="QUEUE", help="Submit to this queue, made if need be.  [default: your own]")
+@click.argument(
+    "words", nargs=-1, metavar="COMMAND... | FILE | -", type=click.UNPROCESSED, shell_complete=complete_files
+)
+@click.option(
+    "-q",
+    "--queue",
+    metavar="QUEUE",
+    shell_complete=complete_queues,
+    help="Submit to this queue, made if need be.  [default: your own]",
+)
 @click.option("-c", "--command", metavar="COMMAND", help="Submit this command for each value of -p.")
 @click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help="Put values for {NAME}.")
 @click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")

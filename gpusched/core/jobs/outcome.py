@@ -136,7 +136,7 @@ _KIND_WORDS = {
 
 
 def exit_code_of(outcome: Outcome) -> int:
-    """Return the exit code that a shell would show for an attempt: 128 + n for signal n; 0 for success alone."""
+    """Return the exit code that a shell would show for an attempt: 128 + n for signal n; 0 for a success only."""
     if outcome.signal is not None:
         return 128 + outcome.signal
     return outcome.exit_code or (0 if outcome.ok else 1)

@@ -40,9 +40,13 @@ class JobIndex:
     """Names, tags and ids of jobs. A name has precedence over a tag of the same spelling; an id is all digits.
 
     `earlier` are jobs that are no longer in the list. Jobs of the list take precedence over their names and tags.
+    `met` are the names and tags of jobs that have succeeded and were cleaned away: nobody waits for them.
     """
 
-    def __init__(self, jobs: Iterable[ListedJob], earlier: Iterable[ListedJob] = ()) -> None:
+    def __init__(
+        self, jobs: Iterable[ListedJob], earlier: Iterable[ListedJob] = (), met: frozenset[str] = frozenset()
+    ) -> None:
+        self._met = met
         self._names: dict[str, int] = {}
         self._tags: dict[str, list[int]] = {}
         self._ids: set[int] = set()
@@ -71,11 +75,21 @@ class JobIndex:
             return tuple(self._tags[ref])
         if ref.isascii() and ref.isdigit() and int(ref) in self._ids:
             return (int(ref),)
+        if ref in self._met:
+            return ()
         raise UnknownReference(ref)
 
     def resolve(self, job_id: int, after: Sequence[Dependency]) -> list[tuple[DependencyKind, tuple[int, ...]]]:
         """Return the jobs of each dependency. A job that waits for a tag of its own waits for the others with it."""
-        return [(dependency.kind, self._members(job_id, dependency.refs)) for dependency in after]
+        groups = [(dependency, self._members(job_id, dependency.refs)) for dependency in after]
+        return [(dependency.kind, members) for dependency, members in groups if not self._is_met(dependency, members)]
+
+    def _is_met(self, dependency: Dependency, members: Sequence[int]) -> bool:
+        """Return True if jobs that were cleaned away are enough. Raises UnknownReference if they should have failed."""
+        met = self._met.intersection(dependency.refs)
+        if met and not members and dependency.kind is DependencyKind.FAILED:
+            raise UnknownReference(min(met))
+        return bool(met) and (not members or dependency.kind is DependencyKind.ANY)
 
     def _members(self, job_id: int, refs: tuple[str, ...]) -> tuple[int, ...]:
         if refs not in self._resolved:

@@ -188,6 +188,11 @@ def standing_path(name: str) -> str:
     return os.path.join(state, "on", os.uname().nodename, name)
 
 
+def is_default(queue: QueueDir) -> bool:
+    """Return True for this user's default queue."""
+    return bool(user_dir(*_STATE)) and queue.path == standing_path(DEFAULT_NAME)
+
+
 # ---- this user's queues ----------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
@@ -151,3 +151,11 @@ def last_of_name(store: Store, name: str) -> AttemptRow | None:
     query = "SELECT id FROM jobs JOIN attempts ON job_id = id WHERE name = ? ORDER BY started_at DESC LIMIT 1"
     job_id = store.scalar(query, (name,))
     return None if job_id is None else attempts(store, job_id)[-1]
+
+
+def spent(
+    store: Store,
+) -> Iterator[tuple[int, int, str, float, float | None, str | None, int | None, str, float | None]]:
+    """Yield job and number of each attempt, tags, start, end, outcome, exit code, devices (JSON) and energy (J)."""
+    columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j"
+    yield from store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id")

@@ -17,6 +17,7 @@ PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 _HEADER_BYTES = 100
+CLOSED = "this queue was removed"  # the error of a job that is added to a queue while `clean` removes it
 
 
 class StoreError(GpuschedError):
@@ -252,6 +253,9 @@ def _errors_in_words(path: str) -> Iterator[None]:
 def _translated(error: sqlite3.Error | UnicodeDecodeError, path: str) -> Exception:
     """Return SQLite's error in words for people; the error itself if it is a fault of this program."""
     text = str(error)
+    if CLOSED in text:
+        hint = "nothing was added: submit it again; if it stays so, `gpusched clean` finishes the removal"
+        return StoreError(f"{CLOSED} just now, since it had no jobs", where=os.path.dirname(path), hint=hint)
     is_broken_rule = isinstance(error, sqlite3.IntegrityError)
     is_own_fault = isinstance(error, sqlite3.ProgrammingError) or (is_broken_rule and _is_sound(path))
     if is_own_fault or not isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)):

@@ -30,18 +30,25 @@ def get(store: Store, job_id: int) -> JobRow:
 
 
 def jobs(
-    store: Store, states: Sequence[JobState] = (), *, newest: int | None = None, by_start: bool = False
+    store: Store,
+    states: Sequence[JobState] = (),
+    *,
+    newest: int | None = None,
+    by_start: bool = False,
+    limit: int | None = None,
 ) -> Iterator[JobRow]:
     """Yield the jobs in these states, or all, in the order of the list.
 
     With `newest`, only so many, the most recently started or ended first; with `by_start`, in the order in which they
-    start.
+    start; `limit` of them at most.
     """
     where = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
     order = "ORDER BY blocked, prio DESC, position" if by_start else "ORDER BY position, id"
     if newest is not None:
         touched = "state = 'running' DESC, coalesce(ended_at, first_started_at, 0) DESC"
-        order = f"ORDER BY {touched}, position LIMIT {newest:d}"
+        order, limit = f"ORDER BY {touched}, position", newest
+    if limit is not None:
+        order += f" LIMIT {limit:d}"
     for row in store.stream(f"SELECT {JOB} FROM jobs {where} {order}", [state.value for state in states]):
         yield job_row(row)
 
@@ -52,6 +59,15 @@ def last_id(store: Store) -> int:
     return int(store.scalar(f"SELECT max(coalesce(max(id), 0), ({gone})) FROM jobs"))
 
 
+@stored_value()
+def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[JobRow], int]:
+    """Return the jobs that have ended since then, in this order, the `newest` or all; and how many there are."""
+    where = "FROM jobs WHERE ended_at >= ? AND state NOT IN ('queued', 'held', 'running')"
+    query = f"SELECT {JOB} {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
+    rows = store.rows(query, (since, -1 if newest is None else newest))
+    return [job_row(row) for row in reversed(rows)], int(store.scalar(f"SELECT count(*) {where}", (since,)))
+
+
 def ids(store: Store) -> list[int]:
     """Return the ids of all jobs."""
     return [job_id for (job_id,) in store.rows("SELECT id FROM jobs ORDER BY id")]
@@ -59,7 +75,7 @@ def ids(store: Store) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """How a job stands, and if its line is still in the list."""
+    """The state of a job, and if its line is still in the list."""
 
     id: int
     state: JobState
@@ -69,7 +85,7 @@ class JobStanding:
 
 @stored_value()
 def standings(store: Store, ids: Sequence[int]) -> list[JobStanding]:
-    """Return how these jobs stand, without those that are not there, in the order of their ids."""
+    """Return the states of these jobs, without those that are not there, in the order of their ids."""
     query = "SELECT id, state, cause, listed FROM jobs WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
     rows = store.rows(query, (json.dumps(list(ids)),))
     return [JobStanding(job_id, JobState(state), cause, bool(listed)) for job_id, state, cause, listed in rows]
@@ -79,6 +95,13 @@ def find_by_name(store: Store, name: str) -> int | None:
     """Return the id of the job of this name; of the newest, where one of them has left the list."""
     job_id = store.scalar("SELECT max(id) FROM jobs WHERE name = ? AND name <> ''", (name,))
     return None if job_id is None else int(job_id)
+
+
+def words(store: Store, begin: str, limit: int) -> list[tuple[str, str]]:
+    """Return the ids and names that begin so, of the newest jobs that have one, each with the job's state."""
+    query = "SELECT {0}, state FROM jobs WHERE {0} <> '' AND substr({0}, 1, length(?1)) = ?1 ORDER BY id DESC LIMIT ?2"
+    columns = ("name", "CAST(id AS TEXT)")
+    return [row for column in columns for row in store.rows(query.format(column), (begin, limit))]
 
 
 def names(store: Store) -> set[str]:

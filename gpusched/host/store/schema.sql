@@ -69,6 +69,7 @@ CREATE INDEX jobs_environment ON jobs (environment_id) WHERE environment_id IS N
 CREATE TABLE finished (
     identity   BLOB    NOT NULL,
     occurrence INTEGER NOT NULL,
+    state      TEXT    NOT NULL, -- in which it had ended
     PRIMARY KEY (identity, occurrence)
 ) STRICT, WITHOUT ROWID;
 

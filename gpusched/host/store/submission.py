@@ -33,8 +33,7 @@ def submit(
     with store.large_cache(), store.transaction():
         stored: list[StoredJob] = []
         first = 0
-        if finished := set(store.rows("SELECT identity, occurrence FROM finished")):
-            specs = [spec for spec in specs if (identity(spec), spec.occurrence) not in finished]
+        specs, met = _without_finished(store, specs)
         if append:
             first = _end_of_list(store)
             for spec in specs:
@@ -48,11 +47,23 @@ def submit(
         for job_id in change.requeue:
             transitions.queue_again(store, job_id)
         _update(store, change.keep, needs)
-        _connect(store, change, newest if complete and not append else None)
+        _connect(store, change, newest if complete and not append else None, met)
         store.execute_many("UPDATE jobs SET listed = 0 WHERE id = ?", ((job_id,) for job_id in change.gone))
         for job_id in change.cancel:
             transitions.move(store, job_id, JobEvent.CANCELLED, cause=CAUSE_REMOVED, ended_at=now)
     return change
+
+
+def _without_finished(store: Store, specs: Sequence[JobSpec]) -> tuple[Sequence[JobSpec], frozenset[str]]:
+    """Return the jobs without those that are cleaned away, and the names and tags of these that had succeeded."""
+    query = "SELECT identity, occurrence, state FROM finished"
+    finished = {(name, occurrence): state for name, occurrence, state in store.stream(query)}
+    if not finished:
+        return specs, frozenset()
+    ends = [(spec, finished.get((identity(spec), spec.occurrence))) for spec in specs]
+    succeeded = [spec.attributes for spec, end in ends if end == JobState.SUCCEEDED.value]
+    met = frozenset(word for known in succeeded for word in (known.name, *known.tags))
+    return [spec for spec, end in ends if end is None], met
 
 
 def add(
@@ -161,10 +172,11 @@ def _update(store: Store, keep: Sequence[tuple[int, JobSpec, int]], needs: Calla
 # ---- dependencies ----------------------------------------------------------------------------------
 
 
-def _connect(store: Store, change: QueueChange, newest: int | None) -> None:
+def _connect(store: Store, change: QueueChange, newest: int | None, met: frozenset[str] = frozenset()) -> None:
     """Store the references of new and waiting jobs, and weigh these jobs.
 
-    `newest` is the last job before this submission, if that is the whole list: then its own jobs count first.
+    `newest` is the last job before this submission, if that is the whole list: then its own jobs count first. `met` are
+    names and tags of jobs that have succeeded and are no longer there.
     """
     added = [spec for spec, _ in change.add if spec.attributes.after]
     wanting = {job_id: spec for spec in added if (job_id := _find(store, spec)) is not None}
@@ -179,12 +191,12 @@ def _connect(store: Store, change: QueueChange, newest: int | None) -> None:
         wanting[job_id] = kept[job_id]
     if not wanting:
         return
-    dependency_table.connect(store, wanting, _index(store, set(change.cancel), kept, newest))
+    dependency_table.connect(store, wanting, _index(store, set(change.cancel), kept, newest, met))
     for job_id in wanting:
         transitions.weigh(store, job_id)
 
 
-def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None) -> JobIndex:
+def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None, met: frozenset[str]) -> JobIndex:
     listed: list[ListedJob] = []
     earlier: list[ListedJob] = []
     query = "SELECT id, name, tags FROM jobs WHERE cause <> ?"
@@ -192,4 +204,4 @@ def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | 
         if job_id not in leaving:
             job = ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())
             (listed if newest is None or job_id > newest or job_id in kept else earlier).append(job)
-    return JobIndex(listed, earlier)
+    return JobIndex(listed, earlier, met)

@@ -18,9 +18,10 @@ from gpusched.host.store.job_table import JobStanding
 from gpusched.operations import queues
 from gpusched.operations.queues import Notify, ignore, read_dispatcher
 from gpusched.operations.resume import resume_command
-from gpusched.views.words import count, ranges
+from gpusched.views.words import count, fit, ranges
 
 STEP_S = 0.1  # between two looks at the database's number of changes, which cost next to nothing
+SHOWN_IDS = 60  # characters
 LOOK_S = 5.0  # between two looks at the dispatcher and at the queue's files
 
 
@@ -119,7 +120,7 @@ def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) ->
         held = [job.id for job in job_table.standings(store, unfinished) if job.state is JobState.HELD]
         if held:
             noun, verb = ("job", "is") if len(held) == 1 else ("jobs", "are")
-            texts.append(f"{noun} {ranges(held)} {verb} held: `gpusched release JOB` lets a job start")
+            texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: `gpusched release JOB` lets a job start")
     dispatcher = read_dispatcher(queue_dir)
     if not dispatcher.alive:
         texts.append(f"no dispatcher works on this queue; to go on: {resume_command(queue_dir, store)}")

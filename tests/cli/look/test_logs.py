@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
 from gpusched.cli import main as front
 from gpusched.core.jobs.lifecycle import judge
+from gpusched.core.model import Outcome, OutcomeKind
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.host.store.attempt_table import AttemptEnd
-from tests.support.sample import EXIT_3, NOW, Sample9
+from tests.support.sample import EXIT_3, NOW, OK, Sample9
 
+KILLED = Outcome(OutcomeKind.SIGNALLED, signal=9)
 DIRTY = b"one\n\xff\x1b[31mtwo\r\nthree"
 
 
@@ -33,7 +38,7 @@ def test_logs_are_printed_byte_for_byte(
 ) -> None:
     sample.log(2, 1, b"first\n")
     sample.log(2, 2, DIRTY)
-    assert front.run(["logs", "2", *options]) == 0
+    assert front.run(["logs", "2", *options]) == (3 if "-f" in options else 0)  # its own exit code
     assert capsysbinary.readouterr().out == printed
 
 
@@ -58,11 +63,70 @@ def test_a_log_is_followed_to_the_end_of_its_attempt(
 
     writer = threading.Timer(0.1, live)
     writer.start()
-    assert front.run(["logs", "3", "-f"]) == 0
+    assert front.run(["logs", "3", "-f", "--attempt", "1"]) == 3
     writer.join()
     assert capsysbinary.readouterr().out == b"begins\nfails\n"
 
 
 def test_a_job_that_has_written_nothing_is_said(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
-    assert front.run(["logs", "5", "-f"]) == 2
+    assert front.run(["logs", "5"]) == 2
     assert "job 5 is queued and has written nothing yet\n  `gpusched explain 5` says why" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_is_waited_for_and_its_log_may_come_late(
+    dispatched: Sample9, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def live() -> None:
+        with Store(dispatched.place.database) as store:
+            attempt_table.start(store, 5, NOW, "logs/0005.1-python.log", "", ())
+            time.sleep(0.3)  # booked, and no log yet
+            dispatched.log(5, 1, b"late\n")
+            verdict = judge(KILLED, replace(job_table.get(store, 5), retries=0), cancel_asked=False)
+            attempt_table.close(store, 5, 1, AttemptEnd(KILLED, NOW), verdict, now=NOW)
+
+    writer = threading.Timer(0.3, live)
+    writer.start()
+    assert front.run(["logs", "5", "-f"]) == 128 + 9
+    writer.join()
+    out, err = capsysbinary.readouterr()
+    assert out == b"late\n"
+    assert b"job 5 is queued, and waits to start: `gpusched explain 5` says why" in err
+
+
+def test_the_next_attempt_is_followed_too(dispatched: Sample9, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    dispatched.log(7, 1, b"first\n")  # it has failed, and waits to be tried again
+    dispatched.log(7, 2, b"second\n")
+    writer = threading.Timer(0.3, lambda: _attempt_by_others(dispatched, 7))
+    writer.start()
+    assert front.run(["logs", "7", "-f"]) == 0
+    writer.join()
+    assert capsysbinary.readouterr().out == b"first\nsecond\n"
+
+
+def _attempt_by_others(sample: Sample9, job_id: int) -> None:
+    """Have another connection book and end an attempt that succeeds."""
+    with Store(sample.place.database) as store:
+        number = attempt_table.start(store, job_id, NOW, f"logs/{job_id:04d}.2-python.log", "", ())
+        assert number == 2
+        verdict = judge(OK, job_table.get(store, job_id), cancel_asked=False)
+        attempt_table.close(store, job_id, number, AttemptEnd(OK, NOW), verdict, now=NOW)
+
+
+def test_a_job_that_ended_without_a_start_is_no_log(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run(["logs", "8", "-f"]) == 2
+    assert "job 8 is cancelled and has written nothing yet" in capsys.readouterr().err
+
+
+def test_a_log_as_json(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
+    log = sample.log(2, 2, DIRTY)
+    assert front.run(["logs", "2", "--json", "-n", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "schema_version": 1,
+        "queue": sample.place.path,
+        "job": 2,
+        "attempt": 2,
+        "log": str(log),
+        "text": "three",
+    }
+    assert front.run(["logs", "2", "--json", "-f"]) == 2

@@ -1,0 +1,56 @@
+"""`gpusched clean`: remove finished jobs, their logs, and queues that nobody needs any more."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gpusched.cli.options import duration_option, find_queue, queue_option, say
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.operations import queues
+from gpusched.operations.standing import clean as operation
+
+
+@click.command(epilog="\b\nExamples:\n  gpusched clean --older-than 30d\n  gpusched clean --all --older-than 90d --yes")
+@queue_option
+@click.option("--all", "every", is_flag=True, help="Clean all your queues on this host.")
+@duration_option("--older-than", "age_s", help="Remove only what ended longer ago: 30d, 12h.", needs_unit=True)
+@click.option("--with-files", is_flag=True, help="Remove what jobs kept in GPUSCHED_ATTEMPT_DIR, too.")
+@click.option("--forget", is_flag=True, help="Let the lines of removed jobs run again.")
+@click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+def clean(queue: str | None, every: bool, age_s: float | None, dry_run: bool, yes: bool, **more: bool) -> int:
+    """Remove finished jobs, their logs and dead queues.
+
+    Shows what goes, and asks first. Failed and cancelled jobs are finished, too. A job that another one depends on
+    stays as long as that one. Lines of a FILE whose jobs were removed do not run again. A queue is removed when no job
+    is left in it, nor anything else that may be missed.
+    """
+    if every and queue is not None:
+        raise click.UsageError("Either --all or -q, not both.")
+    wishes = operation.CleanWishes(queues.now() - (age_s or 0.0), **more)
+    code, plans = EXIT_OK, []
+    for queue_dir in queues.known_queues() if every else [find_queue(queue, to_change=True)]:
+        try:
+            plans.append(operation.plan_clean(queue_dir, wishes))
+        except GpuschedError as error:  # one broken queue keeps no other from being cleaned
+            code = EXIT_SOME_FAILED
+            say(f"warning: {error}")
+    plans = [plan for plan in plans if not plan.is_empty]
+    click.echo("\n".join(text for plan in plans for text in plan.lines()) or "there is nothing to clean")
+    if plans and not dry_run:
+        _ask(yes=yes)
+        for plan in plans:
+            operation.clean(plan.queue_dir, wishes)
+        click.echo("removed")
+    return code
+
+
+def _ask(*, yes: bool) -> None:
+    """Return if the user agrees. Raises click.Abort if not, and GpuschedError where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise GpuschedError("nobody can be asked here: nothing was removed", hint="--yes removes without asking")
+    click.confirm("Remove this?", abort=True, err=True)

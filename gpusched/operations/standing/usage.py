@@ -1,0 +1,110 @@
+"""Usage of the jobs of queues, by tag, device, day or queue, and the jobs that have ended lately. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timedelta
+from datetime import time as midnight
+from typing import Any
+
+from gpusched.common.errors import stored_value
+from gpusched.common.natural_order import natural_key
+from gpusched.core.documents import job_document
+from gpusched.core.model import OutcomeKind
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store import attempt_table, job_table
+from gpusched.operations import queues
+from gpusched.operations.queues import OpenQueue
+from gpusched.operations.status import JSON_LIMIT, read_attempt, read_each, with_last
+from gpusched.views.values import JobWithLast, UsageSum
+
+NO_FAILURES = (OutcomeKind.CANCELLED.value, OutcomeKind.INTERRUPTED.value)
+SHOWN_JOBS = 100
+
+Usage = tuple[dict[str, UsageSum], UsageSum]  # by key, and of all together
+
+
+def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
+    """Return what the jobs of these queues have used, and a text for each queue that cannot be read.
+
+    `by` is tag, device, day or queue. A job of two tags is counted under both, and once in the sum of all.
+    """
+    sums: dict[str, UsageSum] = {}
+    together = UsageSum()
+
+    def add(queue: OpenQueue) -> None:
+        name = queues.queue_name(queue.queue_dir, known)
+        for job_id, number, tags, began, ended, outcome, code, devices, energy_j in attempt_table.spent(queue.store):
+            labels = _device_labels(devices)
+            job_s = _open_s(queue, job_id, number, began) if ended is None else max(0.0, ended - began)
+            is_failed = outcome is not None and outcome not in NO_FAILURES and (outcome, code) != ("exited", 0)
+            share = UsageSum({(name, job_id)}, 1, int(is_failed), job_s, job_s * len(labels), energy_j or 0.0)
+            together.add(share)
+            if by == "day":
+                parts = list(_days(began, job_s))
+            elif by == "device":
+                parts = [(label, 1 / len(labels)) for label in labels] or [("CPU", 1.0)]
+            else:
+                parts = [(key, 1.0) for key in ([name] if by == "queue" else tags.split(","))]
+            for key, part in parts:
+                sums.setdefault(key, UsageSum()).add(share, part)
+
+    broken = read_each(known, add)[1]
+    return ({key: sums[key] for key in sorted(sums, key=natural_key)}, together), broken
+
+
+def _open_s(queue: OpenQueue, job_id: int, number: int, began: float) -> float:
+    """Return how long an attempt has run whose end is not noted; 0 if it is not seen running any more."""
+    status = read_attempt(queue.queue_dir, job_id, number)
+    is_seen = status.alive or status.ended or queue.dispatcher.alive
+    return status.elapsed_s(began, queue.now) if is_seen else 0.0
+
+
+@stored_value()
+def _device_labels(devices: str) -> list[str]:
+    """Return what people call each device of an attempt, with its UUID."""
+    return [] if devices == "[]" else [f"GPU {index}  {uuid}  {name}" for uuid, index, name, *_ in json.loads(devices)]
+
+
+def _days(began: float, lasted_s: float) -> Iterator[tuple[str, float]]:
+    """Yield the days on which an attempt ran, in local time, each with its share of the attempt."""
+    day, left_s = datetime.fromtimestamp(began).date(), lasted_s
+    while True:
+        part_s = min(left_s, _begin_of(day + timedelta(days=1)) - (began + lasted_s - left_s))
+        yield day.isoformat(), part_s / lasted_s if lasted_s else 1.0
+        left_s -= part_s
+        day += timedelta(days=1)
+        if left_s <= 0:
+            return
+
+
+def _begin_of(day: date) -> float:
+    return datetime.combine(day, midnight()).timestamp()
+
+
+def usage_document(usage: Usage, by: str) -> dict[str, Any]:
+    by_key, together = usage
+    rows = [{by: key, **each.document()} for key, each in by_key.items()]
+    return {"schema_version": 1, "by": by, "usage": rows, "total": together.document()}
+
+
+# ---- history ---------------------------------------------------------------------------------------
+
+
+def yesterday() -> float:
+    """Return when yesterday began, in local time."""
+    return _begin_of(date.fromtimestamp(queues.now()) - timedelta(days=1))
+
+
+def read_history(queue: OpenQueue, since: float, limit: int | None) -> tuple[list[JobWithLast], int]:
+    """Return the jobs that have ended since then, in this order, the newest `limit` or all; and how many there are."""
+    jobs, number = job_table.ended_since(queue.store, since, limit)
+    return with_last(queue.store, jobs), number
+
+
+def history_document(queue: OpenQueue, since: float, limit: int | None = JSON_LIMIT) -> dict[str, Any]:
+    jobs, number = job_table.ended_since(queue.store, since, limit)
+    path = queue.queue_dir.path
+    rows = [job_document(job, attempt_table.attempts(queue.store, job.id), path) for job in jobs]
+    return {"schema_version": 1, "queue": path, "since": since, "ended": number, "jobs": rows}
