@@ -15,9 +15,9 @@ from gpusched.common.errors import EXIT_OK
 @click.option("--install", "action", flag_value="install", help="Install the unit, and start it.")
 @click.option("--remove", "action", flag_value="remove", help="Stop the unit, and remove it.")
 def service(queue: str | None, action: str | None) -> int:
-    """Print a systemd unit that dispatches a queue from boot on, or install it.
+    """Print or install a systemd unit for a queue that stays.
 
-    It belongs to you and needs no root. Stopping it leaves running jobs alone.
+    It dispatches the queue from boot on, belongs to you and needs no root. Stopping it leaves running jobs alone.
     """
     from gpusched.operations.standing import add
     from gpusched.operations.standing import service as services

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=RunCommand,
-    epilog="\b\nExamples:\n  gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2\n"
-    "  gpusched run --mem 18G -- python train.py",
+    epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
 @run_options
@@ -29,9 +28,7 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
 
     FILE has one shell command a line, or is a YAML job file; - reads lines from
     stdin. The same command again goes on: jobs that have succeeded are skipped.
-
-    Behind -- stands one command: it is submitted to your own queue and followed,
-    and Ctrl-C leaves it running.
+    Behind -- stands one command for your own queue, and is followed.
     """
     from gpusched.operations import submit
     from gpusched.operations.devices import open_devices

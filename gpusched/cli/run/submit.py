@@ -87,7 +87,7 @@ def submit(
     """
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.standing import add
-    from gpusched.operations.standing.background import autostart, may_have_gpus
+    from gpusched.operations.standing.background import autostart, warn_without_gpus
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
@@ -101,9 +101,8 @@ def submit(
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
-    wanted = more["attributes"].gpus
-    if not may_have_gpus(loaded.settings) and (options.gpus_wanted(jobs.specs) if wanted is None else wanted):
-        say("this box shows no GPU: CPU jobs run, the others wait until there is one")
+    gpus = more["attributes"].gpus
+    warn_without_gpus(loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
     if not no_start:
         autostart(added.queue_dir, loaded.settings, say)
     return EXIT_OK

@@ -23,6 +23,12 @@ def may_have_gpus(settings: Settings) -> bool:
     return bool(simulates) or any(map(os.path.exists, _DRIVERS))
 
 
+def warn_without_gpus(settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
+    """Say that jobs with so many GPUs wait, if this box has none."""
+    if gpus and not may_have_gpus(settings):
+        notify("this box shows no GPU: CPU jobs run, the others wait until there is one")
+
+
 def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:
     """Start a dispatcher in the background; return its pid, or None if one works on the queue, or none is wanted."""
     if not settings.autostart or queue_dir.dispatcher() is not None:
