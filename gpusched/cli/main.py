@@ -5,10 +5,12 @@ Imports only click: the module of a verb is imported when the verb is used, and 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 import click
@@ -156,13 +158,18 @@ def cli(ctx: click.Context) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command line and leave with its exit code."""
+    gc.set_threshold(50_000)  # most commands end before there is anything to collect
     _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     if "_GPUSCHED_COMPLETE" in os.environ:  # click's shell completion
         cli.main(prog_name="gpusched")
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    code = run(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # to tear the interpreter down takes longer than what most commands do
 
 
 def _open_standard_streams() -> None:

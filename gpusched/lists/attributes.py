@@ -16,7 +16,7 @@ from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_size, parse_size
 from gpusched.common.text import clean
 from gpusched.config.values import duration, whole
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import AttributeBlock, Word
 from gpusched.lists.finding_table import Fault, fault, suggest
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements, round_budget
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.joblist import JobFile
 
 if TYPE_CHECKING:
+    from gpusched.core.model import Device
     from gpusched.core.plan.snapshot import Limits
     from gpusched.host.code.job_dirs import JobDirs
 

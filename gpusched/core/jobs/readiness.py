@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
+from gpusched.core.jobs.job import ENDED_STATES, Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
 CAUSE_NOT_NEEDED = "not_needed"  # cancelled because no failure called for it: it counts in no total

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.model import DIRTY
+from gpusched.core.jobs.job import DIRTY
 
 TIME_LIMIT_S = 10.0  # of one git command
 LIST_TIME_LIMIT_S = 120.0  # of one that lists every file

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.job import JobRow, JobSpec
 from gpusched.core.jobs.readiness import JobIndex, UnknownReference, find_cycle
-from gpusched.core.model import JobRow, JobSpec
 from gpusched.host.store import job_table
 from gpusched.host.store.connection import Store
 from gpusched.host.store.migration import COUNT_SETS

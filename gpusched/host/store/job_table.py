@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError, stored_value
+from gpusched.core.jobs.job import ENDED_STATES, JobRow, JobState
 from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, COUNTED_NOWHERE
-from gpusched.core.model import ENDED_STATES, JobRow, JobState
 from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row

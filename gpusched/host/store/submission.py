@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 
+from gpusched.core.jobs.job import ENDED_STATES, JobOrigin, JobSpec, JobState, Requirements
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import JobIndex, ListedJob
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
-from gpusched.core.model import ENDED_STATES, JobOrigin, JobSpec, JobState, Requirements
 from gpusched.host.store import dependency_table, environment_table, job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import NEEDS, needs_columns

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission

@@ -28,7 +28,7 @@ def lingers(environ: Mapping[str, str] = os.environ) -> bool:
 def warn(notify: Callable[[str], None]) -> None:
     """Say once per user that a logout ends what is in the background, if that is so."""
     command = ["loginctl", "show-session", "--property=KillUserProcesses"]  # of the manager, without a session
-    if "KillUserProcesses=yes" in _output(command, os.environ) and queue_dirs.is_first_time("told-of-logout"):
+    if "KillUserProcesses=yes" in _output(command, os.environ) and queue_dirs.is_first_time("warned-of-logout"):
         problem = "a logout ends the dispatcher and its jobs here (KillUserProcesses=yes)"
         notify(f"{problem}; `loginctl enable-linger` keeps them")
 
