@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from gpusched.common.errors import stored_value
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
@@ -157,7 +158,7 @@ def attempts(store: Store, job_id: int) -> list[AttemptRow]:
 
 def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
     """Return every running job with its open attempt."""
-    opened = map(attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
+    opened = map(_attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
     attempts_by_job = {attempt.job_id: attempt for attempt in opened}
     jobs = map(job_row, store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"))
     return [(job, attempts_by_job[job.id]) for job in jobs if job.id in attempts_by_job]
