@@ -31,6 +31,7 @@ MEASUREMENTS = (
     "attributes",
     "startup",
     "footprint",
+    "standing",
     "planner",
     "shard",
     "merge",

@@ -46,8 +46,10 @@ from gpusched.operations.devices import BoxDevices as BoxDevices
 from gpusched.operations.devices import open_devices as open_devices
 from gpusched.operations.explain import explain
 from gpusched.operations.logs import LogChoice, copy_log
+from gpusched.operations.queues import ignore
 from gpusched.operations.run import RunSession, run_jobs
 from gpusched.operations.standing import add, start
+from gpusched.operations.standing.background import start_detached
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, read_jobs
 
 if TYPE_CHECKING:
@@ -220,17 +222,7 @@ class Queue:
         If one works on it already, that one goes on as it is. It leaves after `idle_exit` without a job.
         """
         flags = [word for name, value in settings.items() for word in SETTINGS[name].flags_for(value)]
-        if (working := self._dir.dispatcher()) is not None:
-            return working
-        pid = start.start_detached(self._dir, flags)
-        while self._dir.dispatcher() is None:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if status:
-                raise GpuschedError("the dispatcher has ended at once", where=self._dir.log, exit_code=EXIT_CANNOT_WORK)
-            if ended:
-                break
-            time.sleep(_LOOK_S)
-        return pid
+        return start_detached(self._dir, ignore, flags) or self._dir.dispatcher() or 0
 
     def wait(self, *jobs: Job, timeout: float | None = None) -> None:
         """Wait until these jobs, or all that the queue has now, have ended.

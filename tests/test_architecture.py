@@ -34,7 +34,7 @@ TABLE = (
     Row("common.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
-    Row("config.*", ("config.*", "core.*", "common.*"), ("yaml", "platformdirs")),
+    Row("config.*", ("config.*", "core.*", "common.*"), ("yaml",)),
     Row("host.store*", ("host.store*", "core.model", "core.jobs.*", "common.errors")),
     Row("host.shepherd", ("host.attempts.shepherd",)),
     Row("host.nvml", ("host.gpus.nvml",)),
@@ -56,10 +56,10 @@ TABLE = (
         "host.attempts.reaper",
         ("host.attempts.attempt_dir", "host.attempts.strays", "host.locks", "core.model", "common.processes"),
     ),
-    Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
+    Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*")),
     Row("host.queue.job_files", ("host.queue.queue_dirs",)),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
-    Row("host.code.*", ("host.code.*", "host.locks", "core.model", "common.errors")),
+    Row("host.code.*", ("host.code.*", "host.locks", "core.model", "core.jobs.job", "common.errors")),
     Row("host.attempts", ()),
     Row("host.queue", ()),
     Row("host", ()),
@@ -67,7 +67,9 @@ TABLE = (
         "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
     ),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
+    Row("dispatcher.reporter", ("", "dispatcher.*", "host.*", "core.*")),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("operations.standing.renewal", ("", "operations.*", "host.*", "config.*", "common.*")),
     Row(
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
@@ -141,8 +143,8 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__"
 
 # Not to be loaded by importing a module of the command line, only by running its command; but for what it takes to
 # open a queue, in the verbs that all do.
-HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "platformdirs", "asyncio", "unittest", "tree_sitter")
-OPENS_QUEUES = {"sqlite3", "platformdirs"}
+HEAVY = ("rich", "yaml", "psutil", "pynvml", "sqlite3", "asyncio", "unittest", "tree_sitter")
+OPENS_QUEUES = {"sqlite3"}
 
 
 def modules() -> dict[str, Path]:

@@ -31,6 +31,7 @@ ROWS = {
     "attributes": 3,
     "startup": 1,
     "footprint": 4,
+    "standing": 4,
     "planner": 3,
     "shard": 3,
     "merge": 2,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import click
 
 from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTINGS
-from gpusched.shards.merge_options import shard_rows
 
 # The options of verbs that are no settings, by the group that lists them.
 OWN_OPTIONS = {
     LIST: "command parameters each force follow",
     "The items": "total items strided weights shuffle shard.force",
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
-    "The merge": " ".join(["patterns", *(f"shard.{row.name}" for row in shard_rows())]),
     "The models": "model_list single_model source_model relation revision overwrite",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",
@@ -22,12 +21,20 @@ OWN_OPTIONS = {
     FAILURES: "retry_failed",
     OUTPUT: "queue output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
 }
-GROUP_OF = {name: group for group, names in OWN_OPTIONS.items() for name in names.split()}
-GROUP_OF |= {name: setting.group for name, setting in SETTINGS.items() if setting.group}
 LAST = (GPUS, JOBS, FAILURES, OUTPUT)  # behind the groups of the verb itself
 SECOND_NAME = re.compile(r"--[\w-]+, (?=--)")  # of two long names, --help shows the one that other tools have
 WIDEST = 30  # names of an option; click puts the help of wider ones on a line of its own
 NOTE = "More options, rarely needed: docs/reference.md and 'gpusched config'."
+
+
+@functools.cache
+def group_of() -> dict[str, str]:
+    """Return the group of each option that has one, by its name."""
+    from gpusched.shards.merge_options import shard_rows
+
+    groups = {name: group for group, names in OWN_OPTIONS.items() for name in names.split()}
+    groups |= dict.fromkeys(("patterns", *(f"shard.{row.name}" for row in shard_rows())), "The merge")
+    return groups | {name: setting.group for name, setting in SETTINGS.items() if setting.group}
 
 
 class GroupedCommand(click.Command):
@@ -53,4 +60,4 @@ class GroupedCommand(click.Command):
     def _group_of(self, option: click.Option) -> str:
         """Return the group of an option: by verb and name, by name, or (--help, which click names) by flag."""
         keys = (f"{self.name}.{option.name}", str(option.name), option.opts[-1])
-        return next((GROUP_OF[key] for key in keys if key in GROUP_OF), "Options")
+        return next((group_of()[key] for key in keys if key in group_of()), "Options")

@@ -5,10 +5,12 @@ Imports only click: the module of a verb is imported when the verb is used, and 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 import click
@@ -58,6 +60,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Box": {
         "devices": "Show the GPUs: who is on each, free or not, and why",
         "config": "Show each setting, its value and its origin",
+        "service": "Print or install a systemd unit for a queue that stays",
         "completion": "Print the completion script of a shell",
     },
     "Features": {
@@ -118,7 +121,8 @@ MEANINGS = {
     "continue": "gpusched run FILE goes on where it stopped; gpusched release JOB lets a held job start",
     "update alter": "gpusched edit JOB, or change the file of commands: it is read again while it runs",
     "priority renice nice": "gpusched prio JOB N",
-    "add sbatch srun exec": "gpusched submit COMMAND",
+    "add sbatch": "gpusched submit COMMAND",
+    "srun exec": "gpusched run -- COMMAND",
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
@@ -160,13 +164,18 @@ def cli(ctx: click.Context) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command line and leave with its exit code."""
+    gc.set_threshold(50_000)  # most commands end before there is anything to collect
     _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises
             stream.reconfigure(errors="replace")
     if "_GPUSCHED_COMPLETE" in os.environ:  # click's shell completion
         cli.main(prog_name="gpusched")
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    code = run(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # to tear the interpreter down takes longer than what most commands do
 
 
 def _open_standard_streams() -> None:

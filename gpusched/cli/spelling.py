@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import format_duration, parse_duration, parse_size
-from gpusched.config.values import GPU_ENTRY
+from gpusched.config.values import is_gpu
 
 QUIET = "-q names a queue; quiet is --quiet"
 GPU_FLAGS = ("--gpu-list", "--gpus")  # --gpus takes no list: it is joined for the message
@@ -31,7 +31,7 @@ def join_gpu_words(args: Sequence[str]) -> list[str]:
 
 
 def _are_gpus(word: str) -> bool:
-    return all(GPU_ENTRY.fullmatch(token) for token in re.split(r"[,\s]+", word.strip(", ")))
+    return all(is_gpu(token) for token in re.split(r"[,\s]+", word.strip(", ")))
 
 
 def meanings(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:

@@ -11,6 +11,12 @@ from typing import Any
 LARGEST_JSON_BYTES = 64 << 20
 
 
+def user_dir(variable: str, below_home: str) -> str:
+    """Return gpusched's directory below one of the XDG base directories; "" for a user without a home directory."""
+    base = os.environ.get(variable, "").strip() or os.path.expanduser(f"~/{below_home}")
+    return os.path.join(base, "gpusched") if os.path.isabs(base) else ""
+
+
 def open_regular(path: str) -> int:
     """Open a file to read it, in a directory where others may have put anything in its place.
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.files import user_dir
 from gpusched.common.quantities import nearest
 from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
 from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
@@ -21,7 +22,7 @@ SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
 
 # Variables that gpusched gives to jobs, or that its tests read: no settings, and no warning for them.
-_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS"
+_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS LOCK_FD"
 NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 
 _NONE_WORDS = ("none", "null", "~")
@@ -44,6 +45,11 @@ class LoadedSettings:
     origins: Mapping[str, str]  # name -> "default" | "file PATH" | "env GPUSCHED_X" | "flag --x"
     files: tuple[SettingsFile, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def flags(self) -> list[str]:
+        """Return the words of a command line that give again what flags have given."""
+        names = [name for name, origin in self.origins.items() if origin.startswith("flag")]
+        return [word for name in names for word in SETTINGS[name].flags_for(getattr(self.settings, name))]
 
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""
@@ -99,13 +105,8 @@ def load(
 
 def user_config_file() -> str:
     """Return the path of the user's own file; empty where there is no home directory."""
-    import platformdirs
-
-    try:
-        path = os.path.join(platformdirs.user_config_dir("gpusched"), "config.yaml")
-    except RuntimeError:  # a user who is in no passwd file, as in a container
-        return ""
-    return path if os.path.isabs(path) else ""
+    directory = user_dir("XDG_CONFIG_HOME", ".config")
+    return os.path.join(directory, "config.yaml") if directory else ""
 
 
 def working_directory() -> str:

@@ -6,13 +6,20 @@ import re
 from collections.abc import Callable
 
 from gpusched.common.quantities import DURATION_IS, format_size, parse_duration, parse_size
-from gpusched.core.plan.selection import GPU_ENTRY as GPU_ENTRY
-from gpusched.core.plan.selection import parse_gpu_list
 
 
 def gpu_list(text: str) -> str | None:
     """Return the list with commas alone between its entries; None for all GPUs."""
+    from gpusched.core.plan.selection import parse_gpu_list
+
     return None if text.lower() == "all" else ",".join(parse_gpu_list(text))
+
+
+def is_gpu(text: str) -> bool:
+    """Return True for an entry of such a list."""
+    from gpusched.core.plan.selection import GPU_ENTRY
+
+    return GPU_ENTRY.fullmatch(text) is not None
 
 
 def whole(least: int | None = None) -> Callable[[str], int]:

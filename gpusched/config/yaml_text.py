@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpusched.common.text_input import encoding_problem
-
 if TYPE_CHECKING:
     import yaml
 
@@ -22,6 +20,8 @@ class InvalidYaml(ValueError):
 def compose(data: bytes) -> yaml.Node | None:
     """Return the root of a file; None for an empty one. Raises InvalidYaml."""
     import yaml
+
+    from gpusched.common.text_input import encoding_problem
 
     if problem := encoding_problem(data):
         raise InvalidYaml(f"this is {problem}")

@@ -32,6 +32,7 @@ class Leaving:
         self._idle_since_s: float | None = None  # in monotonic seconds
         self.reason = ""  # why nothing new starts any more; empty while jobs may start
         self.is_immediate = False
+        self.hands_over = False  # to a process that goes on from here
         self.stopping_at: float | None = None  # since when everything is stopped, in wall time
         self._exit_code: int | None = None  # where it is not for the jobs to say
         self._store, self._attempts, self._reporter, self._trouble = store, attempts, reporter, trouble
@@ -50,6 +51,17 @@ class Leaving:
         """Leave what runs to the next start."""
         self.is_immediate, self._exit_code = True, errors.EXIT_QUIT
         self._reporter.report("queue", "leaving at once; running jobs go on, the next start takes them over")
+
+    def hand_over(self, why: str) -> None:
+        """Leave what runs, and the lock of the queue, to a process that goes on from here."""
+        self.is_immediate, self.hands_over, self._exit_code = True, True, errors.EXIT_QUIT
+        self._reporter.report("queue", why)
+
+    def renew(self) -> None:
+        """Hand over if there is a reason for another process to go on, unless a launch is half done."""
+        has_half_done = any(not attempt.life.fields.get("pid") for attempt in self._attempts)
+        if not self.reason and not has_half_done and (why := self._hooks.renew()):
+            self.hand_over(why)
 
     def drain(self, why: str, code: int) -> None:
         """Start nothing more, and leave when what runs has ended."""
@@ -200,7 +212,7 @@ class RequestReader:
                 self._leaving.go_on()
                 self._data_version = -1  # a list that was submitted meanwhile is taken now
             elif wish is Wish.DETACH:
-                self._leaving.leave_at_once()
+                self._leaving.hand_over("going on in the background")
             elif wish is Wish.STOP:
                 self._stop("q", errors.EXIT_INTERRUPTED, now)
             else:

@@ -76,6 +76,11 @@ class Dispatcher:
         """True if it leaves, or has left, by somebody's wish."""
         return bool(self._leaving.reason)
 
+    @property
+    def hands_over(self) -> bool:
+        """True if it has left what runs, and its lock, to a process that goes on."""
+        return self._leaving.hands_over
+
     def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
         """Dispatch until all has ended, or until it is to leave; return the exit code.
 
@@ -130,6 +135,7 @@ class Dispatcher:
                 raise self._leaving.queue_removed(self._queue)
             self._poll.repeat(now, self._options.settings.poll_interval)
             self._head.forget()
+            self._leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
                 if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):

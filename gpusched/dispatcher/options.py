@@ -29,6 +29,7 @@ class Hooks:
     observer: Observer = field(default_factory=Quiet)
     follow: bool = False  # stay when all has ended
     idle_exit_s: float | None = None  # then leave after so long without a job; None: never
+    renew: Callable[[], str] = lambda: ""  # asked often: why another process is to go on; empty: no reason
     clock: Clock = field(default_factory=Clock)
     step: Callable[[str], None] = lambda name: None  # called with the name of each step of an action
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from gpusched import __version__
 from gpusched.core.documents import job_title
 from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
@@ -78,7 +79,7 @@ class Reporter:
         self._next: tuple[int, Reason] | None = None  # the first waiting job, and why it does not start
 
     def begin(self, now: Moment) -> None:
-        self._dispatch = dispatch_table.begin(self._store, self._started_at)
+        self._dispatch = dispatch_table.begin(self._store, self._started_at, __version__)
         self._waits.restart(now, WAIT_IS_LONG_S)
 
     def report(self, kind: str, text: str, job_id: int | None = None) -> None:

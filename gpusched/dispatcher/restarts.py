@@ -29,8 +29,8 @@ class Restarts:
         self._queue, self._hooks = queue, hooks
         self._failed_s: list[float] = []  # when dispatchers have failed, in monotonic seconds
 
-    def run(self, make: Callable[[], Dispatcher]) -> tuple[int, bool]:
-        """Run a dispatcher, or as many as it takes; return the exit code, and if it left by somebody's wish.
+    def run(self, make: Callable[[], Dispatcher]) -> tuple[int, Dispatcher]:
+        """Run a dispatcher, or as many as it takes; return the exit code, and the last one.
 
         Raises GpuschedError when one of them must not go on, or when they fail again and again.
         """
@@ -40,7 +40,7 @@ class Restarts:
                 before = dispatcher
                 try:
                     dispatcher = make()
-                    return dispatcher.run(sleeper.take_signals(), before), dispatcher.draining
+                    return dispatcher.run(sleeper.take_signals(), before), dispatcher
                 except Exception as error:
                     passes = before is not None and isinstance(error, TransientError)
                     if isinstance(error, GpuschedError) and not passes:

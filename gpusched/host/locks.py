@@ -58,6 +58,21 @@ def take_file(path: str, mode: int = 0o644) -> int | None:
     raise OSError(errno.EBUSY, "is removed again and again", path)
 
 
+def retake(fd: int, path: str) -> bool:
+    """Become the process that /proc/locks names for a lock that was inherited; False if somebody else has it now.
+
+    No child inherits the descriptor any more.
+    """
+    try:
+        os.set_inheritable(fd, False)
+        if not is_named(fd, path):
+            return False
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return try_lock(fd, retry_for_s=_RETRY_FOR_S)
+    except OSError:  # no descriptor, or none with this lock
+        return False
+
+
 def _open_or_make(path: str, mode: int) -> int:
     for _ in range(_REMOVALS_LIMIT):
         with suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_size, parse_size
 from gpusched.common.text import clean
 from gpusched.config.values import duration, whole
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import AttributeBlock, Word
 from gpusched.lists.finding_table import Fault, fault, suggest
 
@@ -173,6 +173,8 @@ def make(values: Mapping[str, Any]) -> Attributes:
 
 def with_defaults(own: Attributes, defaults: Attributes) -> Attributes:
     """Return the attributes of a job, and those of `defaults` that it does not state; it gets the variables of both."""
+    if defaults == NO_ATTRIBUTES:  # of most submissions, which may be long
+        return own
     stated = {each.name: getattr(own, each.name) for each in fields(own)}
     stated = {name: value for name, value in stated.items() if value != getattr(NO_ATTRIBUTES, name)}
     return replace(defaults, **{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpusched.common.text_input import encoding_problem
-from gpusched.core.model import NO_ATTRIBUTES, Attributes
+from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes
 from gpusched.lists.attributes import make, state
 from gpusched.lists.blocks import (
     DIRECTIVE,

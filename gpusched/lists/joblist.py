@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpusched.core.model import Attributes, JobSpec
+from gpusched.core.jobs.job import Attributes, JobSpec
 from gpusched.lists.command_parts import NOTABLE
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.findings import Finding

@@ -5,15 +5,11 @@ Values are always text: 010 stays 010, and 1e-3 is not 0.001.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from math import prod
-
-from gpusched.common.text_input import read_table
 
 MAX_JOBS = 1_000_000
 
@@ -39,6 +35,8 @@ def span(text: str) -> list[str] | None:
     match = _SPAN.fullmatch(text)
     if match is None:
         return None
+    from decimal import Decimal
+
     first, last = Decimal(match[1]), Decimal(match[2])
     step = abs(Decimal(match[3])) if match[3] else Decimal(1)
     if not step:
@@ -93,6 +91,8 @@ def _split(name: str, text: str) -> list[str]:
 def _expand(name: str, text: str) -> list[str]:
     """Return the values of one text between commas: those of a range, or its own. Raises ValueError."""
     if text[:1] == '"':  # double quotes are those of a table
+        import csv
+
         try:
             return next(csv.reader([text], strict=True))[:1]
         except csv.Error as error:
@@ -126,6 +126,8 @@ def table(data: bytes, notes: list[str]) -> Axis:
 
     A column without a name is ignored, and so is a row of empty cells.
     """
+    from gpusched.common.text_input import read_table
+
     rows = [row.cells for row in read_table(data, notes) if any(map(str.strip, row.cells))]
     if len(rows) < 2:
         raise ValueError("it has no rows below a line that names the columns")

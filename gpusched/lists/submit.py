@@ -6,23 +6,23 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import parse_size
 from gpusched.config.settings import Settings
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Device, JobSpec, Requirements
-from gpusched.core.plan.host_room import beyond_limits
-from gpusched.core.plan.planner import round_budget
-from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
-from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.store import Store, submission
-from gpusched.lists import jobfile
 from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
-from gpusched.lists.jobfile import JobFile
+from gpusched.lists.joblist import JobFile
+
+if TYPE_CHECKING:
+    from gpusched.core.model import Device
+    from gpusched.core.plan.snapshot import Limits
+    from gpusched.host.code.job_dirs import JobDirs
 
 SHOWN_IMPOSSIBLE = 5
 _YAML = (".yaml", ".yml")
@@ -37,6 +37,8 @@ class SubmitOptions:
     force: bool = False
     retry_failed: bool = False
     dirs: JobDirs | None = None  # the directories in which the jobs run, and their commits
+    environment: bytes = b""  # of the submission; empty: the jobs get that of the dispatcher
+    begin_at: float = 0.0  # the jobs start no earlier
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -47,6 +49,8 @@ class SubmitOptions:
     @property
     def limits(self) -> Limits:
         """The share of the box that the queue may take."""
+        from gpusched.core.plan.snapshot import Limits
+
         s = self.settings
         return Limits(
             s.gpus_at_once,
@@ -90,6 +94,8 @@ class SubmitOptions:
             ram_bytes=own.ram_bytes,
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
             items=own.items,
+            begin_at=self.begin_at,
+            environment=self.environment,
         )
 
     def directory(self, spec: JobSpec) -> bytes:
@@ -194,6 +200,8 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     if where.lower().endswith(".py") and not options.force:
         return JobFile((), (place_fault(fault("script", language="python"), 1),))
     if not where.lower().endswith(_YAML):
+        from gpusched.lists import jobfile
+
         return jobfile.parse(data, **options.reading)
     from gpusched.lists.yaml_jobs import parse as parse_yaml
 
@@ -286,6 +294,8 @@ def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices:
 
 
 def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
+    from gpusched.core.plan.host_room import beyond_limits
+
     if beyond := beyond_limits(needs.cpus, needs.ram_bytes, limits):
         return beyond
     want = "a GPU" if needs.gpus == 1 else f"{needs.gpus} GPUs"
@@ -308,6 +318,8 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
 
 def to_give(device: Device) -> int:
     """Return the largest memory budget that the device has room for; 0 where its memory cannot be read."""
+    from gpusched.core.plan.snapshot import MARGIN_BYTES
+
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 

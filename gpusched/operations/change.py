@@ -221,10 +221,11 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
     if not dispatcher.alive and meta_table.source(store) is None:
-        from gpusched.operations.standing.start import autostart  # loads a dispatcher
+        from gpusched.operations.standing.background import autostart
 
-        if autostart(queue_dir, layers.load().settings):
-            return ["a dispatcher was started in the background"]
+        notes: list[str] = []
+        if autostart(queue_dir, layers.load().settings, notes.append):
+            return [*notes, "a dispatcher was started in the background"]
     who = f"its dispatcher is {closed}" if closed else "no dispatcher works on this queue"
     return [f"{who}; to run what is queued: {resume_command(queue_dir, store)}"]
 

@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
@@ -24,6 +24,7 @@ from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
+from gpusched.operations.standing import background, logout
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
@@ -38,6 +39,7 @@ class RunQueue:
         """Open a queue that exists. Raises GpuschedError otherwise."""
         self.queue_dir = queue_dir
         self.store = Store(queue_dir.database)
+        self.kept_lock: int | None = None  # of the dispatcher, for the process that goes on after dispatch()
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
@@ -78,13 +80,14 @@ class RunQueue:
     ) -> int:
         """Dispatch until all jobs have ended, and return the exit code; 75 when another dispatcher took the jobs.
 
-        `notify` gets a line when this takes long to begin. Without a submission it gives way at once.
+        `notify` gets a line when this takes long to begin. Without a submission it gives way at once. Where another
+        process is to go on, `kept_lock` is for it.
         """
         hooks = hooks or Hooks()
         lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
-        if not devices.is_open:
+        if submitted and not devices.is_open:
             check_jobs(self._jobs, options, devices.first.devices)
         claims = Claims(options.settings.claims_dir)
         claims.directory()  # a reason to refuse the run
@@ -97,11 +100,15 @@ class RunQueue:
 
         while lock is not None:
             try:
-                code, was_asked = restarts.run(make)
+                code, dispatcher = restarts.run(make)
+                if dispatcher.hands_over:
+                    self.kept_lock, lock = lock, None
+                    return code
             finally:
-                os.close(lock)
+                if lock is not None:
+                    os.close(lock)
             hooks.step("left")
-            if was_asked or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
         return code
@@ -182,6 +189,10 @@ def run_jobs(
         with session.watch(queue) as observer:
             hooks = Hooks(session.feed or Feed(), observer or Quiet(), session.follow)
             code = queue.dispatch(options, devices, hooks=hooks, notify=session.notify)
+        if queue.kept_lock is not None:
+            detach(queue, devices, session.notify)
+            hooks = replace(hooks, observer=Quiet())
+            code = queue.dispatch(options, devices, hooks=hooks, submitted=False)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code
@@ -193,10 +204,21 @@ def run_jobs(
         return code
 
 
+def detach(queue: RunQueue, devices: BoxDevices, notify: Callable[[str], None]) -> None:
+    """Return in a process of its own, without this terminal, which is to dispatch the queue. This process ends."""
+    queue.store.close()  # two processes must share neither a database nor a source of readings
+    devices.close()
+    lock, queue.kept_lock = queue.kept_lock, None
+    assert lock is not None
+    if pid := background.fork(queue.queue_dir, lock):
+        logout.warn(notify)
+        notify(f"going on in the background (pid {pid}): `gpusched status` shows it, `gpusched stop` ends it")
+        raise SystemExit(EXIT_QUIT)
+
+
 def set_up_log(queue_dir: QueueDir, level: str) -> None:
     """Have this process write the dispatcher's log in the queue's directory, for this user alone."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    file = os.fdopen(os.open(queue_dir.log, flags, 0o600), "a", encoding="utf-8", errors="backslashreplace")
+    file = os.fdopen(queue_dir.open_log(), "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.raiseExceptions = False  # a log that takes no line ends nothing and says nothing

@@ -11,17 +11,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.text import mask_secrets
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
-from gpusched.host.attempts.launcher import find_shell
-from gpusched.host.attempts.setup import check_setup
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
-from gpusched.lists import dependencies
-from gpusched.lists.jobfile import JobFile
+from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
 from gpusched.operations.standing.stored import with_stored
 
@@ -47,6 +43,8 @@ def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
             queue_dirs.remember(queue_dir)
             return queue_dir
     owner = _owner(queue_dir) or b""
+    from gpusched.common.text import mask_secrets
+
     name = "standard input" if owner == b"-" else mask_secrets(owner.decode("utf-8", "replace"))
     raise GpuschedError(
         f"this directory is the queue of another list: {name}",
@@ -112,8 +110,12 @@ def submit_options(
 
     Raises GpuschedError for a shell or a set-up file that cannot be used.
     """
+    from gpusched.host.attempts.launcher import find_shell
+
     find_shell(loaded.settings.shell)
     if loaded.settings.setup:
+        from gpusched.host.attempts.setup import check_setup
+
         check_setup(loaded.settings.setup)
     return SubmitOptions(_settings_in(queue_dir, loaded), os.fsencode(os.getcwd()), force, retry_failed)
 
@@ -176,6 +178,10 @@ def refuse_unmet(jobs: JobFile, queue_dir: QueueDir, name: str) -> None:
 
     `name` is the name of the list, for the message.
     """
+    if not any(spec.attributes.after for spec in jobs.specs):
+        return
+    from gpusched.lists import dependencies
+
     wrong = dependencies.check(jobs.specs, known=_read(queue_dir, job_table.names, set()))
     if wrong:
         raise refusal(wrong, name)

@@ -260,7 +260,8 @@ def test_a_file_that_cannot_be_read_is_an_error_but_for_the_systems(tmp_path: Pa
 
 
 def test_without_a_home_there_is_no_user_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: f"~/.config/{name}")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user who is in no passwd file
     assert config.user_config_file() == ""
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import (
+    BUDGET_STEP_BYTES,
     ENDED_STATES,
     MIB,
     Attempt,
@@ -26,9 +27,10 @@ from gpusched.core.model import (
     Outcome,
     OutcomeKind,
     Requirements,
+    round_budget,
 )
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.planner import BUDGET_STEP_BYTES, grown_budget, make_plan, round_budget
+from gpusched.core.plan.planner import grown_budget, make_plan
 from gpusched.core.plan.snapshot import (
     MARGIN_BYTES,
     Action,

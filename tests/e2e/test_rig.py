@@ -228,7 +228,7 @@ def _interpreter_for_all() -> tuple[str, str] | None:
     for python in (os.path.realpath(sys.executable), shutil.which(version, path="/usr/bin:/usr/local/bin")):
         if python is None:
             continue
-        command = [python, "-c", "import click, psutil, pynvml, yaml, platformdirs, gpusched.host.attempts.shepherd"]
+        command = [python, "-c", "import click, psutil, pynvml, yaml, gpusched.host.attempts.shepherd"]
         try:
             found = subprocess.run(command, user=1, env={"PYTHONPATH": path}, cwd="/", capture_output=True, check=False)
         except OSError:

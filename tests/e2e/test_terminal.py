@@ -150,3 +150,24 @@ def test_jobs_that_are_typed_are_no_keys(box: Box) -> None:
         terminal.press("\x04")
         assert terminal.wait() == 0
     assert box.read("typed") == "q\n"
+
+
+def test_d_goes_on_in_the_background(box: Box) -> None:
+    """With the options of the run, its list and its environment: what runs is adopted, and later lines are read."""
+    box.environment["WORD"] = "of the run"
+    with start(box, HOLD + "1", HOLD + "2", "echo $WORD >> words", argv=[*RUN, "--gpu-list", "1"]) as terminal:
+        terminal.await_text("1 running")
+        terminal.press("d")
+        assert terminal.wait() == 131
+        shown = " ".join(" ".join(terminal.shown()).split())
+    assert "going on in the background (pid" in shown and not any("gpusched  list" in line for line in terminal.shown())
+    assert box.running() == 1
+    box.write(HOLD + "1", HOLD + "2", "echo $WORD >> words", "echo later >> words")
+    (box.work / "go").touch()
+    wait_for(lambda: box.states() == ["succeeded"] * 4)
+    assert (box.work / "words").read_text() == "of the run\nlater\n"
+    assert [len(row.attempts) for row in box.jobs()] == [1, 1, 1, 1]
+    assert {tuple(row.indices) for row in box.jobs()} == {(1,)}
+    wait_for(lambda: not any("gpusched run" in command for command in box.commands()))
+    log = (box.queue() / "dispatcher.log").read_text()
+    assert log.count("going on in the background") == 1 and "4 succeeded" in log

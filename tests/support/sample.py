@@ -133,7 +133,7 @@ class Sample9:
         with store.transaction():
             first = NOW - 3600
             submission.submit(store, specs, lambda _: Requirements(retries=1, cwd=b"/home/ann/project"), first)
-            dispatch = dispatch_table.begin(store, first)
+            dispatch = dispatch_table.begin(store, first, "1.0")
             dispatch_table.touch(store, dispatch, NOW - 30)
             self.attempt(1, OK, 10, 70, gpus=(0,), used=Usage(30, 900 * MIB, 800.0 * MIB, 0.42, 7200.0))
             self.attempt(2, EXIT_3, 70, 75, gpus=(0,))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.run.one import RunCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import accept, print_dry_run, session
 from gpusched.cli.run.source import await_text, source_arguments
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=SettingsCommand,
+    cls=RunCommand,
     epilog="Example: gpusched run -c 'python train.py --lr {lr}' -p lr=0.1,0.2",
 )
 @source_arguments
@@ -28,6 +28,7 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
 
     FILE has one shell command a line, or is a YAML job file; - reads lines from
     stdin. The same command again goes on: jobs that have succeeded are skipped.
+    Behind -- stands one command for your own queue, and is followed.
     """
     from gpusched.operations import submit
     from gpusched.operations.devices import open_devices

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
+    from gpusched.dispatcher import Observer
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run import RunQueue, RunSession
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text, missing_programs
+    from gpusched.operations.check import findings_text
+    from gpusched.operations.standing.programs import missing_programs
 
     jobs = refused(jobs, name)
     jobs = replace(jobs, findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
@@ -51,7 +54,7 @@ def session(
 
     _import_the_end(options)
     return RunSession(
-        watch=lambda queue: closing(_observer(queue, options, feed)),
+        watch=lambda queue: _watch(queue, options, feed),
         notify=say,
         summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
         log_level="DEBUG" if options.verbose else "INFO",
@@ -70,6 +73,14 @@ def _import_the_end(options: RunOptions) -> None:
         from gpusched.views.tables import line, write
 
         write(io.StringIO(), [line("")])  # the library imports more when it draws
+
+
+def _watch(queue: RunQueue, options: RunOptions, feed: Feed | None) -> AbstractContextManager[Observer | None]:
+    """Return the observer for this terminal, pipe or file; none where that is the log, which has all events anyway."""
+    with suppress(OSError, ValueError):
+        if os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(queue.queue_dir.log)):
+            return nullcontext()
+    return closing(_observer(queue, options, feed))
 
 
 def _observer(queue: RunQueue, options: RunOptions, feed: Feed | None) -> LiveView | EventLines:

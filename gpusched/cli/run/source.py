@@ -13,7 +13,6 @@ import click
 
 from gpusched.cli.completion import complete_files
 from gpusched.common.errors import GpuschedError
-from gpusched.common.text_input import encoding_problem
 from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ def await_text() -> bytes:
     if not text:
         hint = "did the program that writes the commands fail? one shell command a line; lines with # are skipped"
         raise GpuschedError("was empty", where="standard input", hint=hint)
+    from gpusched.common.text_input import encoding_problem
+
     if problem := encoding_problem(text):
         raise GpuschedError(f"this is {problem}", where="standard input")
     return text

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from gpusched.cli.options import SettingsCommand, say, settings_options
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, GpuschedError
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import RUN_SETTINGS
 
@@ -24,10 +27,22 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     from gpusched.cli.run.options import RunOptions
     from gpusched.cli.run.session import session
     from gpusched.operations.standing import add
-    from gpusched.operations.standing.start import dispatch_standing, start_detached
+    from gpusched.operations.standing.background import start_detached
+    from gpusched.operations.standing.start import dispatch_standing
 
     queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    if queue is None:
+        add.make_queue(queue_dir)
+    elif not queue_dir.exists():
+        raise GpuschedError("there is no such queue", where=queue_dir.path, hint="`gpusched submit -q` makes it")
     if detach:
-        say(f"dispatching {queue_dir.path} (pid {start_detached(queue_dir)})")
-        return 0
+        pid = start_detached(queue_dir, say, loaded.flags(), os.environ)
+        if pid is None:
+            raise GpuschedError(
+                f"is being dispatched already (pid {queue_dir.dispatcher()})",
+                where=queue_dir.path,
+                exit_code=EXIT_DISPATCHED_ELSEWHERE,
+            )
+        say(f"dispatching {queue_dir.path} (pid {pid}); its log is {queue_dir.log}")
+        return EXIT_OK
     return dispatch_standing(queue_dir, loaded, session(RunOptions(loaded, verbose=verbose, quiet=quiet)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,13 +86,13 @@ def submit(
     """
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.standing import add
-    from gpusched.operations.standing.start import autostart
+    from gpusched.operations.standing.background import autostart, warn_without_gpus
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
     if is_command or (words and words != ("-",) and not _is_list(words)):
-        jobs = _command_job(words, options)
+        jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
     queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
@@ -99,8 +100,10 @@ def submit(
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
+    gpus = more["attributes"].gpus
+    warn_without_gpus(loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
     if not no_start:
-        autostart(added.queue_dir, loaded.settings)
+        autostart(added.queue_dir, loaded.settings, say)
     return EXIT_OK
 
 
@@ -114,7 +117,7 @@ def _print(added: Added, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _command_job(words: tuple[str, ...], options: SubmitOptions) -> JobFile:
+def command_job(words: Sequence[str], options: SubmitOptions) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
     from gpusched.lists.submit import parse_command
 
@@ -127,6 +130,7 @@ def _list_jobs(
     """Return the jobs of a list, of standard input, or of a command with parameters."""
     if file is None and command is None and not parameters and each is None:
         raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
+
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
         source = replace(source, data=sys.stdin.buffer.read())
@@ -136,13 +140,15 @@ def _list_jobs(
 def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
     """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text, missing_programs
+    from gpusched.operations.standing.programs import missing_programs
 
     refused(jobs, name)
     if not jobs.specs:
         raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
     findings = [*jobs.findings, *missing_programs(jobs.specs, options.settings)]
     if findings:
+        from gpusched.operations.check import findings_text
+
         click.echo(findings_text(findings, name, verbose=False), err=True)
     return jobs
 

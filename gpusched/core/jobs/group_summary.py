@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusched.core.jobs.progress import COUNTED_NOWHERE, ItemGroup, Span, Times, times
+from gpusched.core.jobs.progress import ItemGroup, Span, Times, times
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
+from gpusched.core.jobs.reconcile import COUNTED_NOWHERE
 from gpusched.core.model import JobRow, JobState
 
 

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from gpusched.core.model import DeviceUse, JobRow, JobState, Outcome, OutcomeKind
+from gpusched.core.jobs.job import JobRow, JobState, OutcomeKind
+
+if TYPE_CHECKING:
+    from gpusched.core.model import DeviceUse, Outcome
 
 
 class JobEvent(str, Enum):

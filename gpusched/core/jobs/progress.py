@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from gpusched.core.documents import parse_progress
-from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import JobState, RunningView
-
-COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # cancelled jobs of these causes count in no total
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +128,8 @@ class Times:
 
     @property
     def median_s(self) -> float:
+        from statistics import median
+
         return median(self.durations)
 
     @property

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from graphlib import CycleError, TopologicalSorter
 
-from gpusched.core.model import ENDED_STATES, Dependency, DependencyKind, JobState
+from gpusched.core.jobs.job import ENDED_STATES, Dependency, DependencyKind, JobState
 
 CAUSE_DEPENDENCY = "dependency"  # cancelled or held because of a job that it depends on
 CAUSE_NOT_NEEDED = "not_needed"  # cancelled because no failure called for it: it counts in no total
@@ -105,6 +104,8 @@ class JobIndex:
 
 def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
     """Return jobs that wait for each other in a circle, each for the next one; empty if there is no circle."""
+    from graphlib import CycleError, TopologicalSorter
+
     try:
         TopologicalSorter(upstream).prepare()
     except CycleError as error:

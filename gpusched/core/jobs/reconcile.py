@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpusched.core.model import ENDED_STATES, JobSpec, JobState
+from gpusched.core.jobs.job import ENDED_STATES, JobSpec, JobState
+from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 
 CAUSE_REMOVED = "removed"  # cancelled because its line left the file
+COUNTED_NOWHERE = (CAUSE_REMOVED, CAUSE_NOT_NEEDED)  # cancelled jobs of these causes count in no total
 _WAITING = (JobState.QUEUED, JobState.HELD)
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched.core.jobs.lifecycle import JobEvent, judge
-from gpusched.core.model import MIB, Attempt, Outcome
+from gpusched.core.model import MIB, Attempt, Outcome, round_budget
 from gpusched.core.plan.hand_back import find_surplus
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Release, Snapshot, Stop
 
-BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
 GROWTH = 1.25  # of a budget, after an out-of-memory
 
 
@@ -65,11 +64,6 @@ def _could_fit(budget_bytes: int, attempt: Attempt, snapshot: Snapshot) -> bool:
     """Return True if as many devices as the attempt had could ever offer this budget."""
     fitting = [d for d in snapshot.devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
     return sum(device.is_model(attempt.job.gpu_model) for device in fitting) >= len(attempt.devices)
-
-
-def round_budget(stated_bytes: int) -> int:
-    """Return a budget as the plan counts it: rounded up to the next step."""
-    return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
 def grown_budget(budget_bytes: int, peak_bytes: int | None) -> int:

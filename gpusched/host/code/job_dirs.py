@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.host.code import work_tree
-from gpusched.host.code.tree_copy import snapshot
 from gpusched.host.code.work_tree import WorkTree
 
 FRESH_S = 10.0  # the answer of git about a tree is used so long
@@ -41,6 +39,8 @@ class JobDirs:
             self._tree = self._describe(self._root(self._without_links(home)))
             if self._tree is None:
                 problem = "--snapshot copies a git work tree with a commit, and here is none"
+                import shutil
+
                 if shutil.which("git") is None:
                     problem = "--snapshot needs git, and git is not installed"
                 hint = "`git status` may say why; without --snapshot the jobs run where the files are"
@@ -52,6 +52,8 @@ class JobDirs:
             self._describe.cache_clear()
             self._forget_at = time.monotonic() + FRESH_S
         if self._tree is not None and not self._copy:
+            from gpusched.host.code.tree_copy import snapshot
+
             self._copy, self._tree = snapshot(self._tree.root, self._copies, leave_out=self._leave_out)
 
     def resolve(self, cwd: bytes) -> tuple[bytes, str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.model import DIRTY
+from gpusched.core.jobs.job import DIRTY
 
 TIME_LIMIT_S = 10.0  # of one git command
 LIST_TIME_LIMIT_S = 120.0  # of one that lists every file
@@ -51,6 +50,8 @@ def describe(cwd: str, leave_out: Iterable[str] = (), limit_s: float = TIME_LIMI
 
 def _git(directory: str, limit_s: float, *words: str) -> bytes | None:
     """Return the output of a git command; None if it fails, is not installed, or takes too long."""
+    import subprocess  # not loaded for directories outside git
+
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     command = ["git", "-C", directory, *(word for setting in _PLAIN for word in ("-c", setting)), *words]
     try:

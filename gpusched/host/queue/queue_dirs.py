@@ -10,19 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 
-import platformdirs
-
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
-from gpusched.common.files import write_atomically
+from gpusched.common.files import user_dir, write_atomically
 from gpusched.host import locks
-from gpusched.host.gpus import claims
 
 DEFAULT_PARENT = "gpusched-runs"
+LOCK_FD = "GPUSCHED_LOCK_FD"  # the variable that names the descriptor of a lock to a process that is to dispatch
 DEFAULT_NAME = "default"  # of the queue that belongs to no directory
+_STATE = "XDG_STATE_HOME", ".local/state"
 LOGS = "logs"
 ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
@@ -90,9 +88,17 @@ class QueueDir:
     def take(self) -> int | None:
         """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.
 
-        No child inherits the descriptor.
+        Whoever started this process may have handed the lock over, by LOCK_FD. No child inherits the descriptor.
         """
-        return locks.take_file(f"{self.state}/dispatcher.lock", 0o600)
+        path, handed = f"{self.state}/dispatcher.lock", os.environ.pop(LOCK_FD, "")
+        if handed.isdecimal() and locks.retake(int(handed), path):
+            return int(handed)
+        return locks.take_file(path, 0o600)
+
+    def open_log(self) -> int:
+        """Return a descriptor that appends to the dispatcher's log, which is for this user alone."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self.log, flags, 0o600)
 
     def ring(self) -> None:
         """Wake the dispatcher, if there is one, to look at a request."""
@@ -108,11 +114,17 @@ def locate(path: str, state_dir: str | None = None) -> QueueDir:
     existing = path
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
-    if os.path.exists(f"{path}/queue.db") or claims.is_local(existing):
+    if os.path.exists(f"{path}/queue.db") or _is_local(existing):
         return QueueDir(path, path)
     parent = state_dir or f"{LOCAL_STATE}/gpusched-{os.getuid()}"
     name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
     return QueueDir(path, f"{parent}/{os.path.basename(path)}-{name}")
+
+
+def _is_local(path: str) -> bool:
+    from gpusched.host.gpus import claims  # only for queues that are not there yet
+
+    return claims.is_local(path)
 
 
 def prepare(queue: QueueDir) -> None:
@@ -140,7 +152,7 @@ def _refuse_other_host(queue: QueueDir) -> None:
     """On a shared file system a queue belongs to the host that dispatches it."""
     if queue.state == queue.path:
         return
-    path, here = f"{queue.path}/host", socket.gethostname()
+    path, here = f"{queue.path}/host", os.uname().nodename
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             host = file.read().strip()
@@ -169,16 +181,16 @@ def standing_path(name: str) -> str:
 
     Raises GpuschedError for a user without a home directory.
     """
-    state = _state_dir()
+    state = user_dir(*_STATE)
     if not state:
         hint = "set HOME or XDG_STATE_HOME, or name a directory with -q"
         raise GpuschedError("there is no home directory for your queues", hint=hint, exit_code=EXIT_CANNOT_WORK)
-    return os.path.join(state, "on", socket.gethostname(), name)
+    return os.path.join(state, "on", os.uname().nodename, name)
 
 
 def is_default(queue: QueueDir) -> bool:
     """Return True for this user's default queue."""
-    return bool(_state_dir()) and queue.path == standing_path(DEFAULT_NAME)
+    return bool(user_dir(*_STATE)) and queue.path == standing_path(DEFAULT_NAME)
 
 
 def find_standing(name: str, state_dir: str | None = None) -> QueueDir | None:
@@ -191,7 +203,7 @@ def find_standing(name: str, state_dir: str | None = None) -> QueueDir | None:
 
 def is_standing(queue: QueueDir) -> bool:
     """Return True for a queue that lies with this user's own, and belongs to no directory."""
-    return bool(_state_dir()) and os.path.dirname(queue.path) == os.path.dirname(standing_path("x"))
+    return bool(user_dir(*_STATE)) and os.path.dirname(queue.path) == os.path.dirname(standing_path("x"))
 
 
 # ---- this user's queues ----------------------------------------------------------------------------
@@ -199,16 +211,19 @@ def is_standing(queue: QueueDir) -> bool:
 
 def _register() -> str:
     """Return the directory of the list; "" for a user without a home directory."""
-    state = _state_dir()
+    state = user_dir(*_STATE)
     return os.path.join(state, "queues") if state else ""
 
 
-def _state_dir() -> str:
-    """Return this user's directory for what is kept; "" for a user without a home directory."""
-    with suppress(RuntimeError):
-        path = platformdirs.user_state_dir("gpusched")
-        return path if os.path.isabs(path) else ""
-    return ""
+def is_first_time(name: str) -> bool:
+    """Return True when this is asked for the first time by this user. Without a writable home it always is."""
+    marker = os.path.join(user_dir(*_STATE), name)
+    try:
+        os.makedirs(os.path.dirname(marker), 0o700, exist_ok=True)
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 def remember(queue: QueueDir) -> None:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from gpusched.common.errors import stored_value
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
-from gpusched.core.model import NOTHING_USED, AttemptRow, DeviceUse, JobRow, JobState, Outcome, Usage, reshape
+from gpusched.core.model import (
+    NOTHING_USED,
+    AttemptRow,
+    DeviceUse,
+    JobRow,
+    JobState,
+    Outcome,
+    OutcomeKind,
+    Usage,
+    reshape,
+)
 from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
-from gpusched.host.store.rows import ATTEMPT, JOB, attempt_row, devices_text, job_row
+from gpusched.host.store.rows import JOB, job_row
 
+_USAGE_FIELDS = [field.name for field in fields(Usage)]
+ATTEMPT = (
+    "job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress, "
+    f"outcome, exit_code, signal, cause, note, {', '.join(_USAGE_FIELDS)}"
+)
 _OPEN = "job_id = ? AND number = ? AND ended_at IS NULL"
 
 
@@ -135,12 +153,12 @@ def save_usage(store: Store, job_id: int, number: int, usage: Usage, progress: s
 def attempts(store: Store, job_id: int) -> list[AttemptRow]:
     """Return the attempts of a job, the first one first."""
     query = f"SELECT {ATTEMPT} FROM attempts WHERE job_id = ? ORDER BY number"
-    return [attempt_row(row) for row in store.rows(query, (job_id,))]
+    return [_attempt_row(row) for row in store.rows(query, (job_id,))]
 
 
 def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
     """Return every running job with its open attempt."""
-    opened = map(attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
+    opened = map(_attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
     attempts_by_job = {attempt.job_id: attempt for attempt in opened}
     jobs = map(job_row, store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"))
     return [(job, attempts_by_job[job.id]) for job in jobs if job.id in attempts_by_job]
@@ -159,3 +177,32 @@ def spent(
     """Yield job and number of each attempt, tags, start, end, outcome, exit code, devices (JSON) and energy (J)."""
     columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j"
     yield from store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id")
+
+
+# ---- rows -------------------------------------------------------------------------------------------
+
+
+@stored_value()
+def _attempt_row(columns: Sequence[Any]) -> AttemptRow:
+    """Return the attempt of a row of the columns ATTEMPT."""
+    job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]
+    kind, exit_code, signal, cause, note = columns[10:15]
+    usage = dict(zip(_USAGE_FIELDS, columns[15:], strict=True))
+    return AttemptRow(
+        job_id=job_id,
+        number=number,
+        started_at=started_at,
+        ended_at=ended_at,
+        outcome=None if kind is None else Outcome(OutcomeKind(kind), exit_code, signal, cause, note),
+        log=log,
+        error_log=error_log,
+        devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
+        usage=Usage(**{**usage, "by_device": bool(usage["by_device"])}),
+        max_rss_bytes=max_rss_bytes,
+        cpu_s=cpu_s,
+        progress=progress,
+    )
+
+
+def devices_text(devices: Sequence[DeviceUse]) -> str:
+    return json.dumps([[d.uuid, d.index, d.name, d.free_bytes] for d in devices])

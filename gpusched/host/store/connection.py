@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
-from urllib.parse import quote
 
 from gpusched.common.errors import DAMAGED, EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.host.store import migration
@@ -209,6 +207,8 @@ def _check_file(path: str) -> None:
     elif is_complete and size < _stated_bytes(header):
         problem = f"is damaged: cut off after {size} of {_stated_bytes(header)} bytes"
     elif int.from_bytes(header[60:64], "big") not in migration.VERSIONS:
+        from urllib.parse import quote
+
         # immutable: without locks, and without files beside it
         with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as db:
             return _check_tables(db, path)
@@ -275,6 +275,8 @@ def _translated(error: sqlite3.Error | UnicodeDecodeError, path: str) -> Excepti
         hint = "try again once it has ended; if it was stopped (Ctrl-Z), let it go on with `fg`, or end it"
         return Busy("another gpusched command is writing to it", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
     elif _lacks_rights(error, path):
+        import shlex
+
         problem = f"you may not write to this database: {text}"
         hint = "its files and their directory are not writable for you; to look at what is there: "
         hint += f"cp -r {shlex.quote(os.path.dirname(path))} COPY, then -q ./COPY"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.job import JobRow, JobSpec
 from gpusched.core.jobs.readiness import JobIndex, UnknownReference, find_cycle
-from gpusched.core.model import JobRow, JobSpec
 from gpusched.host.store import job_table
 from gpusched.host.store.connection import Store
 from gpusched.host.store.migration import COUNT_SETS
@@ -96,6 +95,8 @@ def _refuse_cycles(store: Store) -> None:
 
 
 def _unknown_reference(spec: JobSpec, ref: str, names: Sequence[str]) -> GpuschedError:
+    import difflib
+
     nearest = difflib.get_close_matches(ref, names, n=1, cutoff=0.5)
     hint = "a job bears name=…, or several bear tag=…; ids are those of `status`"
     if nearest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from gpusched.core.model import JobState
+from gpusched.core.jobs.job import JobState
 
 
 @dataclass(slots=True)

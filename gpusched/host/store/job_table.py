@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import GpuschedError, stored_value
+from gpusched.core.jobs.job import ENDED_STATES, JobRow, JobState, Requirements, reshape
 from gpusched.core.jobs.lifecycle import JobEvent
-from gpusched.core.jobs.progress import COUNTED_NOWHERE
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import ENDED_STATES, JobRow, JobState, Requirements, reshape
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, COUNTED_NOWHERE
 from gpusched.host.store import request_table, startable_jobs, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row, needs_columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from gpusched.host.store.connection import Store
 
@@ -21,7 +21,7 @@ def queue_id(store: Store) -> str:
     """Return the random id of this queue, which tells its records from those of another one; made when missing."""
     with store.transaction():
         if (known := read(store, "queue_id")) is None:
-            write(store, "queue_id", known := secrets.token_hex(8))
+            write(store, "queue_id", known := os.urandom(8).hex())
     return known
 
 

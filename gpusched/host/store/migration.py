@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ COUNT_SETS = """
 
 def schema() -> str:
     """Return the statements that make an empty database."""
+    from importlib import resources
+
     text = resources.files("gpusched.host.store").joinpath("schema.sql").read_text(encoding="utf-8")
     return f"{text} PRAGMA user_version = {CURRENT_VERSION};"
 

@@ -1,4 +1,4 @@
-"""Conversion between rows of the database and the values of core/model. Runs no query."""
+"""Conversion between rows of the table of jobs and the values of core/jobs/job. Runs no query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from gpusched.common.errors import stored_value
-from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome, OutcomeKind, Requirements, Usage
+from gpusched.core.jobs.job import JobRow, JobState, Requirements
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -23,12 +23,7 @@ def _environment(text: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 _JOB_FIELDS = [field.name for field in fields(JobRow)]  # named as the columns are
-_USAGE_FIELDS = [field.name for field in fields(Usage)]
 JOB = ", ".join(_JOB_FIELDS)
-ATTEMPT = (
-    "job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress, "
-    f"outcome, exit_code, signal, cause, note, {', '.join(_USAGE_FIELDS)}"
-)
 NEEDS = (
     *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
     *("name", "tags", "gpu_model", "env", "git", "items", "cpus", "ram_bytes", "begin_at", "shape"),
@@ -62,29 +57,3 @@ def job_row(columns: Sequence[Any]) -> JobRow:
     for n, read in _JOB_READERS:
         values[n] = read(values[n])
     return JobRow(*values)
-
-
-@stored_value()
-def attempt_row(columns: Sequence[Any]) -> AttemptRow:
-    """Return the attempt of a row of the columns ATTEMPT."""
-    job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]
-    kind, exit_code, signal, cause, note = columns[10:15]
-    usage = dict(zip(_USAGE_FIELDS, columns[15:], strict=True))
-    return AttemptRow(
-        job_id=job_id,
-        number=number,
-        started_at=started_at,
-        ended_at=ended_at,
-        outcome=None if kind is None else Outcome(OutcomeKind(kind), exit_code, signal, cause, note),
-        log=log,
-        error_log=error_log,
-        devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
-        usage=Usage(**{**usage, "by_device": bool(usage["by_device"])}),
-        max_rss_bytes=max_rss_bytes,
-        cpu_s=cpu_s,
-        progress=progress,
-    )
-
-
-def devices_text(devices: Sequence[DeviceUse]) -> str:
-    return json.dumps([[d.uuid, d.index, d.name, d.free_bytes] for d in devices])

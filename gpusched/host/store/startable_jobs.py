@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpusched.core.jobs.job import JobRow
 from gpusched.core.jobs.lifecycle import BACKOFF_HORIZON_S
-from gpusched.core.model import JobRow
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 

@@ -6,10 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 
-from gpusched.core.jobs.lifecycle import JobEvent, next_state
-from gpusched.core.jobs.readiness import JobIndex, ListedJob
-from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
-from gpusched.core.model import (
+from gpusched.core.jobs.job import (
     ENDED_STATES,
     Attributes,
     Dependency,
@@ -19,6 +16,9 @@ from gpusched.core.model import (
     JobState,
     Requirements,
 )
+from gpusched.core.jobs.lifecycle import JobEvent, next_state
+from gpusched.core.jobs.readiness import JobIndex, ListedJob
+from gpusched.core.jobs.reconcile import CAUSE_REMOVED, QueueChange, StoredJob, identity, reconcile
 from gpusched.host.store import dependency_table, environment_table, job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import NEEDS, needs_columns
@@ -77,14 +77,21 @@ def _without_finished(store: Store, specs: Sequence[JobSpec]) -> tuple[Sequence[
 
 
 def add(
-    store: Store, specs: Sequence[JobSpec], needs: Callable[[JobSpec], Requirements], now: float
+    store: Store,
+    specs: Sequence[JobSpec],
+    needs: Callable[[JobSpec], Requirements],
+    now: float,
+    *,
+    once: bool = False,
 ) -> list[tuple[int, bool]]:
-    """Add jobs that no list has, each known by its key; return the id of each, and if it is new.
+    """Add jobs that no list has, each with a key of its own; return the id of each, and if it is new.
+
+    With `once`, a job of the same key may be there, and is taken in place of the new one.
 
     Raises GpuschedError, and changes nothing, when a job depends on one that is not there, or on itself.
     """
     with store.large_cache(), store.transaction():
-        old = {spec.key: job_id for spec in specs if (job_id := _find(store, spec)) is not None}
+        old = {spec.key: job_id for spec in specs if once and (job_id := _find(store, spec)) is not None}
         new = {spec.key: spec for spec in specs if spec.key not in old}
         change = QueueChange(tuple((spec, n) for n, spec in enumerate(new.values(), _end_of_list(store))), (), (), ())
         first = _insert(store, change.add, needs, now, "submit")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.jobs.job import DependencyKind, JobState, reshape
 from gpusched.core.jobs.lifecycle import JobEvent, next_state
 from gpusched.core.jobs.readiness import (
     CAUSE_DEPENDENCY,
@@ -16,7 +17,6 @@ from gpusched.core.jobs.readiness import (
     readiness,
     readiness_of,
 )
-from gpusched.core.model import DependencyKind, JobState, reshape
 from gpusched.host.store import meta_table
 from gpusched.host.store.connection import Store
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
-from gpusched.core.model import NO_ATTRIBUTES, Attributes, JobSpec, Requirements
+from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, job_table, meta_table, submission
+from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
-from gpusched.lists.jobfile import JobFile
+from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations import queues
 from gpusched.operations.submit import with_dirs
+
+OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
     """
     if name is None:
         return queue_dirs.locate(queue_dirs.standing_path(queue_dirs.DEFAULT_NAME), state_dir)
+    from gpusched.operations import queues
+
     if (there := queues.existing_queue(name, state_dir)) is not None:
         return there
     path = os.path.abspath(name) if os.sep in name else queue_dirs.standing_path(name)
@@ -56,7 +58,7 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
 
 
 def make_queue(queue_dir: QueueDir) -> None:
-    """Make the directory and the database of a queue, if they are not there."""
+    """Make a queue if it is not there, and put it first on this user's list."""
     queue_dirs.prepare(queue_dir)
     Store(queue_dir.database, create=True).close()
     queue_dirs.remember(queue_dir)
@@ -75,26 +77,34 @@ def add_jobs(
     """
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
-    queue_dirs.prepare(queue_dir)
+    make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
-    options = with_dirs(options, queue_dir)
+    options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
     options.look_around(specs)
-
-    def needs(spec: JobSpec) -> Requirements:
-        return replace(options.needs(spec), environment=content, begin_at=wishes.begin_at)
-
     now = time.time()
-    with Store(queue_dir.database, create=True) as store, store.transaction():
-        added = submission.add(store, specs, needs, now)
+    with Store(queue_dir.database) as store, store.transaction():
+        _refuse_old_dispatcher(queue_dir, store, now)
+        added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
         for job_id, is_added in added if wishes.hold else ():
             if is_added:
                 job_table.hold(store, job_id)
         if meta_table.read(store, "on_dep_fail") is None:
             meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
-    queue_dirs.remember(queue_dir)
     queue_dir.ring()
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
     return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)
+
+
+def _refuse_old_dispatcher(queue_dir: QueueDir, store: Store, now: float) -> None:
+    """Raise GpuschedError if a dispatcher of version 0.1 works on the queue: it would run the jobs, but elsewhere."""
+    version, seen_at = dispatch_table.newest(store)
+    if not version and now - seen_at < OLD_SEEN_WITHIN_S and (pid := queue_dir.dispatcher()) is not None:
+        raise GpuschedError(
+            f"is being dispatched by gpusched 0.1 (pid {pid}), which knows nothing of submissions",
+            where=queue_dir.path,
+            hint=f"kill -QUIT {pid} has it leave, and its jobs go on; then submit again",
+            exit_code=EXIT_CANNOT_WORK,
+        )
 
 
 def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, ...]:
@@ -104,11 +114,12 @@ def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, .
             problem = f"is for a single job, and these are {len(specs)}"
             raise GpuschedError(problem, where=word, hint="a list states name= in its lines")
     return tuple(
-        replace(
-            spec,
+        JobSpec(
+            spec.command,
+            spec.text,
+            spec.line,
             attributes=with_defaults(spec.attributes, wishes.attributes),
-            occurrence=1,
-            key=b"once " + os.fsencode(wishes.once) if wishes.once else secrets.token_bytes(16),
+            key=b"once " + os.fsencode(wishes.once) if wishes.once else os.urandom(16),
         )
         for spec in specs
     )

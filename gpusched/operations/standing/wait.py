@@ -10,8 +10,8 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
 from gpusched.common.text import ranges
-from gpusched.core.jobs.progress import COUNTED_NOWHERE
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
+from gpusched.core.jobs.reconcile import COUNTED_NOWHERE
 from gpusched.core.model import ENDED_STATES, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table

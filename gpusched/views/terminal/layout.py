@@ -16,7 +16,7 @@ from gpusched.views.words import about, clock, time_left
 LEAVING = {  # key -> the choice, and what comes of it
     "w": (Wish.DRAIN, "wait for what runs; nothing new starts"),
     "s": (Wish.STOP, "stop what runs, and queue it again"),
-    "d": (Wish.DETACH, "leave at once; what runs goes on, and the same command takes it over"),
+    "d": (Wish.DETACH, "go on in the background, without this terminal"),
     "c": (Wish.GO_ON, "do not leave"),
 }
 SHOWN_GROUPS = 4  # lines

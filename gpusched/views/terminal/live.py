@@ -60,7 +60,7 @@ class LiveView:
 
     def _press(self, key: str) -> None:
         wish = LEAVING.get(key, (None, ""))[0]
-        if wish is not None and (self._asks or wish is Wish.GO_ON):
+        if wish is not None and (self._asks or wish in (Wish.GO_ON, Wish.DETACH)):
             self._wishes.append(wish)
         self._asks = key == "q" and not self._asks
 

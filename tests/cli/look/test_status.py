@@ -63,7 +63,7 @@ def test_a_finished_queue_sums_up_its_last_start_and_all_of_them(sample: Sample9
     with done.store.transaction():
         submission.submit(done.store, [JobSpec(t, t, 1) for t in lines], lambda _: Requirements(), NOW - 3600)
         for since, until in ((0, 1000), (1800, 3600)):
-            number = dispatch_table.begin(done.store, NOW - 3600 + since)
+            number = dispatch_table.begin(done.store, NOW - 3600 + since, "1.0")
             dispatch_table.touch(done.store, number, NOW - 3600 + until)
         done.attempt(1, EXIT_3, 0, 720, gpus=(0, 1))
         done.attempt(2, OK, 1800, 2520, gpus=(0,))

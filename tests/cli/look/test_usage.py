@@ -10,7 +10,7 @@ from gpusched.cli import main as front
 from gpusched.core.model import DeviceUse, JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
 from gpusched.host.store import submission
-from gpusched.host.store.rows import devices_text
+from gpusched.host.store.attempt_table import devices_text
 from tests.support.command_line import Capture, call
 from tests.support.sample import EXIT_3, NOW, OK, Sample9, gpu
 

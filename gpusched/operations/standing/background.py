@@ -1,0 +1,102 @@
+"""Dispatchers in the background: started by a submission, or what a run on a terminal becomes. Dispatches nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from gpusched.config.settings import Settings
+from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
+_OF_A_SHELL = re.compile(
+    r"(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL|GPUSCHED_\w*|(OLD)?PWD|SHLVL|_"
+)
+
+
+def may_have_gpus(settings: Settings) -> bool:
+    """Return True if this box has a driver of GPUs, or simulates them. Asks no GPU."""
+    simulates = settings.simulate or os.environ.get("GPUSCHED_SIMULATION")
+    return bool(simulates) or any(map(os.path.exists, _DRIVERS))
+
+
+def warn_without_gpus(settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
+    """Say that jobs with so many GPUs wait, if this box has none."""
+    if gpus and not may_have_gpus(settings):
+        notify("this box shows no GPU: CPU jobs run, the others wait until there is one")
+
+
+def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:
+    """Start a dispatcher in the background; return its pid, or None if one works on the queue, or none is wanted."""
+    if not settings.autostart or queue_dir.dispatcher() is not None:
+        return None
+    return start_detached(queue_dir, notify)
+
+
+def start_detached(
+    queue_dir: QueueDir,
+    notify: Callable[[str], None],
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> int | None:
+    """Start the dispatcher of a queue in a session of its own; return its pid, or None if another one is there.
+
+    It gets the lock of the queue, so that there is never a second one; the directory /; and by default nothing of
+    this shell that chooses GPUs or settings. Its output goes to the log of the queue. `notify` gets a line if a logout
+    will end it.
+    """
+    import subprocess  # not needed by a submission to a queue that is dispatched
+
+    from gpusched.operations.standing import logout
+
+    if (lock := queue_dir.take()) is None:
+        return None
+    if environ is None:
+        environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
+    if not (scope := logout.scope_words(environ)):
+        logout.warn(notify)
+    log = queue_dir.open_log()
+    try:
+        process = subprocess.Popen(
+            [*scope, sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
+            cwd="/",
+            env={**environ, LOCK_FD: str(lock)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
+    finally:
+        os.close(log)
+        os.close(lock)
+    process.returncode = 0  # it outlives us by design: there is nothing to wait for
+    return process.pid
+
+
+def fork(queue_dir: QueueDir, lock: int) -> int | None:
+    """Go on in a process of its own, without this terminal. Return its pid, and None in it.
+
+    Nothing may be open that two processes cannot share: no database, no source of readings.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if pid := os.fork():
+        os.close(lock)
+        return pid
+    os.setsid()
+    null, log = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), queue_dir.open_log()
+    for fd, target in enumerate((null, log, log)):
+        os.dup2(target, fd)
+    os.environ[LOCK_FD] = str(lock)
+    return None
+
+
+def begin_anew(lock: int) -> NoReturn:
+    """Replace this process by a new one of the same command line, which gets the lock. Raises OSError."""
+    os.set_inheritable(lock, True)
+    os.environ[LOCK_FD] = str(lock)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

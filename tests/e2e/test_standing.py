@@ -1,0 +1,347 @@
+"""Submission to a standing queue: its dispatcher is started, stays for what comes, leaves, and loses no job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched import __version__
+from gpusched.common import simulation
+from gpusched.host.store import Store
+from tests.support.box import GPUSCHED, Box, wait_for
+from tests.support.paths import ROOT
+
+
+class Desk(Box):
+    """A box whose settings stand in the user's file, since a dispatcher in the background gets none from the shell."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        super().__init__(root, gpus="")
+        for name in [name for name in self.environment if name.startswith("GPUSCHED_")]:
+            del self.environment[name]
+        self.settings = {
+            "simulate": "2",
+            "claims_dir": self.claims,
+            "max_checks": 1,
+            "poll_interval": 0.05,
+            "grace": 2,
+            "idle_exit": 30,
+            **settings,
+        }
+        self.configure()
+
+    def configure(self, **settings: object) -> None:
+        """Write the user's file anew, with these settings beside the others."""
+        self.settings |= settings
+        path = self.home / ".config/gpusched/config.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name}: {value}\n" for name, value in self.settings.items() if value is not None))
+
+    def queue(self, name: str = "default") -> Path:
+        return self.home / ".local/state/gpusched/on" / os.uname().nodename / name
+
+    def submit(self, *words: str, **environment: str | None) -> list[int]:
+        ended = self.gpusched("submit", *words, **environment)
+        assert ended.code == 0, ended.text
+        return [int(word) for word in ended.out.split()]
+
+    def dispatcher(self) -> int | None:
+        """The pid of the dispatcher, by its session: those of the jobs are others."""
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                if b"\0start\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
+
+    def tally(self) -> Counter[str]:
+        return Counter(row.state for row in self.jobs("default"))
+
+    def wait_for_ends(self, succeeded: int) -> None:
+        wait_for(lambda: self.tally() == Counter(succeeded=succeeded), "all to end")
+
+    def dispatches(self) -> int:
+        with Store(str(self.queue() / "queue.db"), read_only=True) as store:
+            return int(store.scalar("SELECT count(*) FROM dispatches"))
+
+    def log(self) -> str:
+        return (self.queue() / "dispatcher.log").read_text()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+@pytest.mark.parametrize("again", range(2))
+def test_twenty_submissions_at_once_start_one_dispatcher(desk: Desk, again: int) -> None:
+    submissions = [desk.start("submit", "--", "true") for _ in range(20)]
+    ended = [submission.wait() for submission in submissions]
+    assert [each.code for each in ended] == [0] * 20, ended
+    assert sorted(int(each.out) for each in ended) == list(range(1, 21))
+    desk.wait_for_ends(20)
+    assert desk.dispatches() == 1
+    assert desk.log().count("INFO dispatching") == 1 and "leaving" not in desk.log()
+
+
+def _submit_and_wait(desk: Desk, jobs: int) -> None:
+    """Submit jobs to a dispatcher that leaves whenever it has none, at random moments."""
+    rng = random.Random(jobs)
+    for _ in range(jobs):
+        desk.submit("--", "true")
+        time.sleep(rng.uniform(0, 0.6))
+    desk.wait_for_ends(jobs)
+
+
+def test_submissions_at_the_moment_of_the_exit(tmp_path: Path) -> None:
+    with Desk(tmp_path, idle_exit=0.1) as desk:
+        _submit_and_wait(desk, 8)
+        assert desk.dispatches() > 1
+
+
+@pytest.mark.soak
+def test_many_submissions_at_the_moment_of_the_exit(tmp_path: Path) -> None:
+    with Desk(tmp_path, idle_exit=0) as desk:
+        _submit_and_wait(desk, 200)
+
+
+def test_dispatcher_that_was_killed_is_started_again(desk: Desk) -> None:
+    desk.submit("--", "sleep 1; echo whole")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    killed = desk.dispatcher()
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    desk.submit("--", "true")
+    desk.wait_for_ends(2)
+    first = desk.jobs("default")[0]
+    assert len(first.attempts) == 1 and first.said() == "whole\n"
+    assert desk.dispatcher() != killed
+
+
+def test_nothing_of_the_shell_stays(desk: Desk) -> None:
+    """Neither its directory, its GPUs, its settings, its terminal, nor a file that it has open."""
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [*GPUSCHED, "submit", "--", "true"],
+        cwd=desk.work,
+        env={**desk.environment, "CUDA_VISIBLE_DEVICES": "1", "GPUSCHED_MAX_GPUS": "1", "PWD": str(desk.work)},
+        pass_fds=[write],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.communicate() == (b"1\n", b"")
+    os.close(write)
+    os.set_blocking(read, False)
+    assert os.read(read, 1) == b""  # nobody else has the other end
+    os.close(read)
+    desk.wait_for_ends(1)
+    pid = desk.dispatcher()
+    assert pid is not None
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert os.getsid(pid) == pid
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)] == [
+        "/dev/null",
+        *[f"{desk.queue()}/dispatcher.log"] * 2,
+    ]
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0] for entry in environment}
+    assert not names & {b"CUDA_VISIBLE_DEVICES", b"GPUSCHED_MAX_GPUS", b"PWD", b"OLDPWD"}
+    assert str(desk.work).encode() not in b"\0".join(environment)
+
+
+def test_log_of_a_dispatcher_in_the_background_has_each_line_once(desk: Desk) -> None:
+    desk.submit("--", "exit 3")
+    wait_for(lambda: desk.tally() == Counter(failed=1))
+    desk.submit("--", "true")
+    wait_for(lambda: desk.tally()["succeeded"] == 1)
+    texts = [line.split(" ", 2)[2] for line in desk.log().splitlines()]
+    assert len(texts) == len(set(texts)), desk.log()
+    assert sum("exit 3" in text and "failed" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("how", ["--no-start", "autostart: false"])
+def test_no_dispatcher_is_started_where_none_is_wanted(desk: Desk, how: str) -> None:
+    if how == "--no-start":
+        desk.submit("--no-start", "--", "true")
+    else:
+        desk.configure(autostart="false")
+        desk.submit("--", "true")
+    time.sleep(1)
+    assert desk.dispatcher() is None and desk.tally() == Counter(queued=1)
+    assert desk.gpusched("start", "--idle-exit", "0").code == 0
+    assert desk.tally() == Counter(succeeded=1)
+
+
+def test_start_detached_goes_by_what_was_stated(desk: Desk) -> None:
+    """The flags and variables of a start by hand hold, in place of those of the file."""
+    desk.submit("--no-start", "--", "sleep 30")
+    desk.submit("--no-start", "--", "sleep 30")
+    ended = desk.gpusched("start", "--detach", "--max-gpus", "1", GPUSCHED_MAX_CHECKS="2")
+    assert ended.code == 0 and f"{desk.queue()}" in ended.err
+    wait_for(lambda: desk.tally()["running"] == 1)
+    again = desk.gpusched("start", "--detach")
+    assert again.code == 75 and "dispatched already" in again.err
+    assert desk.tally() == Counter(running=1, queued=1)
+
+
+# ---- run -- COMMAND --------------------------------------------------------------------------------
+
+
+def test_a_single_command_is_followed_to_its_exit_code(desk: Desk) -> None:
+    ended = desk.gpusched("run", "--quiet", "--", "bash", "-c", "echo $PWD; sleep 0.5; echo last >&2; exit 7")
+    assert (ended.code, ended.out, ended.err) == (7, f"{desk.work}\nlast\n", "")
+    assert desk.gpusched("run", "--", "kill -9 $$").code == 137
+    assert desk.gpusched("run", "--gpus-per-job", "0", "--", "true").code == 0
+    assert [row.job.gpus for row in desk.jobs("default")] == [1, 1, 0]
+
+
+def test_an_interrupt_leaves_a_single_command_running(desk: Desk) -> None:
+    running = desk.start("run", "--", "echo begun; sleep 2; echo whole")
+    running.wait_until_said("begun")
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.code == 130 and "gpusched logs -f 1 -q default" in ended.err
+    followed = desk.gpusched("logs", "-f", "1", "-q", "default")
+    assert (followed.code, followed.out) == (0, "begun\nwhole\n")
+
+
+@pytest.mark.parametrize("words", [["list.txt"], ["--gpu-list", "1"], ["--dry-run"], ["--follow"], ["-c", "true"]])
+def test_what_is_of_a_list_or_a_dispatcher_does_not_go_with_a_single_command(desk: Desk, words: list[str]) -> None:
+    desk.write("true")
+    ended = desk.gpusched("run", *words, "--", "true")
+    assert ended.code == 2 and "does not go with -- COMMAND" in ended.err
+    assert not desk.queue().exists()
+
+
+def test_dispatcher_of_a_user_who_lingers_is_in_a_scope(desk: Desk) -> None:
+    """It gets the lock through systemd-run, too."""
+    programs = desk.root / "bin"
+    programs.mkdir()
+    texts = {"loginctl": "echo Linger=yes", "systemd-run": f'echo "$@" >> {desk.root}/scopes; exec "${{@:5}}"'}
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    desk.submit("--", "true", PATH=f"{programs}:{desk.environment['PATH']}")
+    assert desk.gpusched("start", "--detach").code == 75
+    desk.wait_for_ends(1)
+    last = (desk.root / "scopes").read_text().splitlines()[-1]
+    assert last.startswith("--user --scope --quiet -- ") and " gpusched start -q " in last
+
+
+# ---- another version, and GPUs that come back ------------------------------------------------------
+
+
+class OwnCopy(Desk):
+    """A desk with a copy of the package that can be replaced, whose dispatcher looks at it often."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        super().__init__(root, **settings)
+        self.package = root / "installed/gpusched"
+        shutil.copytree(ROOT / "gpusched", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        self.environment["PYTHONPATH"] = str(self.package.parent)
+        self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        self.replace("operations/standing/renewal.py", "LOOK_EVERY_S = 60.0", "LOOK_EVERY_S = 0.3")
+
+    def replace(self, name: str, before: str, after: str) -> None:
+        text = (self.package / name).read_text()
+        assert before in text
+        (self.package / name).write_text(text.replace(before, after))
+
+    def versions(self) -> list[str]:
+        with Store(str(self.queue() / "queue.db"), read_only=True) as store:
+            return [version for (version,) in store.rows("SELECT version FROM dispatches ORDER BY id")]
+
+
+def test_dispatcher_goes_on_with_the_version_that_was_installed(tmp_path: Path) -> None:
+    with OwnCopy(tmp_path) as desk:
+        desk.submit("--", "while [ ! -e go ]; do sleep 0.05; done; echo whole")
+        wait_for(lambda: desk.running("default") == 1)
+        pid = desk.dispatcher()
+        desk.replace("__init__.py", f'__version__ = "{__version__}"', '__version__ = "99.1"')
+        wait_for(lambda: desk.versions() == [__version__, "99.1"])
+        assert desk.dispatcher() == pid
+        assert desk.gpusched("start", "--detach").code == 75
+        (desk.work / "go").touch()
+        desk.wait_for_ends(1)
+        job = desk.jobs("default")[0]
+        assert (job.said(), len(job.attempts)) == ("whole\n", 1)
+        assert "gpusched 99.1 was installed" in desk.log()
+        time.sleep(1)
+        assert desk.versions() == [__version__, "99.1"]
+
+
+def test_without_gpus_cpu_jobs_run_and_the_others_wait_until_there_are_some(tmp_path: Path) -> None:
+    with OwnCopy(tmp_path, simulate=None) as desk:
+        desk.environment[simulation.ENV_DIRECTORY] = str(desk.simulation)
+        simulation.create(str(desk.simulation), simulation.parse_spec("1"))
+        desk.set_box(fail="the driver is gone")
+        ended = desk.gpusched("submit", "--", "true", **{simulation.ENV_DIRECTORY: None})
+        assert ended.out == "1\n" and "shows no GPU" in ended.err
+        assert "GPU" not in desk.gpusched("submit", "--no-start", "--gpus", "0", "--", "true").err
+        wait_for(lambda: "INFO dispatching" in desk.log())
+        desk.gpusched("stop", "-q", "default")
+        wait_for(lambda: desk.dispatcher() is None)
+        desk.start("start", "--idle-exit", "1")
+        wait_for(lambda: desk.tally() == Counter(succeeded=1, queued=1))
+        wait_for(lambda: "waits for a GPU" in desk.gpusched("explain", "1", "-q", "default").out, timeout_s=15)
+        desk.set_box(fail=None)
+        desk.wait_for_ends(2)
+
+
+def test_submission_to_a_dispatcher_of_version_01_is_refused(desk: Desk) -> None:
+    desk.submit("--", "sleep 30")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    with Store(str(desk.queue() / "queue.db")) as store:
+        store.execute("UPDATE dispatches SET version = ''")
+    ended = desk.gpusched("submit", "--", "true")
+    assert ended.code == 3 and f"kill -QUIT {desk.dispatcher()}" in ended.err and ended.out == ""
+    assert len(desk.jobs("default")) == 1
+    pid = desk.dispatcher()
+    assert pid is not None
+    os.kill(pid, signal.SIGQUIT)
+    wait_for(lambda: desk.dispatcher() is None)
+    with Store(str(desk.queue() / "queue.db")) as store:
+        store.execute("UPDATE dispatches SET last_seen_at = last_seen_at - 100")
+    assert desk.submit("--", "true") == [2]
+
+
+# ---- another pid namespace -------------------------------------------------------------------------
+
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def _needs_namespaces() -> None:
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespace can be made here")
+
+
+def test_submission_from_another_pid_namespace_starts_no_second_dispatcher(desk: Desk) -> None:
+    """As from a container that shares the home directory: the lock counts, not the pids."""
+    _needs_namespaces()
+    desk.submit("--", "sleep 1")
+    pid = desk.dispatcher()
+    ended = desk.spawn("submit", "--", "true", program=[*UNSHARE, *GPUSCHED]).wait()
+    assert (ended.code, ended.out) == (0, "2\n"), ended
+    desk.wait_for_ends(2)
+    assert desk.dispatches() == 1 and desk.dispatcher() == pid
+
+
+def test_dispatcher_that_ends_with_its_pid_namespace_loses_nothing(desk: Desk) -> None:
+    """As one that was started in a container, which is gone now."""
+    _needs_namespaces()
+    ended = desk.spawn("submit", "--", "echo ran >> ran", program=[*UNSHARE, *GPUSCHED]).wait()
+    assert (ended.code, ended.out) == (0, "1\n"), ended
+    wait_for(lambda: desk.dispatcher() is None)
+    desk.submit("--", "true")
+    desk.wait_for_ends(2)
+    assert (desk.work / "ran").read_text() == "ran\n"
