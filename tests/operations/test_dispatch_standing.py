@@ -84,7 +84,7 @@ def test_lock_that_was_handed_over_is_never_free(queue_dir: QueueDir, monkeypatc
 def test_single_command_never_ends_with_75(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That would say that another dispatcher has taken it."""
     stand_still(monkeypatch, tmp_path)
-    monkeypatch.setattr("gpusched.operations.logs.copy_log", lambda *args: 75)
+    monkeypatch.setattr("gpusched.operations.logs.copy_log", lambda *args, **more: 75)
     assert run_one(["true"], None, load({"autostart": "false"}), quiet=True) == 1
 
 
