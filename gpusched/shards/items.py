@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import mmap
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from gpusched.common.errors import GpuschedError
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
-from gpusched.common.text_input import check_text, read_rows, split_lines
+from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
 
 Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file
 
@@ -67,15 +66,6 @@ def _error(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
-def _mapped(path: str) -> mmap.mmap | bytes:
-    """Return the bytes of a file, mapped into memory, or those of standard input."""
-    if path == "-":
-        return sys.stdin.buffer.read()
-    with open(path, "rb") as file:
-        is_empty = os.fstat(file.fileno()).st_size == 0
-        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 class NumberItems(Items):
     """Items that are only counted. An items file has their numbers."""
 
@@ -115,7 +105,7 @@ class TextItems(Items):
     def __init__(self, path: str, suffix: str) -> None:
         self.path = path
         self.suffix = suffix if suffix in (".jsonl", ".csv", ".tsv") else ".txt"
-        self._data = _mapped(path)
+        self._data = sys.stdin.buffer.read() if path == "-" else map_file(path)
         notes: list[str] = []
         try:
             self._begin = check_text(self._data)  # a byte order mark is part of no item
@@ -164,7 +154,7 @@ class ParquetItems(Items):
             hint = "pip install 'gpusched-lab[merge]', or use .csv or .jsonl"
             raise _error(path, "pyarrow, which reads parquet, is not installed", hint) from None
         self.path: str = path
-        self.digest = hashlib.sha256(_mapped(path)).hexdigest()
+        self.digest = hashlib.sha256(map_file(path)).hexdigest()
         with _reading(path):
             self.count = int(parquet.read_metadata(path).num_rows)
 

@@ -80,7 +80,7 @@ def test_what_a_spreadsheet_adds_is_no_item(tmp_path: Path) -> None:
         ("u.csv", "id\n1\n".encode("utf-16"), "UTF-16"),
         ("u.txt", "한\n글 abc\n".encode("utf-16-be"), "UTF-16BE"),
         ("r.txt", b"a\rb\r", r"\\r alone"),
-        ("w.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields"),
+        ("w.csv", b"a,b\n1,2\n3\n", "line 3 has 1 field"),
     ):
         with pytest.raises(GpuschedError, match=says):
             open_items(written(tmp_path, name, data))
