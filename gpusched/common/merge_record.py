@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from gpusched.common.files import write_atomically
 
 NAME = "merge_record.json"
+PLAN = "shard_plan.json"
 
 Stamp = tuple[int, int]  # size and time of the last change: other ones after a change
 
