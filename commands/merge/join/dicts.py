@@ -87,7 +87,9 @@ class DictMerge:
             return self._join_plain(key, values, is_summed=name is not None)
         if kind != "array":
             return self._join_lists(key, filled, values)
-        return self._join_arrays(key, filled, values) if name is None else self._add_arrays(key, values)
+        for part in [part for part, _ in values if all(part is not other for other, _ in filled)]:
+            self._note(f"{shown(part.name)}: {_label(key)} is empty")
+        return self._join_arrays(key, filled, values) if name is None else self._add_arrays(key, filled)
 
     def _kind(self, value: Any) -> str:
         if self._arrays.holds(value):
@@ -118,8 +120,6 @@ class DictMerge:
     def _join_arrays(self, key: str, filled: Sequence[HeldValue], values: Sequence[HeldValue]) -> Any:
         self._check_alike(key, filled, self._rows, "to be joined")
         several = [value for _, value in filled]
-        for part in [part for part, _ in values if all(part is not other for other, _ in filled)]:
-            self._note(f"{shown(part.name)}: {_label(key)} is empty")
         if len(several[0].shape):
             return self._arrays.join(several, self._places_of(key, values))
         if all(self._arrays.equal(several[0], value) for value in several):
