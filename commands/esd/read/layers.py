@@ -18,7 +18,6 @@ from typing import Any
 
 from gpusched.esd.options import AnalysisOptions
 
-from ..adapt.tied_weights import is_declared_tied
 from .tensors import TensorInfo
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -159,6 +158,16 @@ def _twin(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, An
         return ""
     twins = (i.name for i in infos if i.shape == info.shape and i.name != info.name and embedding(i, config))
     return next(twins, "")
+
+
+def is_declared_tied(config: Mapping[str, Any]) -> bool | None:
+    """Return True or False as a config.json says it; None if it leaves the tying to the model's class."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        value = part.get("tie_word_embeddings")
+        if isinstance(value, bool):
+            return value
+    return None
 
 
 def _quantised(info: TensorInfo, names: Collection[str]) -> str:
