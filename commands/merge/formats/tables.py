@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from types import SimpleNamespace
 
+from gpusched.common.text import first_few
 from gpusched.common.text_input import TableError, TableRow, read_rows
 
 from ..join.records import NO_KEY, Record, RecordFormat, note_lacking, open_text
-from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, first_of, reading, shown
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, reading, shown
 
 
 class CsvTables(RecordFormat):
@@ -92,7 +93,7 @@ class CsvTables(RecordFormat):
             )
         except TableError as error:  # with an open quote, nobody knows where the next row begins
             raise PartUnreadable(f"{error.why}; all from here on is left out", error.line) from None
-        for text in first_of(notes):
+        for text in first_few(notes):
             report.note(f"{shown(part.name)}: {text}")
 
 

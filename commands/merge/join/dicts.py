@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown
+from gpusched.common.text import first_few
+
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, shown
 
 HeldValue = tuple[MergePart, Any]
 _KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))
@@ -67,7 +69,7 @@ class DictMerge:
     def _check_lacking(self, key: str, having: Sequence[HeldValue], parts: Sequence[MergePart]) -> None:
         """Report a key that only some parts have. Refused where its rows would be joined, and several have it."""
         own = {part.path for part, _ in having}
-        lacking = shown(", ".join(first_of([part.name for part in parts if part.path not in own])))
+        lacking = shown(", ".join(first_few([part.name for part in parts if part.path not in own])))
         if len(having) == 1:
             self._alone.append(f"{shown(having[0][0].name)}: {_label(key)}")
         elif self._kind(having[0][1]) in ("plain value", "dict"):

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
-from gpusched.common.files import sync_directory
+from gpusched.common.files import hash_file, sync_directory
+from gpusched.common.text import first_few
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, shown, suffix_of
 from .metadata import describe
-from .output import MergeOutput, hash_file
+from .output import MergeOutput
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _check_parts(task: MergeTask, form: str) -> None:
         if (other := seen.setdefault(part.stamp[:2], part.path)) != part.path:
             raise MergeRefused(f"is the same file as {shown(other)}", where=part.name, exit_code=EXIT_USAGE)
     if task.missing and not task.options.allow_partial:
-        lines = first_of([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
+        lines = first_few([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
         count = f"{count_of(len(task.missing), 'part')} of {len(task.missing) + len(task.parts)} missing"
         hint = "--allow-partial merges the others, and the metadata name what is missing"
         raise MergeRefused("\n  ".join([f"{count}:", *lines]), where=task.output, hint=hint)
