@@ -117,7 +117,7 @@ def read_rows(
         for cells in csv.reader(itertools.chain([line], source), delimiter=delimiter, strict=True):
             row = TableRow(number, start, source.end, cells)
             start, number = source.end, source.number + 1
-            if not cells or (len(cells) == 1 and cells[0].isspace()):
+            if not cells or (len(cells) == 1 < len(names) and not cells[0].strip()):
                 continue
             if cells == names and has_names:
                 notes.append(f"line {row.line} repeats the names of the columns and is left out")

@@ -131,7 +131,8 @@ class TextItems(Items):
             line[0].decode("latin-1") for line in split_lines(self._data, self._begin)
         )  # a character for each byte
         for row in read_rows(lines, notes, "\t" if self.suffix == ".tsv" else ""):
-            yield self._begin + row.start, self._begin + row.end
+            if len(row.cells) > 1 or row.cells[0].strip():  # a blank line is no item
+                yield self._begin + row.start, self._begin + row.end
 
     def _record(self, number: int) -> bytes:
         """Return a record with a newline at its end, which the last one may lack."""

@@ -57,8 +57,9 @@ def test_a_row_of_another_width_is_named_by_its_line() -> None:
     assert cells("a,b\n1,2,,\n,\n") == [["a", "b"], ["1", "2", "", ""], ["", ""]]
 
 
-def test_a_quoted_empty_cell_is_a_row_and_a_blank_line_is_none() -> None:
-    assert cells('a\n""\n\n  \nx\n') == [["a"], [""], ["x"]]
+def test_a_blank_cell_of_the_only_column_is_a_row_and_a_blank_line_beside_others_is_none() -> None:
+    assert cells('a\n""\n\n \n"\r"\nx\n') == [["a"], [""], [" "], ["\r"], ["x"]]
+    assert cells('a,b\n \n""\n1,2\n\t\n') == [["a", "b"], ["1", "2"]]
     assert [row.cells for row in read_rows(["0\n", "1\n", "0\n"], [], has_names=False)] == [["0"], ["1"], ["0"]]
 
 

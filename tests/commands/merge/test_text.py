@@ -470,9 +470,9 @@ def test_what_a_spreadsheet_and_cat_add_to_a_table_is_no_record(tmp_path: Path, 
     said = merge(capsys, "-o", tmp_path / "all.csv", *parts)
     assert said.code == 0 and "p.csv: line 4 repeats the names of the columns and is left out" in said.err, said
     assert (tmp_path / "all.csv").read_text() == 'a,b\n1,"x,y"\n2,\n3,z\n4,w\n'
-    written(tmp_path, p__csv='a\n""\n\nx\n', q__csv="a\ny\n")
+    written(tmp_path, p__csv='a\n""\n\n \nx\n', q__csv="a\ny\n")
     assert merge(capsys, "-o", tmp_path / "all.csv", *parts).code == 0
-    assert (tmp_path / "all.csv").read_text() == 'a\n""\nx\ny\n'
+    assert (tmp_path / "all.csv").read_text() == 'a\n""\n \nx\ny\n', "only a line without any cell is blank"
 
 
 def test_tables_without_a_common_column_are_refused(tmp_path: Path, capsys: Capture) -> None:
