@@ -57,6 +57,7 @@ TABLE = (
         ("host.attempts.attempt_dir", "host.attempts.strays", "host.locks", "core.model", "common.processes"),
     ),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*"), ("platformdirs",)),
+    Row("host.queue.part_records", ("core.model", "common.*")),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "common.errors")),
     Row("host.attempts", ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpusched.common.text_input import encoding_problem
+from gpusched.common.text_input import check_text
 
 if TYPE_CHECKING:
     import yaml
@@ -23,8 +23,10 @@ def compose(data: bytes) -> yaml.Node | None:
     """Return the root of a file; None for an empty one. Raises InvalidYaml."""
     import yaml
 
-    if problem := encoding_problem(data):
-        raise InvalidYaml(f"this is {problem}")
+    try:
+        check_text(data)
+    except ValueError as error:
+        raise InvalidYaml(str(error)) from None
     loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         return yaml.compose(data, Loader=loader)
