@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def analyse(
     Raises ModelError for a damaged file, Poisoned for a card that this process can no longer use.
     """
     layers, skips = choose_layers(source.infos(), source.config, options, getattr(source, "embeddings", ()))
+    skips = [_compared(skip, source) for skip in skips]
     total = len(layers)
     on_progress(0, total)
     pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
@@ -67,6 +69,16 @@ def analyse(
     order = {info.name: index for index, info in enumerate(source.infos())}
     skips.sort(key=lambda skip: order.get(skip.tensor.name, order.get(skip.tensor.name.rpartition("[")[0], 0)))
     return Table(rows, skips, spectra, source.notes)
+
+
+def _compared(skip: Skip, source: TensorSource) -> Skip:
+    """Return why a tied head is skipped: what is stored may be another matrix than the one that the model uses."""
+    if not skip.twin:
+        return skip
+    head, twin = (source.read(name).contiguous().view(torch.uint8) for name in (skip.tensor.name, skip.twin))
+    if torch.equal(head, twin):
+        return skip
+    return replace(skip, reason=f"stored, and different from {skip.twin}, which config.json puts in its place")
 
 
 def make_row(layer: Layer, solved: Solved, options: AnalysisOptions) -> Row:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpusched.common.errors import EXIT_USAGE, GpuschedError
+from gpusched.common.merge_record import PLAN
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, with_recorded
 from gpusched.shards.on_disk import ShardRun, matched_files, read_runs
-from gpusched.shards.plan import PLAN, ShardPlan, from_document
+from gpusched.shards.plan import ShardPlan, from_document
 
 from .merge import merge
 from .parts.groups import FileGroup, find_groups

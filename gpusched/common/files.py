@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -33,6 +34,18 @@ def read_regular(path: str, limit_bytes: int) -> bytes:
     """Return at most the first `limit_bytes` of a file, opened by open_regular()."""
     with open(open_regular(path), "rb") as file:
         return file.read(limit_bytes)
+
+
+def hash_file(path: str) -> str:
+    """Return the SHA-256 of a file; nothing if it must not be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    except PermissionError:
+        return ""
+    return digest.hexdigest()
 
 
 def private_name(path: str) -> str:

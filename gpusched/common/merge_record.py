@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from gpusched.common.files import write_atomically
+from gpusched.common.files import hash_file, write_atomically
 
 NAME = "merge_record.json"
+PLAN = "shard_plan.json"
 
 Stamp = tuple[int, int]  # size and time of the last change: other ones after a change
 
@@ -28,14 +28,9 @@ class MergedFile:
     def is_on_disk(self) -> bool:
         """Return True if the file is there, as the merge has left it."""
         stamp = file_stamp(self.path)
-        return stamp == self.stamp or (stamp is not None and stamp[0] == self.stamp[0] and self._has_same_content())
-
-    def _has_same_content(self) -> bool:
-        with open(self.path, "rb") as file:
-            digest = hashlib.sha256()
-            while data := file.read(1 << 20):
-                digest.update(data)
-        return digest.hexdigest() == self.sha256
+        if stamp is None or stamp[0] != self.stamp[0]:
+            return False
+        return stamp == self.stamp or hash_file(self.path) == self.sha256
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def ranges(ids: Iterable[int]) -> str:
 def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
     """Return the first texts, and how many more there are."""
     more = len(texts) - limit
-    return [*texts[:limit], f"and {more} more"] if more > 0 else list(texts)
+    return [*texts[:limit], f"and {more:,} more"] if more > 0 else list(texts)
 
 
 def without_escapes(text: str) -> str:

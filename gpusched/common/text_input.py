@@ -9,16 +9,24 @@ from __future__ import annotations
 import csv
 import itertools
 import mmap
+import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn
 
 _BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SAMPLE_BYTES = 4096
+_CELL_BYTES = 1 << 26  # a cell may be a whole document; one that is longer is a quote that nobody closed
 _SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # the first line of a table that a spreadsheet has written
 _COMMENT = re.compile(r"\s*#(?!\w)")  # `#id` may be the name of a column
+
+
+def map_file(path: str) -> mmap.mmap | bytes:
+    """Return the bytes of a file, mapped into memory."""
+    with open(path, "rb") as file:
+        is_empty = os.fstat(file.fileno()).st_size == 0
+        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def encoding_problem(data: bytes | mmap.mmap) -> str:
@@ -29,8 +37,7 @@ def encoding_problem(data: bytes | mmap.mmap) -> str:
     if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
         name = "UTF-16"
     elif 4 * min(even, odd) >= max(even, odd) or max(even, odd) < max(2, len(sample) // 8):
-        end = data.find(b"\r")
-        has_only_cr = 0 <= end < len(data) - 1 and data.find(b"\n") < 0
+        has_only_cr = data.find(b"\n") < 0 and 0 <= data.find(b"\r") < len(data) - 1
         return (
             r"text whose lines end in \r alone; save it with \n, by: tr '\r' '\n' < FILE > NEW" if has_only_cr else ""
         )
@@ -61,17 +68,37 @@ class TableRow(NamedTuple):
     cells: list[str]
 
 
+class TableError(ValueError):
+    """A row that is none, and why."""
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line} {why}")
+        self.line, self.why = line, why
+
+
+def _refuse(line: int, why: str) -> NoReturn:
+    raise TableError(line, why)
+
+
 def read_table(data: bytes, notes: list[str]) -> list[TableRow]:
     """Return the rows of a table, the names of its columns first. Raises ValueError as `read_rows`, and for no text."""
     lines = split_lines(data, check_text(data))
     return list(read_rows((line[0].decode("utf-8", "surrogateescape") for line in lines), notes))
 
 
-def read_rows(lines: Iterable[str], notes: list[str], delimiter: str = "") -> Iterator[TableRow]:
-    """Yield the names of the columns, and the rows below them. Raises ValueError for what is no table.
+def read_rows(
+    lines: Iterable[str],
+    notes: list[str],
+    delimiter: str = "",
+    *,
+    has_names: bool = True,
+    leave_out: Callable[[int, str], None] = _refuse,
+) -> Iterator[TableRow]:
+    """Yield the names of the columns, and the rows below them. Raises TableError where it cannot be read on.
 
     The first line shows what separates cells: `sep=;` or, in the names, a comma, a tab or a semicolon. Blank lines are
-    no rows. Names that come again, as in joined files, and comments are left out, and a note says so.
+    no rows. Names that come again, as in joined files, and comments are left out, and a note says so. `leave_out` gets
+    the rows of another width, with their lines.
     """
     source, line = _CountedLines(lines), ""
     for line in source:
@@ -83,33 +110,27 @@ def read_rows(lines: Iterable[str], notes: list[str], delimiter: str = "") -> It
     else:
         return
     delimiter = delimiter or next((mark for mark in ",\t;" if mark in line), ",")
-    csv.field_size_limit(sys.maxsize)  # a cell may be a whole document
+    csv.field_size_limit(_CELL_BYTES)
     names: list[str] = []
     start, number = source.end - len(line), source.number
     try:
         for cells in csv.reader(itertools.chain([line], source), delimiter=delimiter, strict=True):
             row = TableRow(number, start, source.end, cells)
             start, number = source.end, source.number + 1
-            if len(cells) < 2 and not any(cell.strip() for cell in cells):
+            if not cells or (len(cells) == 1 < len(names) and not cells[0].strip()):
                 continue
-            if why := _why_no_row(row, names):
-                notes.append(f"line {row.line} {why} and is left out")
-            else:
+            if cells == names and has_names:
+                notes.append(f"line {row.line} repeats the names of the columns and is left out")
+            elif not names or (len(cells) >= len(names) and not any(cells[len(names) :])):
                 yield row
+            elif _COMMENT.match(cells[0]):
+                notes.append(f"line {row.line} is a comment and is left out")
+            else:
+                fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
+                leave_out(row.line, f"has {fields}, and the header has {len(names)}")
             names = names or cells
     except csv.Error as error:
-        raise ValueError(f"line {source.number}: {error}") from None
-
-
-def _why_no_row(row: TableRow, names: list[str]) -> str:
-    """Return why a row below these names is none; empty if it is one. Raises ValueError for one of another width."""
-    if row.cells == names:
-        return "repeats the names of the columns"
-    if not names or (len(row.cells) >= len(names) and not any(row.cells[len(names) :])):
-        return ""
-    if _COMMENT.match(row.cells[0]):
-        return "is a comment"
-    raise ValueError(f"line {row.line} has {len(row.cells)} fields, and the header has {len(names)}")
+        raise TableError(number, f"is no CSV: {error}") from None
 
 
 class _CountedLines:

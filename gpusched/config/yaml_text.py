@@ -21,10 +21,12 @@ def compose(data: bytes) -> yaml.Node | None:
     """Return the root of a file; None for an empty one. Raises InvalidYaml."""
     import yaml
 
-    from gpusched.common.text_input import encoding_problem
+    from gpusched.common.text_input import check_text
 
-    if problem := encoding_problem(data):
-        raise InvalidYaml(f"this is {problem}")
+    try:
+        check_text(data)
+    except ValueError as error:
+        raise InvalidYaml(str(error)) from None
     loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         return yaml.compose(data, Loader=loader)

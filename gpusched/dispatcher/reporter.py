@@ -19,6 +19,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board as board_file
 from gpusched.host.queue import metrics
+from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
     Store,
@@ -150,7 +151,7 @@ class Reporter:
         if self.observer.refresh_s is None or not self._frames.is_due(now):
             return
         self._frames.restart(now, self.observer.refresh_s)
-        current, views = board(), tuple(attempt.view() for attempt in running)
+        current, views = board(), count_records(self._queue.path, (attempt.view() for attempt in running))
         self.observer.frame(
             Frame(
                 at=current.at,

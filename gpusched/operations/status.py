@@ -19,6 +19,7 @@ from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
+from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
@@ -70,15 +71,15 @@ def read_attempt(queue_dir: QueueDir, job_id: int, number: int) -> AttemptStatus
     return AttemptStatus(alive, not alive and attempt_dir.is_record(fields), fields)
 
 
-def read_running(queue: OpenQueue) -> list[RunningView]:
-    """Return the running jobs with what their shepherds and their own progress files say."""
+def read_running(queue: OpenQueue) -> Sequence[RunningView]:
+    """Return the running jobs with what their shepherds, their own progress files and the files of shards say."""
     views = []
     for job, row in attempt_table.running(queue.store):
         data = attempt_dir.read_progress(attempt_dir.directory(queue.queue_dir.state, job.id, row.number))
         progress = data.decode("utf-8", "replace") if data is not None else row.progress
         left = read_attempt(queue.queue_dir, job.id, row.number).fields.get("leftovers", "")
         views.append(RunningView(job, replace(row, progress=progress), left))
-    return views
+    return count_records(queue.queue_dir.path, views)
 
 
 def _of_group(views: Sequence[RunningView], group: ItemGroup) -> list[RunningView]:

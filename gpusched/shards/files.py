@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import sync_directory, write_atomically
+from gpusched.common.merge_record import PLAN
 from gpusched.common.text import clean
-from gpusched.shards.plan import PLAN, ShardPlan, from_document, to_document
+from gpusched.shards.plan import ShardPlan, from_document, to_document
 
 if TYPE_CHECKING:
     from gpusched.shards.items import Items

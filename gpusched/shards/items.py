@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import mmap
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import install_command
 from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
-from gpusched.common.text_input import check_text, read_rows, split_lines
+from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
 
 Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file
 
@@ -68,15 +67,6 @@ def _error(path: str, what: str, hint: str = "") -> GpuschedError:
     return GpuschedError(clean(what), where=f"--items {clean(path)}", hint=clean(hint))
 
 
-def _mapped(path: str) -> mmap.mmap | bytes:
-    """Return the bytes of a file, mapped into memory, or those of standard input."""
-    if path == "-":
-        return sys.stdin.buffer.read()
-    with open(path, "rb") as file:
-        is_empty = os.fstat(file.fileno()).st_size == 0
-        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 class NumberItems(Items):
     """Items that are only counted. An items file has their numbers."""
 
@@ -116,7 +106,7 @@ class TextItems(Items):
     def __init__(self, path: str, suffix: str) -> None:
         self.path = path
         self.suffix = suffix if suffix in (".jsonl", ".csv", ".tsv") else ".txt"
-        self._data = _mapped(path)
+        self._data = sys.stdin.buffer.read() if path == "-" else map_file(path)
         notes: list[str] = []
         try:
             self._begin = check_text(self._data)  # a byte order mark is part of no item
@@ -142,7 +132,8 @@ class TextItems(Items):
             line[0].decode("latin-1") for line in split_lines(self._data, self._begin)
         )  # a character for each byte
         for row in read_rows(lines, notes, "\t" if self.suffix == ".tsv" else ""):
-            yield self._begin + row.start, self._begin + row.end
+            if len(row.cells) > 1 or row.cells[0].strip():  # a blank line is no item
+                yield self._begin + row.start, self._begin + row.end
 
     def _record(self, number: int) -> bytes:
         """Return a record with a newline at its end, which the last one may lack."""
@@ -165,7 +156,7 @@ class ParquetItems(Items):
             hint = f"to install it: {install_command(['pyarrow'])}; or use .csv or .jsonl"
             raise _error(path, "pyarrow, which reads parquet, is not installed here", hint) from None
         self.path: str = path
-        self.digest = hashlib.sha256(_mapped(path)).hexdigest()
+        self.digest = hashlib.sha256(map_file(path)).hexdigest()
         with _reading(path):
             self.count = int(parquet.read_metadata(path).num_rows)
 

@@ -34,17 +34,37 @@ def check_formats(patterns: Sequence[str], output: str | None) -> None:
 
 def output_matcher(patterns: Sequence[str], output_dir: str, output: str | None, cwd: str) -> Callable[[str], bool]:
     """Return a function that tells the files of a sharded run: parts, merged files, and the metadata beside them."""
-    literals = {"suffix": r"(?:gpu_\d+|shard_\d+|merged)", "items_file": ".*"}
+    is_directory = output is not None and os.path.isdir(output)
     texts = []
-    for pattern in [*patterns, *([output] if output else [])]:
+    for pattern in patterns:
         path = os.path.normpath(os.path.join(cwd, os.path.expanduser(pattern.replace("{output_dir}", output_dir))))
-        stem = os.path.splitext(path)[0]
-        for whole in (path, f"{stem}_metadata.json", f"{stem}_merged_metadata.json", f"{path}.incomplete"):
-            pieces = re.split(r"\{(\w+)\}", whole)
-            named = [literals.get(name, r"-?\d+") for name in pieces[1::2]] + [""]
-            plain = [re.escape(text).replace(r"\*", "[^/]*") for text in pieces[::2]]
-            texts.append("".join(text + name for text, name in zip(plain, named, strict=True)))
-    return lambda path: any(re.fullmatch(text, path) for text in texts)
+        stem, suffix = map(_expression, os.path.splitext(path))
+        texts += [f"{stem}{suffix}", f"{stem}_metadata\\.json"]
+        # A merged file lies in or below the directory that all parts have in common.
+        above = re.escape(output if output and is_directory else os.path.dirname(re.split("[{*]", path)[0]))
+        merged = rf"{above}/(?:.*/)?{_merged_name(os.path.splitext(os.path.basename(path))[0])}"
+        texts.append(rf"{merged}(?:{suffix}(?:\.incomplete)?|(?:_merged)?_metadata\.json)")
+    if output and not is_directory:
+        texts.append(rf"{re.escape(output)}(?:\.incomplete)?")
+        texts.append(rf"{re.escape(os.path.splitext(output)[0])}(?:_merged)?_metadata\.json")
+    whole = re.compile("|".join(texts))
+    return lambda path: whole.fullmatch(path) is not None
+
+
+def _expression(pattern: str) -> str:
+    """Return a regular expression for the files that a pattern names."""
+    pieces = re.split(r"\{(\w+)\}", pattern)
+    known = {"suffix": r"(?:gpu_\d+|shard_\d+)", "items_file": ".*"}
+    named = [known.get(name, r"-?\d+") for name in pieces[1::2]] + [""]
+    plain = [re.escape(text).replace(r"\*", "[^/]*") for text in pieces[::2]]
+    return "".join(text + name for text, name in zip(plain, named, strict=True))
+
+
+def _merged_name(stem: str) -> str:
+    """Return a regular expression for the names of merged files: the words of the pattern, and `merged`."""
+    text = re.sub(r"\{(\w+)\}", lambda match: "merged" if match[1] == "suffix" else "_", stem)
+    words = text if "{suffix}" in stem else f"{text}_merged"
+    return "[^/]*".join(re.sub(r"[\W\d_]+", lambda _: r"(?:(?!/)[\W\d_])*", part) for part in words.split("*"))
 
 
 def with_outputs(plan: ShardPlan, patterns: Sequence[str], output_dir: str, cwd: str) -> ShardPlan:

@@ -18,7 +18,6 @@ _PLAIN_FIELDS = ("created_at", "total", "shuffle_seed", "strategy", "items", "co
 TAG = "shards"  # of every job that runs a shard
 MERGE = "merge"  # the name of the job that merges
 SHARDS_PER_GPU = 4
-PLAN = "shard_plan.json"  # the file of the plan, in the directory of its queue
 
 
 @dataclass(frozen=True, slots=True)

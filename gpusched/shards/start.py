@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.merge_record import PLAN
 from gpusched.common.text import first_few
 from gpusched.config.layers import LoadedSettings, load
 from gpusched.config.run_settings import with_defaults
@@ -23,7 +24,7 @@ from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
 from gpusched.shards.outputs import check_formats, output_matcher, with_outputs
-from gpusched.shards.plan import PLAN, ShardPlan
+from gpusched.shards.plan import ShardPlan
 from gpusched.shards.prepare import PlannedShards, prepare_queue
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.sizing import count_shards, make_plan

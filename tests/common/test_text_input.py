@@ -47,10 +47,20 @@ def test_names_that_come_again_and_comments_are_left_out_with_a_note() -> None:
 
 
 def test_a_row_of_another_width_is_named_by_its_line() -> None:
-    for row, count in (("1", 1), ("1,2,3", 3)):
-        with pytest.raises(ValueError, match=f"line 5 has {count} fields, and the header has 2"):
+    for row, count in (("1", "1 field"), ("1,2,3", "3 fields")):
+        with pytest.raises(ValueError, match=f"line 5 has {count}, and the header has 2"):
             cells(f'a,b\n"x\ny",z\n\n{row}\n')
+    left_out: list[tuple[int, str]] = []
+    rows = read_rows(["a,b\n", "1\n", "2,b\n"], [], leave_out=lambda *row: left_out.append(row))
+    assert [row.cells for row in rows] == [["a", "b"], ["2", "b"]]
+    assert left_out == [(2, "has 1 field, and the header has 2")]
     assert cells("a,b\n1,2,,\n,\n") == [["a", "b"], ["1", "2", "", ""], ["", ""]]
+
+
+def test_a_blank_cell_of_the_only_column_is_a_row_and_a_blank_line_beside_others_is_none() -> None:
+    assert cells('a\n""\n\n \n"\r"\nx\n') == [["a"], [""], [" "], ["\r"], ["x"]]
+    assert cells('a,b\n \n""\n1,2\n\t\n') == [["a", "b"], ["1", "2"]]
+    assert [row.cells for row in read_rows(["0\n", "1\n", "0\n"], [], has_names=False)] == [["0"], ["1"], ["0"]]
 
 
 def test_a_cell_may_be_a_whole_document_and_hold_what_ends_lines_elsewhere() -> None:

@@ -153,7 +153,7 @@ def test_an_unknown_key_is_an_error_with_the_nearest_right_one(tmp_path: Path) -
         ("- max_gpus", None, "must hold settings"),
         ("just words", None, "must hold settings"),
         (b"shell: \xff\xfe", None, "not UTF-8|not YAML"),
-        ("shell: \0", None, "not YAML"),
+        ("shell: \0", None, "line 1 has a NUL byte"),
         ("shell: sh".encode("utf-16"), None, "UTF-16, not UTF-8"),
         ("&a [*a]", None, "must hold settings"),
         ("gpu_list: &a [*a]", 1, "one value"),

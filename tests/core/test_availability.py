@@ -74,8 +74,8 @@ class Watch:
             self.see(found, ours=ours, occupied=occupied)
         return self.now.state
 
-    def look(self, found: Sample) -> DeviceState:
-        return self.see(found, polled=False)
+    def look(self, found: Sample, *, ours: Set[int] = frozenset(), occupied: bool = False) -> DeviceState:
+        return self.see(found, polled=False, ours=ours, occupied=occupied)
 
     def job_ends(self, at: float) -> None:
         self.now = settle(self.now, at)
@@ -280,6 +280,30 @@ def test_the_count_of_others_goes_on_while_our_job_runs() -> None:
     assert watch.look(sample(4, at=1.005)) is FREE
 
 
+def test_a_look_after_the_last_process_of_a_job_and_before_its_end_keeps_the_count() -> None:
+    watch = Watch()
+    watch.polls(3, sample(8000, process(7, 7990)), ours={7}, occupied=True)
+    assert watch.look(sample(8000, at=3.0), occupied=True) is RUNNING
+    assert watch.now.count == 3
+    watch.job_ends(at=3.01)
+    assert watch.look(sample(4, at=3.02)) is FREE
+
+
+def test_a_colleague_at_a_look_beside_our_job_resets_the_count() -> None:
+    watch = Watch()
+    watch.polls(3, sample(8000, process(7, 7990)), ours={7}, occupied=True)
+    watch.look(sample(9000, process(7, 7990), process(8, 1000), at=3.0), ours={7}, occupied=True)
+    assert watch.now.count == 0
+
+
+def test_memory_that_nothing_explains_beside_our_job_resets_the_count_in_the_end() -> None:
+    watch = Watch()
+    watch.polls(3, sample(8000, process(7, 7990)), ours={7}, occupied=True)
+    watch.look(sample(8000, at=3.0), occupied=True)
+    watch.look(sample(8000, at=34.0), occupied=True)
+    assert watch.now.count == 0
+
+
 def test_a_colleague_beside_our_job_resets_the_count() -> None:
     watch = Watch()
     watch.polls(3, sample(8000, process(7, 7990)), ours={7}, occupied=True)
@@ -291,6 +315,7 @@ def test_a_colleague_beside_our_job_resets_the_count() -> None:
 def test_where_processes_cannot_be_told_apart_the_count_begins_again_after_each_job() -> None:
     watch = Watch()
     watch.polls(3, sample(4))
+    watch.look(sample(8000, hidden=True), occupied=True)
     assert watch.polls(3, sample(8000, hidden=True), occupied=True) is RUNNING
     assert watch.now.count == 0
     watch.job_ends(at=1.0)

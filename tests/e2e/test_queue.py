@@ -748,7 +748,7 @@ def test_a_dispatcher_ends_although_it_cannot_book_how_its_jobs_ended(box: Box, 
     wait_for(lambda: box.running() == 2)
     _no_room(box, running)
     (box.work / "go").touch()
-    running.wait_until_said("disk is full")
+    running.wait_until_said("disk I/O error")
     for number in signals:
         running.signal(number)
         running.wait_until_said("TERM" if number == signal.SIGTERM else "Ctrl-C")

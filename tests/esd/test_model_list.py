@@ -84,8 +84,8 @@ def test_the_error_for_a_table_without_names_shows_its_header() -> None:
     [
         ("", "empty"),
         ("full_name\n", "has no models"),
-        ('full_name\n"acme/a\n', "line 2: unexpected end"),
-        ("full_name,revision\nacme/a\n", "line 2 has 1 fields, and the header has 2"),
+        ('full_name\n"acme/a\n', "line 2 is no CSV: unexpected end"),
+        ("full_name,revision\nacme/a\n", "line 2 has 1 field, and the header has 2"),
         ("\xff\xfefull_name", "no column"),
     ],
 )

@@ -251,8 +251,8 @@ def test_tables(data: bytes, rows: dict[tuple[str, ...], list[tuple[str, ...]]])
     [
         (b"", "no rows"),
         (b"a,b\n", "no rows"),
-        (b"a,b\n1,2\n\n3\n", "line 4 has 1 fields, and the header has 2"),
-        (b'a\n"x\n', "line 2: unexpected end"),
+        (b"a,b\n1,2\n\n3\n", "line 4 has 1 field, and the header has 2"),
+        (b'a\n"x\n', "line 2 is no CSV: unexpected end"),
     ],
 )
 def test_what_is_no_table(data: bytes, says: str) -> None:
@@ -330,7 +330,7 @@ def test_what_a_spreadsheet_adds_is_no_job(tmp_path: Path) -> None:
         ("jobs:\n- {command: 'a {b}', zip: {b: [1], c: [1, 2]}}\n", 2, 27, "sweep", "differ in length: b 1, c 2"),
         ("jobs:\n- {command: 'a {b}', repeat: 0}\n", 2, 30, "sweep", "repeat is '0', but must be a whole number"),
         ("jobs:\n- {command: 'a {b}', csv: none.csv}\n", 2, 27, "sweep", "cannot be read: No such file"),
-        ("jobs:\n- {command: 'a {b}', csv: bad.csv}\n", 2, 27, "sweep", "line 2 has 1 fields"),
+        ("jobs:\n- {command: 'a {b}', csv: bad.csv}\n", 2, 27, "sweep", "line 2 has 1 field"),
         (
             "jobs:\n- {command: 'a {b}', grid: {b: [1]}, exclude: {bb: 1}}\n",
             2,

@@ -80,7 +80,7 @@ def test_what_a_spreadsheet_adds_is_no_item(tmp_path: Path) -> None:
         ("u.csv", "id\n1\n".encode("utf-16"), "UTF-16"),
         ("u.txt", "한\n글 abc\n".encode("utf-16-be"), "UTF-16BE"),
         ("r.txt", b"a\rb\r", r"\\r alone"),
-        ("w.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields"),
+        ("w.csv", b"a,b\n1,2\n3\n", "line 3 has 1 field"),
     ):
         with pytest.raises(GpuschedError, match=says):
             open_items(written(tmp_path, name, data))
@@ -232,6 +232,28 @@ def test_what_the_run_writes_is_no_item(tmp_path: Path) -> None:
     items = open_items(f"{tmp_path}/**/*.json*", is_output)
     left = items.open()(range(items.count)).decode().split()
     assert [Path(path).name for path in left] == ["a.jsonl", "b_gpu_0.jsonl", "x_gpu.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "outputs"),
+    [
+        ("a/x_{suffix}.jsonl", ["in/x_merged.jsonl", "in/x_merged_metadata.json", "in/x_merged.jsonl.incomplete"]),
+        ("a/{suffix}/x.jsonl", ["in/x_merged.jsonl", "in/x_merged_metadata.json"]),
+        ("a/x_{start}_{end}.csv", ["in/x_merged.csv"]),
+        ("a/{seed}_{suffix}.csv", ["in/merged.csv", "in/merged_metadata.json"]),
+        ("a/*_{suffix}_b2.pt", ["in/gsm_merged_b2.pt", "in/gsm_merged_b2_merged_metadata.json"]),
+    ],
+)
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_merged_files_are_no_items(tmp_path: Path, pattern: str, outputs: list[str], is_directory: bool) -> None:
+    for name in ("in/a.jsonl", "in/old_merged.txt", "in/y_merged.jsonl", *outputs):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    output = f"{tmp_path}/in" if is_directory else None
+    patterns = [pattern if is_directory else pattern.replace("a/", "in/")]
+    items = open_items(f"{tmp_path}/in/**", output_matcher(patterns, "", output, str(tmp_path)))
+    left = items.open()(range(items.count)).decode().split()
+    assert [Path(path).name for path in left] == ["a.jsonl", "old_merged.txt", "y_merged.jsonl"]
 
 
 def test_lines_of_standard_input_are_items(monkeypatch: pytest.MonkeyPatch) -> None:

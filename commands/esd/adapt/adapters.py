@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from ..read.layers import is_declared_tied
 from ..read.tensors import ModelError, TensorInfo, TensorSource
 from . import lora
 from .adapter_config import AdapterConfig
 from .adapter_plan import AdapterPlan, TensorChange
-from .tied_weights import is_declared_tied, is_embedding, partners
+from .tied_weights import is_embedding, partners
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A tensor with two or more dimensions that gets no row, and the reason."""
+    """A tensor with two or more dimensions that gets no row, and the reason. `twin`: what it is tied to."""
 
     tensor: TensorInfo
     reason: str
+    twin: str = ""
 
 
 def choose_layers(
@@ -91,11 +92,12 @@ def choose_layers(
         reason = refusal(info, names)
         if not reason and not options.embeddings and (info.name in embeddings or embedding(info, config)):
             reason = "an embedding (analysed with --embeddings)"
-        reason = reason or _tied(info, infos, config)
+        twin = "" if reason else _twin(info, infos, config)
+        reason = f"tied to {twin}" if twin else reason
         if not reason and not is_wanted(info.name):
             reason = "left out by --layers"
         if reason:
-            skips.append(Skip(info, reason))
+            skips.append(Skip(info, reason, twin))
         elif is_stack(info):
             layers += [Layer(f"{info.name}[{n}]", info, expert=n) for n in range(info.shape[0])]
         else:
@@ -150,12 +152,22 @@ def _word(name: str) -> str:
     return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else parts[-1]
 
 
-def _tied(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, Any]) -> str:
-    """Return why an output head is skipped that is stored though the model uses its embedding instead; else ""."""
-    if not config.get("tie_word_embeddings") or _word(info.name) not in _TIED_HEADS:
+def _twin(info: TensorInfo, infos: Sequence[TensorInfo], config: Mapping[str, Any]) -> str:
+    """Return the embedding that the model uses in place of this stored output head; "" for all other tensors."""
+    if not is_declared_tied(config) or _word(info.name) not in _TIED_HEADS:
         return ""
     twins = (i.name for i in infos if i.shape == info.shape and i.name != info.name and embedding(i, config))
-    return next((f"tied to {twin}" for twin in twins), "")
+    return next(twins, "")
+
+
+def is_declared_tied(config: Mapping[str, Any]) -> bool | None:
+    """Return True or False as a config.json says it; None if it leaves the tying to the model's class."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        value = part.get("tie_word_embeddings")
+        if isinstance(value, bool):
+            return value
+    return None
 
 
 def _quantised(info: TensorInfo, names: Collection[str]) -> str:

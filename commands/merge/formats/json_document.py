@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, field_identity
+from ..join.records import NO_KEY, Record, RecordFormat, field_identity, open_text
 from ..join.whole_files import WholeFileFormat, plain_values
 from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, shown
 from ..write.output import MergeOutput
@@ -40,8 +40,8 @@ class JsonArrays(RecordFormat):
         return records
 
     def records(self, part: MergePart, report: MergeReport) -> Iterator[Record]:
-        data = Path(part.path).read_bytes()
-        data = data[bom_bytes(data[:3]) :]
+        with open_text(part.path) as file:
+            data = file.read()
         line, at, name, identity = 1, 0, self.options.key, b""
         for element in self._elements(part, data):
             begin = data.index(element, at)  # only blanks and a comma stand between two elements

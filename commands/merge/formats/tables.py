@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from types import SimpleNamespace
 
-from ..join.records import NO_KEY, Record, RecordFormat, bom_bytes, note_lacking
-from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, count_of, reading, shown
+from gpusched.common.text import first_few
+from gpusched.common.text_input import TableError, TableRow, read_rows
 
-FIELD_BYTES = 1 << 26  # a field that is longer is a quote that nobody closed
+from ..join.records import NO_KEY, Record, RecordFormat, note_lacking, open_text
+from ..parts.model import MergePart, MergeRefused, MergeReport, MergeTask, PartUnreadable, reading, shown
 
 
 class CsvTables(RecordFormat):
@@ -21,7 +22,6 @@ class CsvTables(RecordFormat):
 
     def __init__(self, task: MergeTask) -> None:
         super().__init__(task)
-        csv.field_size_limit(FIELD_BYTES)
         # It returns the line. With \r\n, since only the characters of the line's end are surely quoted in a field.
         self._writer = csv.writer(SimpleNamespace(write=str), delimiter=self.delimiter, lineterminator="\r\n")
         self._has_header = task.options.header != "no"
@@ -29,7 +29,7 @@ class CsvTables(RecordFormat):
         filled = []
         for part in task.parts:
             with reading(part, self.report):
-                first_rows = [row for _, row in islice(self._rows(part), 2)]
+                first_rows = [row.cells for row in islice(self._rows(part, MergeReport()), 2)]
                 if first_rows:
                     self._headers[part.path] = self._header(part, first_rows[0])
                 filled += [part] if len(first_rows) > self._has_header else []
@@ -71,29 +71,30 @@ class CsvTables(RecordFormat):
         key = at.get(self.options.key or "")
         if self.options.key is not None and key is None:
             raise PartUnreadable(NO_KEY)
-        rows = self._rows(part)
-        if self._has_header:
-            next(rows)
-        for line, row in rows:
-            if len(row) != len(header):
-                report.leave_out(part.name, line, f"has {count_of(len(row), 'field')} under a header of {len(header)}")
-                continue
-            values = row if header == self.columns else ["" if place is None else row[place] for place in places]
-            yield line, self._line(values), b"" if key is None else row[key].encode(), 1
+        for row in islice(self._rows(part, report), int(self._has_header), None):
+            cells = row.cells[: len(header)]
+            values = cells if header == self.columns else ["" if place is None else cells[place] for place in places]
+            yield row.line, self._line(values), b"" if key is None else cells[key].encode(), 1
 
     def _line(self, row: Sequence[str]) -> bytes:
         return str(self._writer.writerow(row)).removesuffix("\r\n").encode() + b"\n"
 
-    def _rows(self, part: MergePart) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows with the lines where they begin, the header first; no blank lines."""
-        reader, line = csv.reader(_lines(part), delimiter=self.delimiter, strict=True), 1
+    def _rows(self, part: MergePart, report: MergeReport) -> Iterator[TableRow]:
+        """Yield the rows, the header first."""
+        notes: list[str] = []
+        is_known = self.delimiter != "," or not self._has_header  # else the names of the columns show what it is
         try:
-            for row in reader:
-                if row:
-                    yield line, row
-                line = reader.line_num + 1
-        except csv.Error as error:  # with an open quote, nobody knows where the next row begins
-            raise PartUnreadable(f"is no CSV; all from here on is left out: {error}", line) from None
+            yield from read_rows(
+                _lines(part),
+                notes,
+                self.delimiter if is_known else "",
+                has_names=self._has_header,
+                leave_out=lambda line, why: report.leave_out(part.name, line, why),
+            )
+        except TableError as error:  # with an open quote, nobody knows where the next row begins
+            raise PartUnreadable(f"{error.why}; all from here on is left out", error.line) from None
+        for text in first_few(notes):
+            report.note(f"{shown(part.name)}: {text}")
 
 
 class TsvTables(CsvTables):
@@ -111,8 +112,7 @@ def _is_number(cell: str) -> bool:
 
 def _lines(part: MergePart) -> Iterator[str]:
     """Yield the lines as text, without a byte order mark. PartUnreadable where they are none."""
-    with open(part.path, "rb") as file:
-        file.seek(bom_bytes(file.read(3)))
+    with open_text(part.path) as file:
         for number, line in enumerate(file, 1):
             try:
                 text = line.decode("utf-8")

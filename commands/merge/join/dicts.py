@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, first_of, shown
+from gpusched.common.text import first_few
+
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, shown
 
 HeldValue = tuple[MergePart, Any]
 _KINDS = (("dict", Mapping), ("list", list), ("tuple", tuple))
@@ -67,7 +69,7 @@ class DictMerge:
     def _check_lacking(self, key: str, having: Sequence[HeldValue], parts: Sequence[MergePart]) -> None:
         """Report a key that only some parts have. Refused where its rows would be joined, and several have it."""
         own = {part.path for part, _ in having}
-        lacking = shown(", ".join(first_of([part.name for part in parts if part.path not in own])))
+        lacking = shown(", ".join(first_few([part.name for part in parts if part.path not in own])))
         if len(having) == 1:
             self._alone.append(f"{shown(having[0][0].name)}: {_label(key)}")
         elif self._kind(having[0][1]) in ("plain value", "dict"):
@@ -87,7 +89,9 @@ class DictMerge:
             return self._join_plain(key, values, is_summed=name is not None)
         if kind != "array":
             return self._join_lists(key, filled, values)
-        return self._join_arrays(key, filled, values) if name is None else self._add_arrays(key, values)
+        for part in [part for part, _ in values if all(part is not other for other, _ in filled)]:
+            self._note(f"{shown(part.name)}: {_label(key)} is empty")
+        return self._join_arrays(key, filled, values) if name is None else self._add_arrays(key, filled)
 
     def _kind(self, value: Any) -> str:
         if self._arrays.holds(value):
@@ -118,8 +122,6 @@ class DictMerge:
     def _join_arrays(self, key: str, filled: Sequence[HeldValue], values: Sequence[HeldValue]) -> Any:
         self._check_alike(key, filled, self._rows, "to be joined")
         several = [value for _, value in filled]
-        for part in [part for part, _ in values if all(part is not other for other, _ in filled)]:
-            self._note(f"{shown(part.name)}: {_label(key)} is empty")
         if len(several[0].shape):
             return self._arrays.join(several, self._places_of(key, values))
         if all(self._arrays.equal(several[0], value) for value in several):

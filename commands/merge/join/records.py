@@ -9,9 +9,9 @@ import re
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
-from gpusched.common.text_input import encoding_problem
+from gpusched.common.text_input import encoding_problem, map_file
 
 from ..parts.model import (
     SHOWN,
@@ -178,14 +178,16 @@ def line_blocks(path: str) -> Iterator[bytes]:
 
     PartUnreadable for another encoding than UTF-8.
     """
-    with open(path, "rb") as file:
-        file.seek(bom_bytes(file.read(3)))
+    with open_text(path) as file:
         while block := file.read(BLOCK_BYTES):
             yield block if block.endswith(b"\n") else block + file.readline()
 
 
-def bom_bytes(data: bytes) -> int:
-    """Return how many bytes a byte order mark takes at the start of a text. PartUnreadable for another encoding."""
+def open_text(path: str) -> BinaryIO:
+    """Open a part behind its byte order mark. PartUnreadable for another encoding than UTF-8."""
+    data = map_file(path)
     if problem := encoding_problem(data):
         raise PartUnreadable(f"is {problem}", 1)
-    return len(BOM) if data.startswith(BOM) else 0
+    file = open(path, "rb")  # noqa: SIM115  # the caller closes it
+    file.seek(len(BOM) if data[:3] == BOM else 0)
+    return file

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
-from gpusched.common.text import clean
+from gpusched.common.text import clean, first_few
 from gpusched.shards.merge_options import MergeOptions
 from gpusched.shards.split import shuffled
 
@@ -30,11 +30,6 @@ def shown(text: object, limit: int = 300) -> str:
 def count_of(count: int, noun: str) -> str:
     """`1 record`, `2 records`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def first_of(lines: list[str], limit: int = SHOWN) -> list[str]:
-    """Return the first lines, and the number of the others in one line more."""
-    return lines if len(lines) <= limit else [*lines[:limit], f"and {len(lines) - limit:,} more"]
 
 
 class MergeRefused(GpuschedError):
@@ -188,7 +183,7 @@ def check_order(tasks: Sequence[MergeTask]) -> None:
     if ordered and unordered:
         why = f"the order of the items can be restored in some of it ({ordered[0]}), and not in the rest:"
         hint = "leave the rest out of the parts, or out of --merge; or make shards without --strided and --shuffle"
-        raise MergeRefused("\n  ".join([why, *first_of(unordered)]), hint=hint)
+        raise MergeRefused("\n  ".join([why, *first_few(unordered)]), hint=hint)
     for task in tasks:
         for text in task.report.unordered:
             task.report.note(f"{text}, so the parts stand one after the other, by their shards")

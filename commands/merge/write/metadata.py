@@ -112,15 +112,14 @@ def _accuracies(numbers: PartNumbers) -> dict[str, Any]:
     """
     overall: dict[str, Any] = {}
     for path in {path: None for _, values in numbers for path in values if path.rpartition(".")[2] in ACCURACIES}:
-        having = [(part, values) for part, values in numbers if part.records != 0 or path in values]
-        weights = [_weight(part, values, path) for part, values in having]
-        total = sum(weight for weight, _ in weights)
-        if total > 0 and all(
-            path in values and weight >= 0 for (_, values), (weight, _) in zip(having, weights, strict=True)
-        ):
-            products = [values[path] * weight for (_, values), (weight, _) in zip(having, weights, strict=True)]
-            names = "/".join(dict.fromkeys(name for _, name in weights))
-            overall[path] = {"value": math.fsum(products) / total, "weight": total, "weighted_by": names}
+        having = [
+            (values, *_weight(part, values, path)) for part, values in numbers if part.records != 0 or path in values
+        ]
+        total = sum(weight for _, weight, _ in having)
+        if total > 0 and all(path in values and weight >= 0 for values, weight, _ in having):
+            value = math.fsum(values[path] * weight for values, weight, _ in having) / total
+            names = "/".join(dict.fromkeys(name for _, _, name in having))
+            overall[path] = {"value": value, "weight": total, "weighted_by": names}
     return overall
 
 

@@ -57,18 +57,6 @@ class MergeOutput:
         sync_directory(self.directory)
 
 
-def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file; nothing if it must not be read."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
-    except PermissionError:
-        return ""
-    return digest.hexdigest()
-
-
 def temporary_path(path: str) -> str:
     """Return a hidden name that says which process of which boot writes it; remove those of killed processes."""
     directory, name = os.path.split(os.path.abspath(path))

@@ -8,16 +8,20 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_USAGE
-from gpusched.common.files import sync_directory
+from gpusched.common.files import hash_file, sync_directory
+from gpusched.common.text import first_few
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from ..parts.model import MergeRefused, MergeTask, count_of, first_of, shown, suffix_of
+from ..parts.model import MergePart, MergeRefused, MergeTask, count_of, shown, suffix_of
 from .metadata import describe
-from .output import MergeOutput, hash_file
+from .output import MergeOutput
 from .replace import check_output, check_replacement, is_marker, marker_line, metadata_path
+
+if TYPE_CHECKING:
+    from gpusched.shards.plan import Shard
 
 
 class MergeResult(NamedTuple):
@@ -81,7 +85,7 @@ def _check_parts(task: MergeTask, form: str) -> None:
         if (other := seen.setdefault(part.stamp[:2], part.path)) != part.path:
             raise MergeRefused(f"is the same file as {shown(other)}", where=part.name, exit_code=EXIT_USAGE)
     if task.missing and not task.options.allow_partial:
-        lines = first_of([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
+        lines = first_few([f"{shown(one.name)}: {one.skipped}" for one in task.missing], 20)
         count = f"{count_of(len(task.missing), 'part')} of {len(task.missing) + len(task.parts)} missing"
         hint = "--allow-partial merges the others, and the metadata name what is missing"
         raise MergeRefused("\n  ".join([f"{count}:", *lines]), where=task.output, hint=hint)
@@ -102,11 +106,11 @@ def publish(task: MergeTask, count: int | None, out: MergeOutput) -> MergeResult
     report, options, marker = task.report, task.options, f"{task.output}.incomplete"
     if all(part.skipped for part in task.parts):
         raise MergeRefused("\n  ".join(["nothing of any part can be merged:", *report.errors()]), where=task.output)
-    digest, short = _hash_all(task, out), _short_parts(task)
+    digest = _hash_all(task, out)
     records = "" if count is None else count_of(count, "record")
-    is_expected = options.expect in (None, count)
-    wrong = [] if is_expected else [f"{records or 'no count'}, and --expect {options.expect:,}"]
-    wrong += _parts_of_other_attempts(task, is_expected=options.expect is not None and is_expected)
+    short, wrong = _judge_counts(task, is_expected=options.expect is not None and options.expect == count)
+    if options.expect not in (None, count):
+        wrong.insert(0, f"{records or 'no count'}, and --expect {options.expect:,}")
     errors, lacking = report.errors() + wrong, [f"{shown(one.name)} is missing: {one.skipped}" for one in task.missing]
     (lacking if options.allow_partial else errors).extend(row.pop("text") for row in short)
     is_complete = not (errors or lacking)
@@ -160,43 +164,44 @@ def _hash_all(task: MergeTask, out: MergeOutput) -> str:
     return digest
 
 
-def _parts_of_other_attempts(task: MergeTask, *, is_expected: bool) -> list[str]:
-    """Return what is wrong with parts that an earlier attempt than the one that succeeded may have written."""
-    wrong: list[str] = []
-    for part in task.parts:
-        if part.shard is None or part.run is None or part.records is None or part.skipped:
-            continue
-        counts = f"{count_of(part.records, 'record')} of {count_of(part.shard.count, 'item')}"
-        if part.run.is_before(part.stamp[3] / 1e9) and part.run.attempts > 1:
-            text = f"{shown(part.name)} was written before the attempt that succeeded, and has {counts}"
-            fits = part.records == part.shard.count or is_expected
-            (task.report.notes if fits else wrong).append(text)
-        elif task.counts_items and part.records > part.shard.count and part.run.attempts > 1 and not is_expected:
-            text = f"{shown(part.name)}: {counts}, and its shard had {part.run.attempts} attempts"
-            wrong.append(f"{text}: a script that appends leaves items twice; remove the file and use --retry-failed")
-    return wrong
+def _judge_counts(task: MergeTask, *, is_expected: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the parts with fewer records than items, and what is wrong with those of shards with several attempts."""
+    short, wrong, more = list[dict[str, Any]](), list[str](), 0
+    for part, shard, records in _count_items(task):
+        items, attempts = count_of(shard.count, "item"), part.run.attempts if part.run else 1
+        has = "no count of records" if records is None else count_of(records, "record")
+        is_older = part.run is not None and attempts > 1 and part.run.is_before(part.stamp[3] / 1e9)
+        text = f"{shown(part.name)}: {has} of {items}"
+        text += ", written before the attempt that succeeded" if is_older else ""
+        part.is_short = records is not None and records < shard.count
+        more += records is not None and records > shard.count
+        if records is not None and part.is_short and part.name not in task.report.lost:
+            row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
+            short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})
+        elif not is_expected and (is_older if records is None else records > shard.count and attempts > 1):
+            why = f"and its shard had {attempts} attempts: a script that appends leaves items twice"
+            wrong.append(f"{text}, {why}; remove the file and use --retry-failed")
+        elif is_older:
+            task.report.note(text)
+    if more:
+        task.report.note(f"{count_of(more, 'part')} with more records than items")
+    return short, wrong
 
 
-def _short_parts(task: MergeTask) -> list[dict[str, Any]]:
-    """Return the parts with fewer records than their shards have items.
+def _count_items(task: MergeTask) -> Iterator[tuple[MergePart, Shard, int | None]]:
+    """Yield each part with its shard and the number of its records, as far as they stand for items.
 
-    Counts that may be of something else than records are taken for counts of items once one of them is exactly that.
+    Lengths in a dict may be of something else: they stand for items once one of them is exactly their number.
     """
     parts = [(part, part.shard) for part in task.parts if part.shard and not part.skipped]
-    if task.counts_items:
-        counted = [(part, shard, part.records) for part, shard in parts if part.records is not None]
-    else:
-        of_items = {key for part, shard in parts for key, rows in part.rows.items() if rows == shard.count and rows}
-        counted = [(part, shard, min(part.rows.get(key, 0) for key in of_items)) for part, shard in parts if of_items]
-        has_rows = any(any(part.rows.values()) for part, _ in parts)
-        counted = counted or [(part, shard, 0) for part, shard in parts if has_rows and not any(part.rows.values())]
-    short = []
-    for part, shard, records in counted:
-        part.is_short = records < shard.count
-        if part.is_short and part.name not in task.report.lost:
-            row = {"part": part.name, "shard": shard.shard, "suffix": shard.suffix, "records": records}
-            text = f"{shown(part.name)}: {count_of(records, 'record')} of {count_of(shard.count, 'item')}"
-            short.append(row | {"items": shard.count, "lacks": shard.count - records, "text": text})
-    if more := sum(records > shard.count for _, shard, records in counted) if task.counts_items else 0:
-        task.report.note(f"{count_of(more, 'part')} with more records than items")
-    return short
+    of_items = {key for part, shard in parts for key, rows in part.rows.items() if rows == shard.count and rows}
+    has_rows = any(any(part.rows.values()) for part, _ in parts)
+    for part, shard in parts:
+        records, rows = part.records, [part.rows.get(key, 0) for key in of_items]
+        if not task.counts_items and rows:
+            records = min(rows) if min(rows) < shard.count else max(rows)
+        elif not task.counts_items and any(part.rows.values()):
+            records = records if (records or 0) > shard.count else None
+        elif not task.counts_items:
+            records = 0 if has_rows else None
+        yield part, shard, records

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpusched.common.errors import EXIT_USAGE
+from gpusched.common.files import hash_file
 
 from ..parts.model import MergeRefused, MergeTask, shown
-from .output import hash_file
 
 TOOL = "gpusched merge"
 

@@ -77,7 +77,7 @@ def items_done(items: int, progress: Mapping[str, Any]) -> float:
     done, total = progress.get("done"), progress.get("total")
     if done is None:
         return 0.0
-    return float(items * min(1.0, max(0.0, done / total)) if total and total > 0 else min(items, max(0, done)))
+    return float(min(items, max(0, items * done / total if total and total > 0 else done)))
 
 
 def slowest_left_s(running: Iterable[RunningView], per_s: float, now: float) -> float | None:

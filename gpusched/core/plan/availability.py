@@ -187,7 +187,7 @@ def fold(
     elif sample.error:
         after = replace(after, state=DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE)
     elif own.occupied:
-        after = _keep_running(before, after, now, explained(device, sample, listed, criteria), criteria)
+        after = _keep_running(before, after, now, explained(device, sample, listed, criteria), polled, criteria)
     elif never_used(device):
         after = replace(after, state=DeviceState.SET_ASIDE)
     elif explained(device, sample, listed, criteria):
@@ -212,13 +212,17 @@ def _count_free_poll(
 
 
 def _keep_running(
-    before: Availability, after: Availability, now: float, is_explained: bool, criteria: Criteria
+    before: Availability, after: Availability, now: float, is_explained: bool, polled: bool, criteria: Criteria
 ) -> Availability:
     """Decide for a device with a job of ours that is not free of others.
 
     After one of the jobs that share it has ended, its memory may take a while to come back: the count is kept so long.
+    A look between polls may come after the last process of a job, and before its end is known: that is the same.
     """
     since = before.settling_since
+    is_known = after.foreign_bytes is not None and after.sample is not None and after.sample.processes is not None
+    if since is None and is_known and not polled:
+        since = now
     if since is None or now - since > criteria.settle_timeout_s or is_explained:
         return replace(after, state=DeviceState.RUNNING)
     return replace(after, state=DeviceState.RUNNING, count=before.count, settling_since=since)

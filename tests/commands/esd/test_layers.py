@@ -133,9 +133,11 @@ def test_embeddings_are_analysed_on_request() -> None:
 
 
 @pytest.mark.parametrize(("tied", "head"), [(True, 0), (False, 1), (None, 1)])
-def test_a_tied_head_that_is_stored_twice_counts_once(tied: bool | None, head: int) -> None:
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_tied_head_that_is_stored_twice_counts_once(tied: bool | None, head: int, is_nested: bool) -> None:
     tensors = [("model.embed_tokens.weight", (100, 8)), ("lm_head.weight", (100, 8))]
-    config = {} if tied is None else {"tie_word_embeddings": tied}
+    text = {} if tied is None else {"tie_word_embeddings": tied}
+    config = {"text_config": text} if is_nested else text
     layers, skips = planned(*tensors, config=config, embeddings=True)
     assert len(layers) == 1 + head
     assert skips == ({} if head else {"lm_head.weight": "tied to model.embed_tokens.weight"})

@@ -98,6 +98,21 @@ def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
             assert len(evals) == int(row["raw_num_evals"]) and evals[-1] == float(row["spectral_norm"])
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_stored_head_that_is_not_the_embedding_it_is_tied_to_is_told(tmp_path: Path, is_same: bool) -> None:
+    place = tmp_path / "tied"
+    place.mkdir()
+    words = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    head = words.clone() if is_same else words.flip(0)
+    tensors = {"model.embed_tokens.weight": words, "lm_head.weight": head, "h.mlp.weight": words[:20].clone()}
+    save_file(tensors, place / "model.safetensors")
+    (place / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
+    assert run(place, tmp_path / "out") == 0
+    reasons = {skip["tensor"]: skip["reason"] for skip in record(tmp_path / "out", "tied")["skipped"]}
+    begin = "tied to" if is_same else "stored, and different from"
+    assert reasons["lm_head.weight"].startswith(f"{begin} model.embed_tokens.weight"), reasons
+
+
 def test_done_is_done_until_something_else_is_asked(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

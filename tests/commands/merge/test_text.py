@@ -185,9 +185,23 @@ def test_many_blocks_come_back_and_their_sums_are_right(tmp_path: Path, capsys: 
 
 def test_text_in_another_encoding_without_a_mark_is_no_record(tmp_path: Path, capsys: Capture) -> None:
     line = '{"a": 1}'.encode("utf-16-le")
-    said = merge(capsys, "-o", tmp_path / "all.jsonl", *written(tmp_path, p__jsonl=b'{"a": 2}\n' + line))
-    assert said.code == 1 and "p.jsonl, line 2: is cut, or no JSON" in said.err, said
-    assert (tmp_path / "all.jsonl").read_text() == '{"a": 2}\n'
+    said = merge(capsys, "-o", tmp_path / "all.jsonl", *written(tmp_path, p__jsonl=b'{"a": 2}\n' * 9 + line))
+    assert said.code == 1 and "p.jsonl, line 10: is cut, or no JSON" in said.err, said
+    assert (tmp_path / "all.jsonl").read_text() == '{"a": 2}\n' * 9
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "txt"])
+def test_utf_16_without_a_mark_and_other_ends_of_lines_are_named(tmp_path: Path, capsys: Capture, form: str) -> None:
+    text = '[1,\n"한국어", 2]' if form == "json" else '"한국어"\n1\n2\n'
+    for wrong, why in ((text.encode("utf-16-be"), "is UTF-16"), (text.replace("\n", "\r"), "end in \\r alone")):
+        said = merge(capsys, "-o", tmp_path / f"all.{form}", *written(tmp_path, **{f"p__{form}": wrong}))
+        assert said.code == 1 and f"p.{form}, line 1: is " in said.err and why in said.err, said
+
+
+def test_a_line_of_text_with_a_nul_is_left_out_by_name(tmp_path: Path, capsys: Capture) -> None:
+    said = merge(capsys, "-o", tmp_path / "all.txt", *written(tmp_path, p__txt=b"one\ntw\0o\nthree"))
+    assert said.code == 1 and "p.txt, line 2: holds NUL bytes" in said.err, said
+    assert (tmp_path / "all.txt").read_text() == "one\nthree\n"
 
 
 # ---- repeated records, counts ----------------------------------------------------------------------
@@ -426,14 +440,20 @@ def test_objects_are_added_up_where_sum_asks_for_it(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize(
     ("text", "why", "rows"),
     [
-        ("id,v\n2,b\n3\n4,d\n", "line 3: has 1 field under a header of 2", "2,b\n4,d\n"),
-        ('id,v\n2,b\n3,"cut', "line 3: is no CSV; all from here on is left out: unexpected end of data", "2,b\n"),
-        ('id,v\n2,b\n3,"c"d\n4,d\n', "line 3: is no CSV; all from here on is left out", "2,b\n"),
+        ("id,v\n2,b\n3\n4,d\n", "line 3: has 1 field, and the header has 2", "2,b\n4,d\n"),
+        ('id,v\n2,b\n3,"cut', "line 3: is no CSV: unexpected end of data; all from here on is left out", "2,b\n"),
+        ('id,v\n2,b\n3,"c"d\n4,d\n', "line 3: is no CSV: ',' expected", "2,b\n"),
         (b"id,v\n2,b\n3,\xff\n4,d\n", "line 3: all from here on is left out: 'utf-8' codec", "2,b\n"),
         (b"id,v\n2,\0\n", "line 2: holds NUL bytes", ""),
-        ("id;v\n2;b\n", "line 1: has one column, 'id;v': it is separated by something else", ""),
+        ("id|v\n2|b\n", "line 1: has one column, 'id|v': it is separated by something else", ""),
         ("id,id\n2,b\n", "line 1: names the column 'id' twice", ""),
         (b"\xff\xfei\0d\0", "line 1: is UTF-16", ""),
+        (
+            "id,v\n2,b\n".encode("utf-16-le"),
+            "line 1: is UTF-16, not UTF-8; save it as UTF-8, by: iconv -f UTF-16LE",
+            "",
+        ),
+        (b"id,v\r2,b\r", "line 1: is text whose lines end in \\r alone", ""),
     ],
 )
 def test_a_wrong_table_is_named_and_the_rest_kept(
@@ -442,6 +462,17 @@ def test_a_wrong_table_is_named_and_the_rest_kept(
     said = merge(capsys, "-o", tmp_path / "all.csv", *written(tmp_path, a__csv="id,v\n1,a\n", b__csv=text))
     assert said.code == 1 and f"b.csv, {why}" in said.err, said
     assert (tmp_path / "all.csv").read_text() == "id,v\n1,a\n" + rows
+
+
+def test_what_a_spreadsheet_and_cat_add_to_a_table_is_no_record(tmp_path: Path, capsys: Capture) -> None:
+    first = "sep=;\r\na;b\r\n1;x,y\r\na;b\r\n# a, note\r\n2;\r\n3;z;;\r\n"
+    parts = written(tmp_path, p__csv=first, q__csv="b\ta\nw\t4\n")
+    said = merge(capsys, "-o", tmp_path / "all.csv", *parts)
+    assert said.code == 0 and "p.csv: line 4 repeats the names of the columns and is left out" in said.err, said
+    assert (tmp_path / "all.csv").read_text() == 'a,b\n1,"x,y"\n2,\n3,z\n4,w\n'
+    written(tmp_path, p__csv='a\n""\n\n \nx\n', q__csv="a\ny\n")
+    assert merge(capsys, "-o", tmp_path / "all.csv", *parts).code == 0
+    assert (tmp_path / "all.csv").read_text() == 'a\n""\n \nx\ny\n', "only a line without any cell is blank"
 
 
 def test_tables_without_a_common_column_are_refused(tmp_path: Path, capsys: Capture) -> None:

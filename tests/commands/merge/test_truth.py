@@ -109,6 +109,17 @@ def test_a_part_without_rows_decides_no_type_and_no_shape(tmp_path: Path, capsys
     assert found.tolist() == [[1, 2], [3, 4]] and found.dtype == np.int64
 
 
+@pytest.mark.parametrize("form", ["npz", "pt"])
+def test_a_part_without_rows_takes_no_part_in_a_sum(tmp_path: Path, capsys: Capture, form: str) -> None:
+    paths = [tmp_path / f"p{n}.{form}" for n in range(3)]
+    for path, array in zip(paths, [np.empty((0, 7)), [[1, 2], [3, 4]], [[10, 20], [30, 40]]], strict=True):
+        write(path, {"hist": array})
+    said = merge(capsys, "-o", tmp_path / f"all.{form}", *paths, "--sum", "hist")
+    assert said.code == 0 and f"p0.{form}: 'hist' is empty" in said.err, said
+    found = (torch.load if form == "pt" else np.load)(tmp_path / f"all.{form}")["hist"]
+    assert found.tolist() == [[11, 22], [33, 44]] and str(found.dtype).endswith("int64")
+
+
 # ---- whose file it is ------------------------------------------------------------------------------
 
 
@@ -152,10 +163,12 @@ def test_an_older_file_of_a_shard_counts_if_its_records_fit(
         runs[f"gpu_{i}"] = ShardRun(2, now - 20, now - 9)
     plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/x_{{suffix}}.txt")
     said = merge(capsys, "--plan", plan)
-    assert said.code == 0 and "x_gpu_0.txt was written before the attempt that succeeded, and has 2 rec" in said.err
+    assert said.code == 0 and "x_gpu_0.txt: 2 records of 2 items, written before the attempt that" in said.err
     part(tmp_path / "x_gpu_0.txt", [0, 1, 0], 40)
     said = merge(capsys, "--plan", plan, "--overwrite")
-    assert said.code == 1 and "and has 3 records of 2 items" in said.err and "INCOMPLETE" in said.out
+    assert (
+        said.code == 1 and "x_gpu_0.txt: 3 records of 2 items, written before" in said.err and "INCOMPLETE" in said.out
+    )
 
 
 def test_more_records_than_items_after_several_attempts_are_an_error(
@@ -172,6 +185,43 @@ def test_more_records_than_items_after_several_attempts_are_an_error(
     assert merge(capsys, "--plan", plan, "--expect", 6).code == 0, "they are meant"
     runs.clear()
     assert merge(capsys, "--plan", plan).code == 0
+
+
+@pytest.mark.parametrize("form", ["pt", "npz", "safetensors"])
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ({"ids": [2, 3, 2, 3], "flat": [1] * 9}, "x_gpu_1.FORM: 4 records of 2 items, and its shard had 2 attempts"),
+        ({"ids": [2, 3], "flat": [1] * 9}, ""),  # many rows of what is no item
+        ({"ids": [2, 3, 2], "flat": [1] * 3}, "x_gpu_1.FORM: 3 records of 2 items"),
+    ],
+)
+def test_more_rows_than_items_inside_a_dict_are_records_too(
+    tmp_path: Path, capsys: Capture, runs: dict[str, ShardRun], form: str, second: dict[str, list[int]], why: str
+) -> None:
+    for i, value in enumerate(({"ids": [0, 1], "flat": [1] * 5}, second)):
+        write(tmp_path / f"x_gpu_{i}.{form}", value)
+        runs[f"gpu_{i}"] = ShardRun(1 + i, time.time() - 20)
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/x_{{suffix}}.{form}")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == (1 if why else 0) and why.replace("FORM", form) in said.err, said
+    assert ("INCOMPLETE" in said.out) == bool(why)
+
+
+def test_where_no_length_is_that_of_the_items_what_all_lists_have_is_the_count(
+    tmp_path: Path, capsys: Capture, runs: dict[str, ShardRun]
+) -> None:
+    for i in range(2):
+        torch.save({"trees": [i] * 4, "ok": [True] * 4}, tmp_path / f"x_gpu_{i}.pt")
+        runs[f"gpu_{i}"] = ShardRun(2, time.time() - 20)
+    plan = write_plan(tmp_path / "p.json", 4, 2, f"{tmp_path}/x_{{suffix}}.pt")
+    said = merge(capsys, "--plan", plan)
+    assert said.code == 1 and said.err.count("4 records of 2 items, and its shard had 2 attempts") == 2, said
+    assert merge(capsys, "--plan", plan, "--expect", 8).code == 0
+    torch.save({"trees": [0], "ok": [True] * 3}, tmp_path / "x_gpu_0.pt")
+    os.utime(tmp_path / "x_gpu_0.pt", (time.time() - 40, time.time() - 40))
+    said = merge(capsys, "--plan", plan, "--overwrite")
+    assert said.code == 1 and "x_gpu_0.pt: no count of records of 2 items, written before the attempt" in said.err, said
 
 
 @pytest.mark.parametrize("form", FORMATS)
