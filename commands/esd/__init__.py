@@ -34,6 +34,7 @@ def analyze(model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module,
     from gpusched.esd.options import AnalysisOptions
 
     from .analysis import analyse, choose_device
+    from .dequantise.plain_weights import plain_weights
     from .read.sources import ModuleSource, StateSource, open_local
     from .read.tensors import TensorSource
     from .solve.cache import SpectraCache
@@ -47,6 +48,7 @@ def analyze(model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module,
         source = StateSource(model)
     else:
         source = open_local(model)
+    source = plain_weights(source)
     with ExitStack() as stack:
         stack.enter_context(closing(source))
         cache = stack.enter_context(closing(SpectraCache(Path(chosen.cache_dir)))) if chosen.cache_dir else None

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
-from gpusched.common.text import first_few
+from gpusched.common.text import clean, first_few
 from gpusched.config.layers import load
 from gpusched.dispatcher import Observer
 from gpusched.esd import model_list, records
@@ -108,5 +108,8 @@ class EsdExperiment:
         total = len(self.models.rows)
         if todo.done:
             notify(f"done already: {len(todo.done)} of {total} (--overwrite analyses them again)")
+        if todo.changed:
+            files = "; ".join(first_few([f"{clean(row.name)}: {clean(path)}" for row, path in todo.changed.items()]))
+            notify(f"changed since the analysis, which is done again: {len(todo.changed)} of {total} ({files})")
         if before := sum(not row.fault for row in todo.failed):
             notify(f"failed before and not retried: {before} of {total} (--retry-failed does that)")

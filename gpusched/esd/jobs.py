@@ -37,7 +37,8 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
         flag = "--source-model" if field == "source" else f"--{field}"
         value = getattr(row, field)
         words += option_words(flag, value) if value else []
-    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir)), AnalysisOptions)
+    overwrite = config.overwrite or config.redo_old
+    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir), overwrite=overwrite), AnalysisOptions)
 
 
 def model_jobs(

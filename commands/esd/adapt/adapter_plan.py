@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..read.tensors import ModelError, TensorInfo
+from ..weights.tied import is_declared_tied
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
-from .tied_weights import is_declared_tied, is_embedding, is_head, leaf, partners, unstored_head
+from .tied_weights import is_embedding, is_head, leaf, partners, unstored_head
 
 _PREFIX = "base_model.model."
 # The end of a name in an adapter's file, after ".lora_" -> the field of Lora that it belongs to.

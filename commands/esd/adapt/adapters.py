@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from ..dequantise import METHODS
 from ..read.tensors import ModelError, TensorInfo, TensorSource
+from ..weights.packed import quantisation
+from ..weights.tied import is_declared_tied
 from . import lora
 from .adapter_config import AdapterConfig
 from .adapter_plan import AdapterPlan, TensorChange
-from .tied_weights import is_declared_tied, is_embedding, partners
+from .tied_weights import is_embedding, partners
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Adapter:
 class MergedSource:
     """The tensors of `base` with `adapter` merged into them.
 
-    The base has plain weights (`refuse_quantised`). Raises ModelError, stage merge, if the two do not fit together or
+    Raises ModelError, stage merge, if the two do not fit together or
     the result could not be exact.
     """
 
@@ -61,11 +64,13 @@ class MergedSource:
                 infos.append(replace(origin, name=name, shape=change.shape))
         return infos
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
         if name not in self.changes:
-            return self._base.read(name, part)
+            return self._base.read(name, part, parts)
         merged = self._merge(self.changes[name])
-        return merged if part is None else merged[part]
+        if part is None:
+            return merged
+        return merged.chunk(parts)[part] if parts else merged[part]
 
     def close(self) -> None:
         self._adapter.tensors.close()
@@ -98,10 +103,10 @@ class MergedSource:
 
 
 def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
-    """Raise ModelError if a base with this config.json has no plain weights that an adapter could be added to."""
-    settings = config.get("quantization_config")
-    if settings:
-        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    """Raise ModelError if a base with this config.json is packed in a way that is not dequantised."""
+    settings = quantisation(config)
+    method = settings.get("quant_method")
+    if settings and method is not None and method not in METHODS:
         raise ModelError(
             "merge",
             f"adapter {label}: its base is quantised ({method}); name the full-precision base in source_model",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..read.tensors import TensorInfo
+from ..weights.tied import is_declared_tied
 
 _HEADS = frozenset({"lm_head", "embed_out", "decoder", "output_projection"})
 _EMBEDDINGS = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "shared", "tok_embeddings"})
@@ -37,16 +38,6 @@ def partners(name: str, infos: Mapping[str, TensorInfo], shape: tuple[int, ...])
         and (is_embedding(other) or (is_head(other) and is_embedding(name)))
         and info.shape == shape
     ]
-
-
-def is_declared_tied(config: Mapping[str, Any]) -> bool | None:
-    """Return True or False as a config.json says it; None if it leaves the tying to the model's class."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, Mapping) else {}):
-        value = part.get("tie_word_embeddings")
-        if isinstance(value, bool):
-            return value
-    return None
 
 
 def unstored_head(embedding: str, infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:

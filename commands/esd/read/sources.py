@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .gguf_file import GgufSource
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
 from .tensors import ModelError, TensorInfo, TensorSource
@@ -43,8 +44,10 @@ def _open_files(
         return SafetensorsSource(files, config, index)
     if kinds <= set(PICKLES):
         return open_pickles(files, config)
+    if kinds == {".gguf"}:
+        return GgufSource(files)
     raise ModelError(
-        "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .bin, .pt or .pth"
+        "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .gguf, .bin, .pt or .pth"
     )
 
 
@@ -75,9 +78,11 @@ class StateSource:
             for name, tensor in self._tensors.items()
         ]
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
         tensor = self._tensors[name]
-        return (tensor if part is None else tensor[part]).cpu()
+        if part is not None:
+            tensor = tensor.chunk(parts)[part] if parts else tensor[part]
+        return tensor.cpu()
 
     def close(self) -> None:
         self._tensors.clear()

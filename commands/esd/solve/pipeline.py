@@ -18,8 +18,8 @@ import torch
 from gpusched.esd.gpu_memory import LayerNeed, host_limit, layer_need
 from gpusched.esd.options import AnalysisOptions
 
-from ..read.layers import Layer
 from ..read.tensors import LazyTensor, TensorSource
+from ..weights.layers import Layer
 from .cache import SpectraCache, content_key
 from .fallback import NoRoom, fallback
 from .randomized import bulk, shuffled

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -21,9 +22,11 @@ from gpusched.common.files import write_atomically
 from gpusched.common.text import one_line
 from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
-from ..read.layers import Skip
+from ..weights.layers import Skip
 
 NAN = float("nan")
+OVER_TRAINED, UNDER_TRAINED = "over-trained", "under-trained"
+_USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
 _MEASURES = ("alpha", "D", "alpha_weighted", "log_alpha_norm", "log_norm", "spectral_norm", "stable_rank")
 
 
@@ -34,34 +37,55 @@ class Row:
     All columns but raw_num_evals are of the eigenvalues above the threshold (docs/esd-method.md).
     """
 
-    longname: str
+    longname: str  # without ".weight"
+    layer_id: int  # in the order of depth, from 0
+    block: int | None
+    kind: str
     shape: str  # as stored, "4096x11008"
-    dtype: str  # as stored
+    dtype: str  # as stored, or how it is packed
+    M: int  # rows and columns of the matrix
+    N: int
+    Q: float  # the longer side over the shorter one
+    params: int
     alpha: float
     D: float
     fit_xmin: float
     n_tail: int
+    num_pl_spikes: int  # WeightWatcher's name of n_tail
     fit_status: str
+    warning: str
     xmin: float
     xmax: float
     spectral_norm: float
+    lambda_max: float
+    log_spectral_norm: float
     norm: float
     log_norm: float
     stable_rank: float
     alpha_weighted: float
     log_alpha_norm: float
     matrix_rank: int
+    rank_loss: int
     entropy: float
     num_evals: int
     raw_num_evals: int
     solver: str
     device: str
+    status: str = "success"
+    model_id: str = ""
+    is_adapter: bool = False
+    source_model: str = ""
     convention: int = CONVENTION
     note: str = ""
     rand_xmax: float = NAN  # of the same entries in random order (--randomize)
     rand_bulk_min: float = NAN  # the edges of a random matrix's spectrum (Marchenko and Pastur)
     rand_bulk_max: float = NAN
     rand_num_spikes: int | None = None  # eigenvalues of the layer above the upper edge
+
+
+def warning_of(alpha: float) -> str:
+    """Return what an exponent warns of, in the words of WeightWatcher; "" for nothing, and without a fit."""
+    return OVER_TRAINED if alpha < _USUAL[0] else UNDER_TRAINED if alpha > _USUAL[1] else ""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -90,9 +114,20 @@ class Table:
             write_file(Path(path), text.getvalue().encode())
         return text.getvalue()
 
-    def statistics(self) -> dict[str, float | None]:
-        """Return means and medians over the layers that have a fit; None if there is none."""
-        result: dict[str, float | None] = {}
+    @property
+    def coverage(self) -> float:
+        """The share of the elements of all layers that is analysed; 0 if there is no layer."""
+        analysed = sum(row.params for row in self.rows)
+        return analysed / max(1, analysed + sum(skip.missing for skip in self.skipped))
+
+    def statistics(self) -> dict[str, float | int | None]:
+        """Return means and medians over the layers that have a fit, None if there is none; and counts of layers."""
+        warnings = Counter(row.warning for row in self.rows)
+        result: dict[str, float | int | None] = {
+            "under_trained": warnings[UNDER_TRAINED],
+            "over_trained": warnings[OVER_TRAINED],
+            "flat": sum(row.fit_status == "flat" for row in self.rows),
+        }
         for name in _MEASURES:
             values = [getattr(row, name) for row in self.rows if row.fit_status == "ok"]
             finite = [value for value in values if math.isfinite(value)]
@@ -114,6 +149,7 @@ def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> 
         "success": True,
         "layers": len(table.rows),
         "fitted": sum(row.fit_status == "ok" for row in table.rows),
+        "coverage": table.coverage,
         "skipped": [_skip_record(skip) for skip in table.skipped],
         **table.statistics(),
         "notes": [one_line(note) for note in table.notes],
