@@ -98,7 +98,7 @@ def read_rows(lines: Iterable[str], notes: list[str], delimiter: str = "") -> It
                 yield row
             names = names or cells
     except csv.Error as error:
-        raise ValueError(f"line {source.number}: {error}") from None
+        raise ValueError(f"line {number}: {error}") from None
 
 
 def _why_no_row(row: TableRow, names: list[str]) -> str:

@@ -46,8 +46,8 @@ class EsdExperiment:
 
     # ---- what may be overridden ----
 
-    def build_command(self, row: ModelRow) -> list[str]:
-        """Return the words of the command that analyses one model."""
+    def build_command(self, row: ModelRow) -> list[str] | str:
+        """Return the command that analyses one model: its words, or a text for the shell."""
         return stage_command(row, self.config)
 
     def summarise(self) -> EsdSummary:
@@ -93,12 +93,16 @@ class EsdExperiment:
     def find_todo(self) -> EsdTodo:
         """Compare the list with the output directory and the queue."""
         backend = self.backend
-        commands = {row: encode(shlex.join(self.build_command(row))) for row in self.models.rows if not row.fault}
+        commands = {row: encode(self._command_line(row)) for row in self.models.rows if not row.fault}
         todo = compare(self.models.rows, commands, self.options, backend.stored_jobs(), self.config)
         budgets = find_budgets(todo.run, self.config, backend)
         threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
         todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
         return todo
+
+    def _command_line(self, row: ModelRow) -> str:
+        command = self.build_command(row)
+        return command if isinstance(command, str) else shlex.join(command)
 
     def announce(self, todo: EsdTodo) -> None:
         """Report what is odd in the list, and what is not run again."""

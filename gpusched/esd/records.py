@@ -14,7 +14,7 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
-from gpusched.common.text import one_line
+from gpusched.common.text import one_line, safe_cell
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import (
     LEAST_COVERAGE,
@@ -34,6 +34,7 @@ SKIPPED = "skipped.csv"
 PLOTS = "plots"
 
 _SKIPPED_COLUMNS = ("model", "tensor", "shape", "dtype", "reason")
+SUCCEEDED = "succeeded"  # of a job, in the outcomes
 PARTIAL, OLD_RULES = "partial", "old rules"
 _MEANS = ("_mean", "_median")
 _FIRST = ("name", "success", "alpha_mean", "alpha_median", "D_median")
@@ -156,7 +157,7 @@ def summarise(
     *,
     again: bool = False,
 ) -> EsdSummary:
-    """Read the result of each model. `outcomes`: how jobs that did not succeed have ended or where they stand.
+    """Read the result of each model. `outcomes`: how jobs have ended or where they stand.
 
     `options`: those in the record of each model. `again`: all models were to be analysed again, so a record of success
     says nothing about a job without success.
@@ -170,11 +171,14 @@ def _listed(output: str, row: ModelRow, options: Mapping[str, Any], outcome: str
     if row.fault:
         return ModelResult(row.name, False, stage="list", reason=row.fault, row=row)
     record = read_record(output, row.stem)
-    is_old = again and outcome and record.get("success")
+    is_old = again and outcome not in ("", SUCCEEDED) and record.get("success")
     if is_of(record, revision=row.revision, options=options) and not is_old:
         return _result(output, row.stem, row.name, record, row)
     if outcome.startswith("failed"):
         return ModelResult(row.name, False, stage="job", reason=outcome, row=row)
+    if outcome == SUCCEEDED:
+        reason = "its command has succeeded and left no record of this analysis, as the stage of gpusched does"
+        return ModelResult(row.name, False, stage="job", reason=reason, row=row)
     return ModelResult(row.name, None, stage="waiting", reason=outcome or "not analysed yet", row=row)
 
 
@@ -214,5 +218,5 @@ def _csv(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([[safe_cell(cell) for cell in row] for row in rows])
     return out.getvalue()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,7 +51,18 @@ class MergedSource:
     @property
     def notes(self) -> Sequence[str]:
         noun = "tensor" if len(self.changes) == 1 else "tensors"
-        return [*self._base.notes, f"adapter {self._adapter.label} merged into {len(self.changes)} {noun}"]
+        note = f"adapter {self._adapter.label} merged into {len(self.changes)} {noun}"
+        idle = f"warning: adapter {self._adapter.label} changes nothing: the factors of all its changes are zero"
+        return [*self._base.notes, note, *([idle] if self._is_idle else [])]
+
+    @cached_property
+    def _is_idle(self) -> bool:
+        """True for an adapter that was never trained: it has factors alone, and a zero one in each pair."""
+        if any(change.stored for change in self.changes.values()):
+            return False
+        read = self._adapter.tensors.read
+        adds = [add for change in self.changes.values() for add in change.adds]
+        return not any(add.magnitude or (bool(read(add.b).any()) and bool(read(add.a).any())) for add in adds)
 
     def infos(self) -> Sequence[TensorInfo]:
         """List the tensors as in the base, with the shapes of those that are replaced; new tensors come last."""

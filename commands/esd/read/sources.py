@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .gguf_file import GgufSource
@@ -60,9 +61,14 @@ class StateSource:
         self._tensors: dict[str, torch.Tensor] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, value in state.items():
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(np.ascontiguousarray(value))
             if not isinstance(value, torch.Tensor):
                 continue
             tensor = value.detach()
+            if tensor.is_quantized or "__torch_dispatch__" in type(value).__dict__:
+                kind = tensor.qscheme() if tensor.is_quantized else type(value).__name__
+                raise ModelError("load", f"{name} is quantised ({kind}): dequantise it first, or use the plain model")
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 raise ModelError("load", f"{name} ({tensor.layout} on {tensor.device}): only dense tensors can be read")
             identity = (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())

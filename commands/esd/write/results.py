@@ -11,7 +11,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from gpusched.common.text import one_line
 from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
 from ..weights.layers import Skip
+from .tables import FORMATS, as_csv
 
 NAN = float("nan")
 OVER_TRAINED, UNDER_TRAINED = "over-trained", "under-trained"
 _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
+_LINES, _NAME = 20, 40  # of a printed table: layers, and characters of a name
 _MEASURES = ("alpha", "D", "alpha_weighted", "log_alpha_norm", "log_norm", "spectral_norm", "stable_rank")
 
 
@@ -104,15 +106,51 @@ class Table:
         """Return the values by column, as for a data frame."""
         return {name: [getattr(row, name) for row in self.rows] for name in COLUMNS}
 
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the table as CSV with numbers in full; write it to `path`, if there is one."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(["" if value is None else value for value in astuple(row)] for row in self.rows)
+    def to_csv(self, path: str | os.PathLike[str] | None = None, *, columns: str = "own") -> str:
+        """Return the table as CSV with numbers in full; write it to `path`, if there is one.
+
+        `columns`: own, ww or netesd, for the names and meanings of WeightWatcher and NetESD.
+        """
+        text = as_csv(self.rows, self.spectra, FORMATS.get(columns) or {name: name for name in COLUMNS})
         if path is not None:
-            write_file(Path(path), text.getvalue().encode())
-        return text.getvalue()
+            write_file(Path(path), text.encode())
+        return text
+
+    def to_pandas(self) -> Any:
+        """Return the table as a data frame."""
+        import pandas
+
+        return pandas.DataFrame(self.as_columns())
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Return the figure of alpha by layer; save it to `path`, if there is one."""
+        from .plots import alpha_figure
+
+        layers = list(csv.DictReader(io.StringIO(self.to_csv())))
+        figure = alpha_figure(self.rows[0].model_id if self.rows else "", layers)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Return the statistics with the numbers of layers and of skipped tensors, and the coverage."""
+        counts = {"layers": len(self.rows), "skipped": len(self.skipped), "coverage": self.coverage}
+        return {**counts, **self.statistics()}
+
+    def __str__(self) -> str:
+        """Return the first layers in a few columns, as fits a screen."""
+        cells = [("layer", "kind", "shape", "alpha", "D", "fit")]
+        cells += [
+            (row.longname[-_NAME:], row.kind, row.shape, f"{row.alpha:.3f}", f"{row.D:.3f}", row.fit_status)
+            for row in self.rows[:_LINES]
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+        if len(self.rows) > _LINES:
+            lines.append(f"… and {len(self.rows) - _LINES} more")
+        mean = self.statistics()["alpha_mean"]
+        counts = f"{len(self.rows)} layers, {len(self.skipped)} skipped, coverage {self.coverage:.0%}"
+        return "\n".join([*lines, counts + (f", mean alpha {mean:.3f}" if mean is not None else "")])
 
     @property
     def coverage(self) -> float:
@@ -139,7 +177,7 @@ class Table:
 def save(directory: Path, name: str, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:
     """Write table, spectra, and last the record, which contains `about`; return it. Raises OSError."""
     stem = file_stem(name)
-    text = table.to_csv().encode()
+    text = table.to_csv(columns=about["options"].get("columns", "own")).encode()
     write_file(directory / TABLES / f"{stem}.csv", text)
     spectra: dict[str, Any] = {**table.spectra}
     data = io.BytesIO()

@@ -55,6 +55,7 @@ def _click_option(each: EsdOption) -> Callable[[F], F]:
 
 @click.command(
     cls=SettingsCommand,
+    context_settings={"token_normalize_func": lambda word: word.replace("_", "-")},  # --model_list too
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
