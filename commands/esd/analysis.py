@@ -22,7 +22,7 @@ from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
 from .weights.layers import Layer, Skip, choose_layers
-from .weights.names import block_of, depth_order, kind_of
+from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
 from .write.results import Row, Table, warning_of
 
@@ -61,7 +61,7 @@ def analyse(
     """
     infos = source.infos()
     is_same = partial(have_same_content, source)
-    layers, skips = choose_layers(infos, source.config, options, getattr(source, "embeddings", ()), is_same)
+    layers, skips = choose_layers(infos, source.config, options, _embeddings(source), is_same)
     _refuse_packed(layers, skips)
     total = len(layers)
     on_progress(0, total)
@@ -79,6 +79,13 @@ def analyse(
     order = depth_order(skip.tensor.name for skip in skips)
     skips.sort(key=lambda skip: order[skip.tensor.name])
     return Table(rows, skips, spectra, source.notes)
+
+
+def _embeddings(source: TensorSource) -> set[str]:
+    """Return the tensors that are embeddings by their type, or by another name under which they are stored too."""
+    shared: Mapping[str, str] = getattr(source, "shared", {})
+    by_type = {shared.get(name, name) for name in getattr(source, "embeddings", ())}
+    return by_type | {kept for name, kept in shared.items() if is_embedding(name, (2, 2))}
 
 
 def _refuse_packed(layers: Sequence[Layer], skips: Sequence[Skip]) -> None:

@@ -53,6 +53,7 @@ class DerivedSource:
     def __init__(self, source: TensorSource, finders: Sequence[Finder]) -> None:
         self.config = source.config
         self.embeddings: Collection[str] = getattr(source, "embeddings", frozenset())
+        self.shared: Mapping[str, str] = getattr(source, "shared", {})
         self._source = source
         self._infos = {info.name: info for info in source.infos()}
         stored = StoredTensors(self._infos, source.config, source.read)

@@ -58,15 +58,16 @@ class StateSource:
     def __init__(self, state: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> None:
         self.config = config or {}
         self.notes: list[str] = []
+        self.shared: dict[str, str] = {}  # a name that is left out -> the one that is kept
         self._tensors: dict[str, torch.Tensor] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, value in state.items():
             if isinstance(value, np.ndarray):
-                value = torch.from_numpy(np.ascontiguousarray(value))
+                value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
             if not isinstance(value, torch.Tensor):
                 continue
             tensor = value.detach()
-            if tensor.is_quantized or "__torch_dispatch__" in type(value).__dict__:
+            if tensor.is_quantized or type(value).__torch_dispatch__ != torch.Tensor.__torch_dispatch__:
                 kind = tensor.qscheme() if tensor.is_quantized else type(value).__name__
                 raise ModelError("load", f"{name} is quantised ({kind}): dequantise it first, or use the plain model")
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
@@ -75,6 +76,7 @@ class StateSource:
             first = seen.setdefault(identity, name) if tensor.numel() else name
             if first != name:
                 self.notes.append(f"{name} is tied to {first}")
+                self.shared[str(name)] = first
             else:
                 self._tensors[str(name)] = tensor
 
@@ -133,9 +135,14 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError("load", f"{path.name} is cut or damaged: {str(error)[:200]}") from None
     wrapped = [loaded[key] for key in _WRAPPERS if key in loaded] if isinstance(loaded, Mapping) else []
-    for state in (loaded, *wrapped):
-        items = state.items() if isinstance(state, Mapping) else ()
-        tensors = {str(name): item for name, item in items if isinstance(item, torch.Tensor)}
-        if tensors:
-            return tensors
-    raise ModelError("load", f"{path.name} holds no tensors by name")
+    states = [_tensors_of(state) for state in (loaded, *wrapped)]
+    # A few tensors beside the model, of statistics say, do not hide it.
+    largest = max(states, key=lambda tensors: sum(tensor.numel() for tensor in tensors.values()))
+    if not largest:
+        raise ModelError("load", f"{path.name} holds no tensors by name")
+    return largest
+
+
+def _tensors_of(state: Any) -> dict[str, torch.Tensor]:
+    items = state.items() if isinstance(state, Mapping) else ()
+    return {str(name): item for name, item in items if isinstance(item, torch.Tensor)}

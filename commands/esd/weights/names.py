@@ -28,33 +28,23 @@ _HEAD = re.compile(r"lm_head|embed_out|output|output_projection|score|classifier
 _WORDS = ("weight", "kernel")  # the last part of a name that says nothing
 
 # The kind of a layer, by the last words of its name; the first pattern that is found counts.
-_ATTENTION = r"(?=.*(attn|attention|mixer)).*"
-_KINDS = tuple(
-    (kind, re.compile(rf"(^|\.)({pattern})$", re.IGNORECASE))
-    for kind, pattern in (
-        ("router", r"router(\.\w+)?|ffn_gate_inp|(moe|mlp|ffn|feed_forward|mixer)\.(gate|wg)"),
-        ("qkv", r"(\w+_)?qkv(_\w+)?|c_attn|query_key_value|wqkv|w_pack|in_proj_weight|qkv_proj|att_proj"),
-        ("kv", r"(\w+_)?kv(_\w+)?|key_value"),
-        *(
-            (part[0], rf"(\w+_)?({part}|w{part[0]}|{part[0]})(_[ab])?(_proj|_lin)?(_with_mqa)?")
-            for part in ("query", "key", "value")
-        ),
-        ("gate_up", r"gate_up_proj|gate_and_up_proj"),
-        (
-            "down",
-            r"down_proj|w2|(mlp|ffn)\.c_proj|fc2|wo|dense_4h_to_h|output\.dense|ffn_down(_\w+)?|lin2|linear2|output_linear|ff_out",
-        ),
-        (
-            "up",
-            r"up_proj|w3|v1|c_fc|fc1|wi(_1)?|dense_h_to_4h|intermediate\.dense|ffn_up(_\w+)?|lin1|linear1|fc_in|input_linear|ff_proj",
-        ),
-        ("gate", r"gate_proj|w1|wi_0|ffn_gate(_\w+)?"),
-        (
-            "o",
-            rf"(\w+_)?(o|o_proj|out_lin)|{_ATTENTION}\.?(out_proj|dense|c_proj|wo|proj|to_out\.0|attn_output|output)|attn_out",
-        ),
-    )
-)
+_PATTERNS = {
+    "router": r"router(\.\w+)?|ffn_gate_inp|(moe|mlp|ffn|feed_forward|mixer)\.(gate|wg)",
+    "qkv": r"(\w+_)?w?qkv(_\w+)?|c_attn|query_key_value|w_pack|in_proj_weight|att_proj",
+    "kv": r"(\w+_)?kv(_\w+)?|key_value",
+    "q": r"(\w+_)?(query|wq|q)(_[ab])?(_proj|_lin)?",
+    "k": r"(\w+_)?(key|wk|k)(_proj|_lin)?",
+    "v": r"(\w+_)?(value|wv|v)(_proj|_lin)?",
+    "o": r"(\w+_)?o(_proj)?|out_lin|attn_out(put)?|.*att(n|ention)[^.]*\.(.*\.)?"
+    r"(out_proj|dense|c_proj|wo|proj|to_out\.0|output)",
+    "gate_up": r"gate_up_proj|gate_and_up_proj",
+    "gate": r"gate_proj|w1|wi_0|ffn_gate(_\w+)?",
+    "up": r"up_proj|w3|v1|c_fc|fc1|wi(_1)?|dense_h_to_4h|(.*\.)?intermediate[._]dense|ffn(_up\w*)?|lin(ear)?1|fc_in"
+    r"|input_linear|ff_proj|ff\.layer_1|pwconv1",
+    "down": r"down_proj|w2|(mlp|ffn)\.c_proj|fc2|wo|dense_4h_to_h|(.*\.)?output[._]dense|ffn_(down\w*|output)"
+    r"|lin(ear)?2|fc_out|output_linear|ff_out|ff\.layer_2|pwconv2",
+}
+_KINDS = {kind: re.compile(rf"(^|\.)({pattern})$", re.IGNORECASE) for kind, pattern in _PATTERNS.items()}
 
 
 def module_of(name: str) -> str:
@@ -103,7 +93,7 @@ def kind_of(name: str, *, convolution: bool = False) -> str:
     module = re.sub(r"\[\d+\]$", "", module_of(name))
     if convolution:
         return "conv"
-    found = next((kind for kind, pattern in _KINDS if pattern.search(module)), "")
+    found = next((kind for kind, pattern in _KINDS.items() if pattern.search(module)), "")
     if found:
         return found
     return "embedding" if is_embedding(name, (2, 2)) else "head" if is_head(name) else "other"

@@ -11,7 +11,7 @@ from ..read.tensors import TensorInfo
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 QUANTISED = "quantised"  # the first word of the reason of a packed tensor
-_PACKED = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float4", "float6", "float8")
+_PACKED = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float4_", "float6_", "float8_")
 # What the packed numbers are called, by the software or the format that packs them.
 _FORMATS = {
     "GPTQ or AWQ": r"qweight",
