@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ENDS = 1 << 20  # bytes
+_ENDS = 1 << 16  # bytes
 _BLOCK = 1 << 22
 
 
@@ -40,7 +40,7 @@ def first_changed(files: Iterable[Mapping[str, Any]], *, contents: bool = False)
     With `contents`, only the hash of its content counts, and a description without one is as good as a change.
     """
     for before in files:
-        path = str(before["path"])
+        path = str(before.get("path", ""))
         if not os.path.isdir(os.path.dirname(path)):
             continue
         try:

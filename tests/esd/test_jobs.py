@@ -295,7 +295,7 @@ def test_what_a_colleague_broke_is_one_row_and_the_summary_has_what_is_not_liste
     assert lab.experiment().run() == EXIT_SOME_FAILED
     assert [(row["name"], row["success"], row["notes"]) for row in lab.summary()] == [
         ("acme/a", "true", ""),
-        ("-x", "false", ""),
+        ("'-x", "false", ""),
         ("elsewhere/c", "true", "not in this list"),
     ]
 

@@ -17,7 +17,7 @@ from gpusched.esd.model_record import SPECTRA, TABLES, model_name, read_record
 from gpusched.esd.options import AnalysisOptions, options_of
 
 from ..fit.power_law import fit, kept
-from .results import write_file
+from .files import write_file
 
 PLOTS = "plots"
 COLUMNS, ROWS = 5, 8  # spectra on one page
@@ -111,7 +111,7 @@ def alpha_figure(title: str, layers: Sequence[Layer]) -> Any:
     axes.set_ylim(min(1.0, finite.min() - 0.2) if len(finite) else 1.0, top * 1.04)
     above = int((finite > top).sum())
     axes.set_xlabel(
-        "layer, by depth" + (f"; {above} above the upper edge, the greatest {finite.max():.3g}" if above else "")
+        "layer, by depth" + (f"; {above} on the upper edge are greater, up to {finite.max():.3g}" if above else "")
     )
     axes.set_ylabel("α")
     middle = f", median α {np.median(finite):.2f}" if len(finite) else ""

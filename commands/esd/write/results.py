@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusched.common.files import write_atomically
 from gpusched.common.text import one_line
 from gpusched.esd.model_record import CONVENTION, RECORDS, SPECTRA, TABLES, file_stem
 
 from ..weights.layers import Skip
+from .files import write_file
 from .tables import FORMATS, as_csv
 
 NAN = float("nan")
@@ -204,12 +204,6 @@ def save_failure(directory: Path, name: str, stage: str, reason: str, about: Map
         (directory / room / f"{stem}.{suffix}").unlink(missing_ok=True)
     error = {"stage": stage, "reason": one_line(reason)}
     return _write_record(directory, name, about, {"success": False, "error": error})
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, in a directory that is made if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(str(path), data, sync=True, mode=0o666)
 
 
 def _skip_record(skip: Skip) -> dict[str, str]:

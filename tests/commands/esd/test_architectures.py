@@ -117,7 +117,7 @@ def build(name: str, settings: dict[str, Any]) -> Any:
             return transformers.AutoModel.from_config(config)
 
 
-class Shapes(StateSource):
+class Shapes(StateSource):  # type: ignore[misc]
     """The tensors of a model that was never filled with numbers."""
 
     def __init__(self, model: Any) -> None:

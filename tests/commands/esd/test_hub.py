@@ -386,11 +386,11 @@ def test_an_adapter_on_an_adapter_is_merged_link_by_link(hub: Hub, tmp_path: Pat
 
 
 def test_what_cannot_be_merged_is_refused_early_and_leaves_no_open_file(hub: Hub, tmp_path: Path) -> None:
-    quantised = config(quantization_config={"quant_method": "bitsandbytes"})
+    quantised = config(quantization_config={"quant_method": "aqlm"})
     hub.repositories["acme/base"] = Repository({**BASE.files, "config.json": quantised})
     said, again = refusal(hub, tmp_path, "lab/ad")
     assert not again and said == (
-        "merge: adapter lab/ad: its base is quantised (bitsandbytes); name the full-precision base in source_model"
+        "merge: adapter lab/ad: its base is quantised (aqlm); name the full-precision base in source_model"
     )
     hub.repositories["lab/odd"] = adapter(use_qalora=True)
     assert "unknown field `use_qalora`" in refusal(hub, tmp_path, "lab/odd")[0]
