@@ -21,7 +21,6 @@ from gpusched.common.progress_file import ProgressFile
 from gpusched.common.quantities import parse_size
 from gpusched.common.text import one_line
 from gpusched.esd.model_record import (
-    CONVENTION,
     LEAST_COVERAGE,
     TABLES,
     changed_file,
@@ -71,10 +70,8 @@ class Stage:
             record = read_record(str(self.output), self.stem)
             is_same = is_of(record, revision=self.args.revision, options=self.about["options"])
             is_done = is_same and is_whole(str(self.output), self.stem, record)
-            is_current = record.get("convention") == CONVENTION and not changed_file(
-                record, contents=self.options.verify
-            )
-            if is_done and is_current and not self.options.overwrite:
+            is_changed = is_done and changed_file(record, contents=self.options.verify)
+            if is_done and not is_changed and not self.options.overwrite:
                 self._say("done already; --overwrite analyses it again")
             else:
                 self._analyse()

@@ -29,7 +29,9 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
     for name, info in stored.infos.items():
         if info.dtype == "int8" and len(info.shape) == 2 and name.endswith(".weight"):
             scale = f"{name.removesuffix('weight')}SCB"
-            if stored.shape(scale) == info.shape[:1]:
+            layout = f"{name}_format"  # 0: by rows; older versions have others
+            is_by_rows = layout not in stored.infos or not stored.read(layout).any()
+            if stored.shape(scale) == info.shape[:1] and is_by_rows:
                 logical = TensorInfo(name, info.shape, "float32", info.file, "bitsandbytes int8")
                 yield Derived(logical, (name, scale), _by_rows)
         elif _STATE in name and (derived := _four_bits(stored, name)):

@@ -32,8 +32,8 @@ class GgufSource:
                 reader = gguf.GGUFReader(path)
                 kind = reader.get_field("general.type")
                 kind_name = str(kind.contents()) if kind else "model"
-            except Exception as error:  # whatever the package's parser meets in a damaged file
-                raise ModelError("load", f"{path.name} is no GGUF file, or is damaged: {error}") from None
+            except Exception:  # whatever the package's parser meets in a damaged file
+                raise ModelError("load", f"{path.name} is no GGUF file, or is damaged") from None
             if kind_name != "model":
                 raise ModelError("load", f"{path.name} holds a GGUF {kind_name}, not the weights of a model")
             for tensor in reader.tensors:

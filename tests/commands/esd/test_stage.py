@@ -146,6 +146,19 @@ def test_verify_compares_contents_and_nothing_else(
     assert "done already" in capsys.readouterr().out
 
 
+def test_a_result_of_an_older_version_stays_done(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(model, out) == 0
+    path = out / "records/tiny.json"
+    path.write_text(json.dumps({**record(out, "tiny"), "convention": 1}))
+    assert run(model, out) == 0
+    assert "done already" in capsys.readouterr().out
+    assert run(model, out, "--overwrite") == 0
+    assert record(out, "tiny")["convention"] == 2
+
+
 def test_the_base_of_an_adapter_is_among_its_files(tmp_path: Path) -> None:
     make_models(tmp_path)
     out = tmp_path / "out"
