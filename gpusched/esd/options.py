@@ -87,6 +87,12 @@ def option_words(flag: str, value: object) -> list[str]:
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
+def with_dashes(word: str) -> str:
+    """Return an option that is written with underscores as it is called: `--model_list` -> `--model-list`."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def _check_pattern(text: str) -> None:
     try:
         re.compile(text)

@@ -170,7 +170,7 @@ def test_a_hub_that_is_down_is_worth_another_try_or_the_cache(hub: Hub, tmp_path
         ({"model.safetensors.index.json": config(weight_map={"w": "gone.safetensors"})}, "names gone.safetensors, whi"),
         ({"model.safetensors.index.json": b"[1]"}, "model.safetensors.index.json holds no JSON object"),
         ({"model.safetensors.index.json": b"[" * 100_000}, "model.safetensors.index.json is not JSON"),
-        ({"x.onnx": b"x"}, "acme/x has no weights that can be read (safetensors or .bin), only x.onnx"),
+        ({"x.onnx": b"x"}, "acme/x has no weights that can be read (safetensors, .bin or .gguf), only x.onnx"),
         ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"}, "is a Git LFS pointer"),
         ({"adapter_config.json": b"version https://git-lfs.github.com/spec/v1\n"}, "config.json is not JSON"),
         ({"model.safetensors": struct.pack("<Q", 1 << 60) + b"{}"}, "is no safetensors file, or is damaged"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,36 @@ def test_a_head_that_comes_before_its_embedding_is_no_layer() -> None:
     weight = torch.randn(9, 8)
     table = analyze({"lm_head.weight": weight, "model.embed_tokens.weight": weight, "h.0.q.weight": torch.randn(8, 8)})
     assert [row.longname for row in table.rows] == ["h.0.q"]
+
+
+def test_an_adapter_that_unties_has_a_head(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    weight, changed = torch.randn(9, 8), torch.randn(9, 8)
+    save_file(
+        {"model.embed_tokens.weight": weight, "model.layers.0.q_proj.weight": torch.randn(8, 8)},
+        base / "model.safetensors",
+    )
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (base / "config.json").write_text(json.dumps(config))
+    assert [row.longname for row in analyze(base).rows] == ["model.layers.0.q_proj"]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    place = "base_model.model.model.layers.0.q_proj"
+    factors = {f"{place}.lora_A.weight": torch.randn(2, 8), f"{place}.lora_B.weight": torch.randn(8, 2)}
+    save_file({**factors, "base_model.model.lm_head.weight": changed}, adapter / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["lm_head"],
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    table = analyze(adapter, source_model=str(base))
+    assert [row.longname for row in table.rows] == ["model.layers.0.q_proj", "lm_head"]
+    assert {(row.is_adapter, row.source_model) for row in table.rows} == {(True, str(base))}
+    assert table.rows[1].xmax == analyze(changed).rows[0].xmax
 
 
 def test_a_stray_tensor_does_not_hide_the_model(tmp_path: Path) -> None:
