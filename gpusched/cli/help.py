@@ -20,7 +20,8 @@ OWN_OPTIONS = {
     "min_evals farms randomize dtype_report",
     GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
-    OUTPUT: "queue output_dir columns plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
+    OUTPUT: "queue output_dir columns plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet "
+    "watch --help",
 }
 GROUP_OF = {name: group for group, names in OWN_OPTIONS.items() for name in names.split()}
 GROUP_OF |= {name: setting.group for name, setting in SETTINGS.items() if setting.group}

@@ -28,8 +28,8 @@ class CustomExperiment(ESDExperiment):
 def config(directory: Path, **more: Any) -> ExperimentConfig:
     table = directory / "models.csv"
     table.write_text("full_name,source_model,base_model_relation\nacme/a,,base\nlab/b,acme/a,adapter\n")
-    values: dict[str, Any] = {"mode": "esd", "model_list": str(table), "output_dir": str(directory / "out"), "gpu_list": [0, 1]}
-    return ExperimentConfig(**values, gpu_memory_threshold=500, max_checks=10, **more)
+    values: dict[str, Any] = {"model_list": str(table), "output_dir": str(directory / "out"), "gpu_list": [0, 1]}
+    return ExperimentConfig(mode="esd", **values, gpu_memory_threshold=500, max_checks=10, **more)
 
 
 def test_its_methods_are_overridden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
