@@ -10,6 +10,8 @@ import torch
 
 from .tensors import TensorInfo, TensorSource
 
+_MATRIX = 2  # dimensions of what is computed as a whole; a stack is computed expert by expert
+
 Read = Callable[[str], torch.Tensor]
 
 
@@ -79,9 +81,9 @@ class DerivedSource:
         derived = self._derived.get(name)
         if derived is None:
             return self._source.read(name, part, parts)
-        if part is None or parts:
+        if part is None or parts or len(derived.info.shape) == _MATRIX:
             whole = derived.compute(*map(self._source.read, derived.parts)).reshape(derived.info.shape)
-            return whole if part is None else whole.chunk(parts)[part]
+            return whole if part is None else whole.chunk(parts)[part] if parts else whole[part]
         return derived.compute(*(self._read_expert(each, part, derived.info.shape[0]) for each in derived.parts))
 
     def _read_expert(self, name: str, expert: int, experts: int) -> torch.Tensor:

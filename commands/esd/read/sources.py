@@ -62,7 +62,7 @@ class StateSource:
         self._tensors: dict[str, torch.Tensor] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, value in state.items():
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
                 value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
             if not isinstance(value, torch.Tensor):
                 continue

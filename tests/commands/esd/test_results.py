@@ -170,6 +170,16 @@ def test_a_head_that_comes_before_its_embedding_is_no_layer() -> None:
     assert [row.longname for row in table.rows] == ["h.0.q"]
 
 
+def test_a_packed_head_is_compared_with_the_embedding(tmp_path: Path) -> None:
+    """Its packed rows are not those of the head, and there may be a whole number of them for each."""
+    packed = {"qweight": torch.ones(4, 32).int(), "qzeros": torch.ones(1, 4).int(), "scales": torch.ones(1, 32)}
+    state = {f"lm_head.{name}": part for name, part in packed.items()}
+    table = analyze({**state, "model.embed_tokens.weight": torch.zeros(32, 32), "h.0.q.weight": torch.randn(8, 8)})
+    assert [(row.longname, row.shape) for row in table.rows] == [("lm_head", "32x32"), ("h.0.q", "8x8")]
+    half = {"lm_head.weight": torch.ones(9, 8).half(), "model.embed_tokens.weight": torch.ones(9, 8)}
+    assert [row.longname for row in analyze(half).rows] == ["lm_head"]
+
+
 def test_an_adapter_that_unties_has_a_head(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
