@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+CHUNK = 512  # rows or columns for which scales are spread out at a time
+
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the integers of the last dimension as uint8: w words of 32 bits hold 32 w / bits of them."""

@@ -66,10 +66,9 @@ def _by_table(
     if len(nested) == _NESTED:
         outer = nested[0].repeat_interleave(int(state["nested_blocksize"]))[: len(absmax)]
         absmax = nested[1][absmax.long()] * outer + float(state["nested_offset"])
-    packed = packed.reshape(-1)
-    codes = torch.stack((packed >> 4, packed & 15), dim=1).reshape(-1)[: math.prod(shape)]
-    values = table.to(torch.float32)[codes.int()]
-    for start, part in zip(range(0, len(values), _CHUNK * block), absmax.split(_CHUNK), strict=True):
-        run = values[start : start + _CHUNK * block]
-        run.mul_(part.to(torch.float32).repeat_interleave(block)[: len(run)])
-    return values.to(getattr(torch, state["dtype"])).reshape(shape)
+    values = torch.empty(math.prod(shape), dtype=getattr(torch, state["dtype"]))
+    pairs, factors = packed.reshape(-1).split(_CHUNK * block // 2), absmax.to(torch.float32).split(_CHUNK)
+    for run, pair, factor in zip(values.split(_CHUNK * block), pairs, factors, strict=True):
+        codes = torch.stack((pair >> 4, pair & 15), dim=1).reshape(-1)[: len(run)].int()
+        run.copy_(table.to(torch.float32)[codes] * factor.repeat_interleave(block)[: len(run)])
+    return values.reshape(shape)

@@ -50,10 +50,13 @@ def _compute(
 ) -> torch.Tensor:
     weight = stored.to(torch.float32)
     scale = scale.to(torch.float32).reshape(shape[-weight.dim() :])
-    for side in (-2, -1):
-        if 1 < scale.shape[side] < weight.shape[side]:  # a number for each block
-            scale = scale.repeat_interleave(block[side], dim=side).narrow(side, 0, weight.shape[side])
-    return weight.mul_(scale)
+    if 1 < scale.shape[-1] < weight.shape[-1]:  # a number for each block
+        scale = scale.repeat_interleave(block[1], dim=-1)[..., : weight.shape[-1]]
+    if not 1 < scale.shape[-2] < weight.shape[-2]:
+        return weight.mul_(scale)
+    for index, rows in enumerate(weight.split(block[0], dim=-2)):
+        rows.mul_(scale[..., index : index + 1, :])
+    return weight
 
 
 def _scale_shape(weight: tuple[int, ...], scale: tuple[int, ...], block: Sequence[int]) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ import torch
 from ..read.derived import Derived, StoredTensors
 from ..read.tensors import TensorInfo
 from ..weights.packed import quantisation
-from .bits import unpack
+from .bits import CHUNK, unpack
 
 _BITS = (2, 3, 4, 8)
 
@@ -53,4 +53,7 @@ def _compute(
     weight = unpack(packed.T, bits).to(torch.float32)
     offsets = ((unpack(zeros, bits) + first_zero) & ((1 << bits) - 1)).to(torch.float32)
     groups = torch.arange(weight.shape[1]) // (weight.shape[1] // len(scales)) if order is None else order.long()
-    return weight.sub_(offsets[groups].T).mul_(scales.to(torch.float32)[groups].T)
+    factors = scales.to(torch.float32)
+    for inputs, part in zip(weight.split(CHUNK, dim=1), groups.split(CHUNK), strict=True):
+        inputs.sub_(offsets[part].T).mul_(factors[part].T)
+    return weight

@@ -35,7 +35,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
 
 def _compute(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the weights in bfloat16, which holds each of them exactly."""
-    codes = unpack(blocks, 4).long()
+    codes = unpack(blocks, 4).int()
     values = torch.cat([_VALUES, -_VALUES]).to(torch.bfloat16)[codes]
     exponents = scales.to(torch.int32) - _EXPONENT_BIAS
     return torch.ldexp(values, exponents.unsqueeze(-1)).to(torch.bfloat16).flatten(-2).transpose(-1, -2).contiguous()
