@@ -44,9 +44,7 @@ def analyze(
 
     from .analysis import analyse, choose_device
     from .dequantise.plain_weights import plain_weights
-    from .find.hub import Hub
-    from .find.open_model import open_model
-    from .read.sources import ModuleSource, StateSource
+    from .read.sources import ModuleSource, StateSource, open_local
     from .solve.cache import SpectraCache
 
     chosen = AnalysisOptions(**options)
@@ -57,7 +55,13 @@ def analyze(
             source = plain_weights(ModuleSource(model))
         elif not isinstance(model, (str, os.PathLike)):
             source = plain_weights(StateSource(model if isinstance(model, Mapping) else {"weight": model}))
+        elif os.path.exists(model) and not os.path.exists(os.path.join(model, "adapter_config.json")):
+            source = plain_weights(open_local(model))
+            labels["model_id"] = os.fspath(model)
         else:
+            from .find.hub import Hub
+            from .find.open_model import open_model
+
             hub = stack.enter_context(closing(Hub()))
             row = {"source_model": source_model, "relation": relation, "revision": revision}
             opened = stack.enter_context(open_model(os.fspath(model), hub, **row))
