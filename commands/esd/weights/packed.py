@@ -24,7 +24,7 @@ _FORMATS = {
     "EXL2": r"q_weight",
     "EXL3": r"trellis",
     "Marlin": r"B",
-    "quanto or torchao": r"_data|_qdata",
+    "quanto or torchao": r"\w*_(q|int_)?data",
     "": r"\w*weight",
 }
 # What only companions of packed numbers are called; in a module with packed numbers, all but its bias is one.
@@ -33,7 +33,9 @@ _COMPANION = re.compile(
     r"|SCB|codebooks|(res_|outlier_)?centroids|q_scale\w*|q_invperm|q_groups?|SU|SV|suh|svh"
 )
 # Scales of activations and of the cache of keys and values, which no weight is multiplied by.
-_ACTIVATION = re.compile(r"(input|output|act|activation|k|v|q|kv|attn|attention|logit|embed|layer)_?scale\w*")
+_ACTIVATION = re.compile(
+    r"(input|output|act|activation|k|v|q|kv|attn|attention|logit|embed|layer)_?scale\w*|scale_(input|output)"
+)
 _OWN_MODULE = re.compile(r"weight|(res_|outlier_)?centroids")
 _BITS = ("bits", "num_bits", "w_bit", "weight_bits", "nbits")
 _GUESSED_BITS = 4

@@ -107,8 +107,8 @@ def test_fp8(name: str, scale: str, shape: tuple[int, ...], dtype: torch.dtype) 
     wide = factor.double().reshape(-1, 1) if shape == (200,) else factor.double()
     if scale == "block":
         wide = wide.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
-    source = plain({"m.weight": weight, name: factor, "m.input_scale": torch.ones(1)})
-    assert [info.name for info in source.infos()] == ["m.weight", "m.input_scale"]
+    source = plain({"m.weight": weight, name: factor, "m.scale_input": torch.ones(1)})
+    assert [info.name for info in source.infos()] == ["m.weight", "m.scale_input"]
     assert torch.equal(source.read("m.weight"), (weight.double() * wide).float())
 
 

@@ -192,6 +192,9 @@ def test_blocks_come_in_the_order_of_their_numbers() -> None:
         ("VPTQ", {"indices": ("int32", 3), "centroids.weight": ("float16", 2), "weight_scale": ("float16", 2)}),
         ("HQQ", {"W_q": ("uint8", 2), "scale": ("float16", 2), "zero": ("float16", 2)}),
         ("compressed-tensors", {"weight_packed": ("int32", 2), "weight_scale": ("bfloat16", 2)}),
+        ("quanto or torchao", {"_weight_qdata": ("int8", 2), "_weight_scale": ("bfloat16", 2)}),
+        ("quanto or torchao", {"weight._data": ("int8", 2), "weight._scale": ("bfloat16", 2)}),
+        ("", {"weight": ("int8", 2), "weight_scales": ("float16", 2)}),
         ("Marlin", {"B": ("int32", 2), "s": ("float16", 2)}),
         ("EXL2", {"q_weight": ("int32", 2), "q_scale": ("int32", 2)}),
         ("", {"weight": ("uint8", 2), "weight_scale": ("float8_e4m3fn", 2), "weight_scale_2": ("float32", 0)}),
@@ -202,7 +205,7 @@ def test_companions_of_packed_weights_are_never_rows(format: str, tensors: Mappi
     layers, skips = planned(*stored, ("h.0.q.bias", (64, 2)), ("lm_head.weight", (64, 64)))
     assert [layer.name for layer in layers] == ["lm_head"]
     main, *companions = [skips[name] for name, shape, _ in stored if len(shape) > 1]
-    assert main.startswith("quantised") and main.endswith(f" by {format}" if format else "(uint8)")
+    assert main.startswith("quantised") and main.endswith(f" by {format}" if format else "int8)")
     assert all(reason.startswith("part of a quantised weight") for reason in companions)
 
 
