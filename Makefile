@@ -77,9 +77,9 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,quant]'
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,peers]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,peers,quant]'
 	@touch $@

@@ -2,7 +2,7 @@
 
     from gpusched.commands.esd import analyze
     table = analyze("path/to/model", fix_fingers="DKS")
-    table.to_csv("table.csv"); table.as_columns()["alpha"]
+    print(table); table.to_csv("table.csv"); table.to_pandas(); table.plot("alpha.png")
 
 Importing this package loads no library; calling `analyze` loads PyTorch.
 """
@@ -14,15 +14,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from .write.results import Table
 
 
-def analyze(model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module, **options: Any) -> Table:
+def analyze(
+    model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module | torch.Tensor | np.ndarray[Any, Any],
+    *,
+    source_model: str = "",
+    relation: str = "",
+    revision: str = "",
+    **options: Any,
+) -> Table:
     """Return the spectra and power laws of a model's layers.
 
-    `model`: a directory or file of weights on this machine, a state dict, or a torch module. `options`: the fields of
+    `model`: a model on this machine or on the hub, an adapter too (with `source_model`, `relation` and `revision` as in
+    a list); a torch module; tensors or arrays by name; a single matrix. `options`: the fields of
     gpusched.esd.options.AnalysisOptions by name; without a `cache_dir` no spectrum is kept. Raises ModelError for a
     model that cannot be read, GpuschedError for an invalid option, NoDevice.
     """
@@ -34,20 +43,30 @@ def analyze(model: str | os.PathLike[str] | Mapping[str, Any] | torch.nn.Module,
     from gpusched.esd.options import AnalysisOptions
 
     from .analysis import analyse, choose_device
+    from .dequantise.plain_weights import plain_weights
     from .read.sources import ModuleSource, StateSource, open_local
-    from .read.tensors import TensorSource
     from .solve.cache import SpectraCache
 
     chosen = AnalysisOptions(**options)
     chosen.check()
-    source: TensorSource
-    if isinstance(model, torch.nn.Module):
-        source = ModuleSource(model)
-    elif isinstance(model, Mapping):
-        source = StateSource(model)
-    else:
-        source = open_local(model)
     with ExitStack() as stack:
+        labels: dict[str, Any] = {"source_model": source_model}
+        if isinstance(model, torch.nn.Module):
+            source = plain_weights(ModuleSource(model))
+        elif not isinstance(model, (str, os.PathLike)):
+            source = plain_weights(StateSource(model if isinstance(model, Mapping) else {"weight": model}))
+        elif os.path.exists(model) and not os.path.exists(os.path.join(model, "adapter_config.json")):
+            source = plain_weights(open_local(model))
+            labels["model_id"] = os.fspath(model)
+        else:
+            from .find.hub import Hub
+            from .find.open_model import open_model
+
+            hub = stack.enter_context(closing(Hub()))
+            row = {"source_model": source_model, "relation": relation, "revision": revision}
+            opened = stack.enter_context(open_model(os.fspath(model), hub, **row))
+            source = opened.source
+            labels |= {"model_id": os.fspath(model), "is_adapter": len(opened.commits) > 1}
         stack.enter_context(closing(source))
         cache = stack.enter_context(closing(SpectraCache(Path(chosen.cache_dir)))) if chosen.cache_dir else None
-        return analyse(source, chosen, choose_device(chosen.device), cache=cache)
+        return analyse(source, chosen, choose_device(chosen.device), cache=cache, labels=labels)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from gpusched.common.errors import GpuschedError
 from gpusched.esd.model_record import file_stem
-from gpusched.esd.options import AnalysisOptions, options_of
+from gpusched.esd.options import AnalysisOptions, options_of, with_dashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stage with these arguments; return its exit code."""
     parser = stage_parser(AnalysisOptions)
-    args = parser.parse_args(argv)
+    args = parser.parse_args([with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)])
     options = AnalysisOptions(**{each.name: getattr(args, each.name) for each in options_of(AnalysisOptions)})
     try:
         options.check()

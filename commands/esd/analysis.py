@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,16 @@ import torch
 from gpusched.common.errors import GpuschedError
 from gpusched.esd.options import AnalysisOptions
 
+from .dequantise.plain_weights import have_same_content
 from .fit.metrics import entropy, matrix_rank, norms
 from .fit.power_law import fit, kept
-from .read.layers import Layer, Skip, choose_layers
-from .read.tensors import TensorInfo, TensorSource
+from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
-from .write.results import Row, Table
+from .weights.layers import Layer, Skip, choose_layers
+from .weights.names import block_of, depth_order, is_embedding, kind_of
+from .weights.packed import QUANTISED
+from .write.results import Row, Table, warning_of
 
 
 class NoDevice(Exception):
@@ -47,62 +52,87 @@ def analyse(
     *,
     cache: SpectraCache | None = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
+    labels: Mapping[str, Any] = MappingProxyType({}),
 ) -> Table:
     """Return the table of a model. `on_progress` gets the number of layers that are done, and of all.
 
-    Raises ModelError for a damaged file, Poisoned for a card that this process can no longer use.
+    `labels`: the columns of all rows that say which model it is. Raises ModelError for a damaged file, and for packed
+    weights that are not dequantised; Poisoned for a card that this process can no longer use.
     """
-    layers, skips = choose_layers(source.infos(), source.config, options, getattr(source, "embeddings", ()))
-    skips = [_compared(skip, source) for skip in skips]
+    infos = source.infos()
+    is_same = partial(have_same_content, source)
+    layers, skips = choose_layers(infos, source.config, options, _embeddings(source), is_same)
+    _refuse_packed(layers, skips)
     total = len(layers)
     on_progress(0, total)
     pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
     results = pipeline.run()
-    rows, spectra = [], {}
+    rows: list[Row] = []
+    spectra = {}
     for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
-            rows.append(make_row(layer, result, options))
+            rows.append(make_row(layer, result, options, {"layer_id": len(rows), **labels}))
             spectra[layer.name] = result.spectrum.evals
         else:
-            info = TensorInfo(layer.name, layer.shape, layer.tensor.dtype, layer.tensor.file)
-            skips.append(Skip(info, result))
-    order = {info.name: index for index, info in enumerate(source.infos())}
-    skips.sort(key=lambda skip: order.get(skip.tensor.name, order.get(skip.tensor.name.rpartition("[")[0], 0)))
+            name = layer.tensor.name if layer.expert is None else layer.name
+            skips.append(Skip(replace(layer.tensor, name=name, shape=layer.shape), result, layer.elements))
+    order = depth_order(skip.tensor.name for skip in skips)
+    skips.sort(key=lambda skip: order[skip.tensor.name])
     return Table(rows, skips, spectra, source.notes)
 
 
-def _compared(skip: Skip, source: TensorSource) -> Skip:
-    """Return why a tied head is skipped: what is stored may be another matrix than the one that the model uses."""
-    if not skip.twin:
-        return skip
-    head, twin = (source.read(name).contiguous().view(torch.uint8) for name in (skip.tensor.name, skip.twin))
-    if torch.equal(head, twin):
-        return skip
-    return replace(skip, reason=f"stored, and different from {skip.twin}, which config.json puts in its place")
+def _embeddings(source: TensorSource) -> set[str]:
+    """Return the tensors that are embeddings by their type, or by another name under which they are stored too."""
+    shared: Mapping[str, str] = getattr(source, "shared", {})
+    by_type = {shared.get(name, name) for name in getattr(source, "embeddings", ())}
+    return by_type | {kept for name, kept in shared.items() if is_embedding(name, (2, 2))}
 
 
-def make_row(layer: Layer, solved: Solved, options: AnalysisOptions) -> Row:
+def _refuse_packed(layers: Sequence[Layer], skips: Sequence[Skip]) -> None:
+    """Raise ModelError if more of a model is packed in a way that is not dequantised than can be analysed."""
+    packed = [skip for skip in skips if skip.missing and skip.reason.startswith(QUANTISED)]
+    if packed and sum(skip.missing for skip in packed) > sum(layer.elements for layer in layers):
+        first = max(packed, key=lambda skip: skip.missing)
+        raise ModelError(
+            "analyse",
+            f"{len(packed)} of its weights are {first.reason}, such as {first.tensor.name}, which is not dequantised "
+            "here; analyse the model in full precision",
+        )
+
+
+def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Mapping[str, Any]) -> Row:
     """Return the row of one layer: the fit and the measures of its spectrum."""
     evals = kept(solved.spectrum.evals, options.evals_thresh)
-    law = fit(evals, options)
+    rounding = float(torch.finfo(getattr(torch, layer.tensor.dtype)).eps)
+    law = fit(evals, options, rounding)
     rank = matrix_rank(evals, max(layer.matrix))
-    more: dict[str, Any] = dict(norms(evals, law.alpha))
+    rows, columns = layer.matrix
+    more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
     if solved.chance is not None and solved.bulk is not None:
         more["rand_xmax"] = float(solved.chance.evals[-1])
         more["rand_bulk_min"], more["rand_bulk_max"] = solved.bulk
         more["rand_num_spikes"] = int(np.count_nonzero(evals > solved.bulk[1]))
     return Row(
         longname=layer.name,
+        block=block_of(layer.name),
+        kind=kind_of(layer.name, convolution=layer.convolution),
         shape="x".join(map(str, layer.shape)),
-        dtype=layer.tensor.dtype,
+        dtype=layer.tensor.packing or layer.tensor.dtype,
+        M=rows,
+        N=columns,
+        Q=max(rows, columns) / min(rows, columns),
+        params=layer.elements,
         alpha=law.alpha,
         D=law.D,
         fit_xmin=law.xmin,
         n_tail=law.n_tail,
         fit_status=law.status,
+        num_pl_spikes=law.n_tail,
+        warning=warning_of(law.alpha),
         xmin=float(evals[0]),
         xmax=float(evals[-1]),
         matrix_rank=rank,
+        rank_loss=max(0, min(rows, columns) - rank),
         entropy=entropy(evals, rank),
         num_evals=len(evals),
         raw_num_evals=len(solved.spectrum.evals),

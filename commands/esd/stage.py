@@ -16,10 +16,19 @@ from typing import Any, TextIO
 import torch
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.file_identity import describe_file
 from gpusched.common.progress_file import ProgressFile
 from gpusched.common.quantities import parse_size
 from gpusched.common.text import one_line
-from gpusched.esd.model_record import TABLES, file_stem, is_of, is_whole, read_record
+from gpusched.esd.model_record import (
+    LEAST_COVERAGE,
+    TABLES,
+    changed_file,
+    file_stem,
+    is_of,
+    is_whole,
+    read_record,
+)
 from gpusched.esd.options import AnalysisOptions
 
 from .analysis import NoDevice, analyse, choose_device, count_dtypes
@@ -60,7 +69,9 @@ class Stage:
         try:
             record = read_record(str(self.output), self.stem)
             is_same = is_of(record, revision=self.args.revision, options=self.about["options"])
-            if is_same and is_whole(str(self.output), self.stem, record) and not self.options.overwrite:
+            is_done = is_same and is_whole(str(self.output), self.stem, record)
+            is_changed = is_done and changed_file(record, contents=self.options.verify)
+            if is_done and not is_changed and not self.options.overwrite:
                 self._say("done already; --overwrite analyses it again")
             else:
                 self._analyse()
@@ -90,11 +101,18 @@ class Stage:
             closing(SpectraCache(Path(options.cache_dir or self.output / CACHE))) as cache,
         ):
             self.about["model"], *self.about["adapters"] = model.commits
+            self.about["files"] = [describe_file(path, contents=options.verify) for path in model.files]
             self.about["commits"] = {name: commit for name, commit in model.commits.items() if commit}
             device = choose_device(options.device)
             torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
             self.about["dtypes"] = count_dtypes(model.source)
-            table = analyse(model.source, options, device, cache=cache, on_progress=ProgressFile("layers"))
+            labels = {
+                "model_id": self.name,
+                "is_adapter": bool(self.about["adapters"]),
+                "source_model": args.source_model,
+            }
+            progress = ProgressFile("layers")
+            table = analyse(model.source, options, device, cache=cache, on_progress=progress, labels=labels)
             table = replace(table, notes=[*model.notes, *table.notes])
         if not table.rows:
             first = "".join(f"; {skip.tensor.name}: {skip.reason}" for skip in table.skipped[:1])
@@ -137,6 +155,8 @@ class Stage:
     def _report(self, table: Table, record: Mapping[str, Any]) -> Iterator[str]:
         mean, fitted = record["alpha_mean"], record["fitted"]
         alpha = f"mean alpha {mean:.3f} of {fitted} fits" if mean is not None else "no fit"
+        if table.coverage < LEAST_COVERAGE:
+            yield f"partial: only {table.coverage:.0%} of the elements of its layers are analysed; it is in no mean"
         yield (
             f"{len(table.rows)} layers, {len(table.skipped)} tensors skipped, {alpha}, {record['seconds']:.1f} s, "
             f"{record['peak_memory_bytes'] >> 20} MiB, on {record['device']}: {self.output / TABLES / self.stem}.csv"

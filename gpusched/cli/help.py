@@ -14,12 +14,13 @@ OWN_OPTIONS = {
     LIST: "command parameters each force follow",
     "The items": "total items strided weights shuffle shard.force",
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
-    "The models": "model_list single_model source_model relation revision overwrite",
+    "The models": "model_list single_model source_model relation revision overwrite redo_old verify",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
     "min_evals farms randomize dtype_report",
     GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
-    OUTPUT: "queue output_dir plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet watch --help",
+    OUTPUT: "queue output_dir columns plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet "
+    "watch --help",
 }
 LAST = (GPUS, JOBS, FAILURES, OUTPUT)  # behind the groups of the verb itself
 SECOND_NAME = re.compile(r"--[\w-]+, (?=--)")  # of two long names, --help shows the one that other tools have

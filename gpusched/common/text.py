@@ -11,6 +11,20 @@ from collections.abc import Iterable, Sequence
 MASK = "***"
 STEM_BYTES = 80
 
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
+
+
+def safe_cell(value: object) -> object:
+    """Return a value as a cell of a CSV file: an apostrophe stands before a text that is read as a formula."""
+    if not isinstance(value, str) or not value.startswith(_FORMULAS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 # ---- secrets ---------------------------------------------------------------------------------------
 
 # In lower case: a text with none of these has no secret.

@@ -62,14 +62,12 @@ class EsdBackend:
         return run_jobs(self.config, jobs, self.options, self._devices, complete=complete, session=self._session)
 
     def read_outcomes(self) -> Mapping[str, str]:
-        """Return how each job that did not succeed has ended or where it stands, in words, by the name of the job."""
+        """Return how each job has ended or where it stands, in words, by the name of the job."""
         if not self.queue_dir.exists():
             return {}
         with Store(self.queue_dir.database, read_only=True) as store:
             newest = {job.name: job for job in job_table.jobs(store)}
-            return {
-                name: self._outcome(store, job) for name, job in newest.items() if job.state is not JobState.SUCCEEDED
-            }
+            return {name: self._outcome(store, job) for name, job in newest.items()}
 
     def _outcome(self, store: Store, job: JobRow) -> str:
         if job.state is JobState.QUEUED:

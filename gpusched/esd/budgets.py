@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpusched.common.text import clean, first_few
 from gpusched.core.model import MIB, round_budget
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.gpu_memory import gpu_need
+from gpusched.esd.gpu_memory import gpu_need, is_packed
 from gpusched.esd.model_list import ModelRow
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
         shapes = shapes_of[model]
         need = gpu_need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
         if need is None:
-            unknown.append(f"{clean(row.name)}: {clean(shapes.why_not or 'it has no matrix')}")
+            why = "its weights are packed" if any(map(is_packed, shapes.tensors)) else "it has no matrix"
+            unknown.append(f"{clean(row.name)}: {clean(shapes.why_not or why)}")
             continue
         size = -(-need.bytes // MIB) * MIB
         if round_budget(size) <= largest:

@@ -28,6 +28,7 @@ class EsdConfig(AnalysisOptions):
     )
     relation: str = option("", "With --single-model: adapter; any other word means a whole model.", metavar="WORD")
     revision: str = option("", "With --single-model: branch, tag or commit on the hub.", metavar="REV")
+    redo_old: bool = option(False, "Analyse again what an older version may have analysed by other rules.")
     retry_failed: bool = False
     gpu_list: Sequence[int | str] | str | None = None
     gpu_memory_threshold: int | None = None  # MiB

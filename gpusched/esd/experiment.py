@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
-from gpusched.common.text import first_few
+from gpusched.common.text import clean, first_few
 from gpusched.config.layers import load
 from gpusched.dispatcher import Observer
 from gpusched.esd import model_list, records
@@ -53,8 +53,8 @@ class EsdExperiment:
 
     # ---- what may be overridden ----
 
-    def build_command(self, row: ModelRow) -> list[str]:
-        """Return the words of the command that analyses one model."""
+    def build_command(self, row: ModelRow) -> list[str] | str:
+        """Return the command that analyses one model: its words, or a text for the shell."""
         return stage_command(row, self.config)
 
     def summarise(self) -> EsdSummary:
@@ -100,7 +100,7 @@ class EsdExperiment:
     def find_todo(self) -> EsdTodo:
         """Compare the list with the output directory and the queue. Raises GpuschedError for missing libraries."""
         backend = self.backend
-        commands = {row: encode(shlex.join(self.build_command(row))) for row in self.models.rows if not row.fault}
+        commands = {row: encode(self._command_line(row)) for row in self.models.rows if not row.fault}
         todo = compare(self.models.rows, commands, self.options, backend.stored_jobs(), self.config)
         threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
         if todo.run:
@@ -108,6 +108,10 @@ class EsdExperiment:
         budgets = find_budgets(todo.run, self.config, backend)
         todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
         return todo
+
+    def _command_line(self, row: ModelRow) -> str:
+        command = self.build_command(row)
+        return command if isinstance(command, str) else shlex.join(command)
 
     def announce(self, todo: EsdTodo) -> None:
         """Report what is odd in the list, and what is not run again."""
@@ -117,5 +121,8 @@ class EsdExperiment:
         total = len(self.models.rows)
         if todo.done:
             notify(f"done already: {len(todo.done)} of {total} (--overwrite analyses them again)")
+        if todo.changed:
+            files = "; ".join(first_few([f"{clean(row.name)}: {clean(path)}" for row, path in todo.changed.items()]))
+            notify(f"changed since the analysis, which is done again: {len(todo.changed)} of {total} ({files})")
         if before := sum(not row.fault for row in todo.failed):
             notify(f"failed before and not retried: {before} of {total} (--retry-failed does that)")

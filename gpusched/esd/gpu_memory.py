@@ -21,6 +21,7 @@ host are compared with measured peaks in tests/commands/esd/test_memory.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -34,6 +35,8 @@ GPU_COPIES = 3
 AHEAD = 1.35
 AT_LEAST_BYTES = 256 << 20
 
+_PACKED = ("I8", "U8", "I16", "I32", "U32", "F4", "F6_E2M3", "F6_E3M2")
+_FEW = 1024  # elements of a table of positions, say
 _STACK = 3  # dimensions of a stack of experts, and of a 1-D convolution
 
 
@@ -86,10 +89,13 @@ def matrix_sides(shape: tuple[int, ...]) -> tuple[int, int]:
 def gpu_need(
     tensors: Iterable[TensorShape], *, solver: str = "auto", parallel: bool = True, layers: str = ""
 ) -> GpuNeed | None:
-    """Return the peak need of these tensors; None if there is nothing to analyse.
+    """Return the peak need of these tensors; None if there is nothing to analyse, or if weights are packed.
 
     `layers` is a regular expression: only tensors whose name it finds are analysed.
     """
+    tensors = list(tensors)
+    if any(map(is_packed, tensors)):
+        return None
     is_wanted = re.compile(layers).search
     needs = [
         (layer_need(matrix_sides(tensor.shape), _width(tensor), solver=solver), tensor)
@@ -106,7 +112,14 @@ def gpu_need(
     return GpuNeed(CONTEXT_BYTES + largest.gpu + beside, tensor)
 
 
+def is_packed(tensor: TensorShape) -> bool:
+    """Return True for a matrix of small integers: its shape does not say that of the weights it stands for."""
+    return tensor.dtype.upper() in _PACKED and len(tensor.shape) > 1 and math.prod(tensor.shape) > _FEW
+
+
 def _width(tensor: TensorShape) -> int:
     """Return the bytes of an element; 0 for a type that is not analysed: integers, and types below 8 bits."""
     dtype = tensor.dtype.upper()
+    if dtype.startswith("F8"):
+        return 4  # with its scale in it
     return DTYPE_BITS.get(dtype, 0) // 8 if dtype.startswith(("F", "BF")) else 0

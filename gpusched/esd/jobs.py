@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -37,7 +38,13 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
         flag = "--source-model" if field == "source" else f"--{field}"
         value = getattr(row, field)
         words += option_words(flag, value) if value else []
-    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir)), AnalysisOptions)
+    overwrite = config.overwrite or config.redo_old
+    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir), overwrite=overwrite), AnalysisOptions)
+
+
+def shell_command(row: ModelRow, config: EsdConfig) -> str:
+    """Return the command that analyses one model, as a shell takes it."""
+    return shlex.join(stage_command(row, config))
 
 
 def model_jobs(

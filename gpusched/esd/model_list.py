@@ -5,6 +5,8 @@ Columns are found by their names; other columns are ignored.
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,8 @@ from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
 
 NAME_COLUMNS = ("full_name", "model_id")
 _OTHERS = ("source_model", "base_model_relation", "revision")
+_ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(models/)?|\w+://", re.IGNORECASE)
+_ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HINT = "the first line names the columns: full_name (or model_id), source_model, base_model_relation, revision"
 
 
@@ -58,7 +62,8 @@ class ModelList:
 def single(model: str, *, source: str = "", relation: str = "", revision: str = "") -> ModelList:
     """Return the list of a single model. Raises GpuschedError for an impossible name."""
     name = _plain(model)
-    row = _checked(ModelRow(name, _plain(source), relation.strip().lower(), revision.strip(), name=name))
+    relation = relation.strip().lower()
+    row = _checked(ModelRow(name, _base(source, relation), relation, revision.strip(), name=name))
     if row.fault:
         raise GpuschedError(row.fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
     return ModelList((row,))
@@ -96,7 +101,8 @@ def parse(data: bytes, where: str) -> ModelList:
             notes.append(f"line {line} has no {key} and is left out")
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
-        models.append(ModelRow(_plain(values[key]), _plain(source), relation.lower(), revision, line))
+        relation = relation.lower()
+        models.append(ModelRow(_plain(values[key]), _base(source, relation), relation, revision, line))
     if not models:
         raise GpuschedError("has no models", where=where, hint=_HINT)
     return ModelList(tuple(map(_checked, _once(models, notes))), tuple(notes))
@@ -126,16 +132,43 @@ def _once(models: Sequence[ModelRow], notes: list[str]) -> Iterator[ModelRow]:
 
 
 def _plain(name: str) -> str:
-    """Return a name without blanks around it, and without the slash that shells put behind a directory."""
+    """Return a name without blanks around it, doubled slashes, and the slash that shells put behind a directory."""
     name = name.strip()
+    name = name if _ADDRESS.match(name) else re.sub(r"//+", "/", name)
     return name.rstrip("/") or name
+
+
+def _base(source: str, relation: str) -> str:
+    """Return the base of an adapter that a cell names as a list of one; other cells as they are."""
+    names = _names(source)
+    return _plain(names[0] if relation in ADAPTER_RELATIONS and len(names) == 1 else source)
+
+
+def _names(source: str) -> list[str]:
+    """Return the models of a cell: one, or several as in a card of the hub, with brackets or with commas."""
+    return [name for part in source.strip().strip("[]").split(",") if (name := part.strip().strip("\"'"))]
+
+
+def _why_no_name(row: ModelRow) -> str:
+    """Return why a text of a row can be no model, with the way out; "" if all can."""
+    for text in (row.model, row.source if row.is_adapter else ""):
+        address = _ADDRESS.match(text)
+        if address:
+            name = "/".join(text[address.end() :].split("/")[:2])
+            return f"{clean(text)[:80]} is an address, not a name: write {clean(name)}"
+        name, _, revision = text.rpartition("@")
+        if name and not os.path.exists(text) and _ON_HUB.fullmatch(name):
+            return f"{clean(text)[:80]} is no name of a model: write {clean(name)}, and revision {clean(revision)}"
+    if row.is_adapter and len(_names(row.source)) > 1:
+        return f"source_model names {len(_names(row.source))} models, and an adapter has one base"
+    return ""
 
 
 def _checked(row: ModelRow) -> ModelRow:
     """Return a row with a fault if it cannot be analysed."""
     if row.source == row.model and not row.is_adapter:
         row = replace(row, source="")  # its own source: no adapter, and nothing else to load
-    fault = row.fault
+    fault = row.fault or _why_no_name(row)
     for text in (row.model, row.source, row.revision):
         if text.startswith("-") or not text.isprintable():
             fault = fault or f"not a valid name or revision: {clean(text)[:80]}"

@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from gpusched.common.file_identity import first_changed
 from gpusched.common.files import read_json_object
 
-CONVENTION = 1  # changes when the same weights give other numbers: no earlier result counts as done then
+LEAST_COVERAGE = 0.5  # of the elements of its layers; a model with less is partial
+# CONVENTION changes when the same weights may give other numbers; results of READABLE ones stay done (old_rules.py).
+CONVENTION = 2
+READABLE = (1, 2)
 
 RECORDS = "records"
 TABLES = "per_model_csv"
@@ -62,6 +66,11 @@ def is_whole(output: str, stem: str, record: Mapping[str, Any]) -> bool:
 
 
 def is_of(record: Mapping[str, Any], *, revision: str, options: Mapping[str, Any]) -> bool:
-    """Return True if the record is of an analysis with these options, at this revision, by this convention."""
-    expected = {"convention": CONVENTION, "revision": revision, "options": options}
-    return all(record.get(key) == value for key, value in expected.items())
+    """Return True if the record is of an analysis with these options, at this revision, by a readable convention."""
+    expected = {"revision": revision, "options": options}
+    return record.get("convention") in READABLE and all(record.get(key) == value for key, value in expected.items())
+
+
+def changed_file(record: Mapping[str, Any], *, contents: bool = False) -> str:
+    """Return the path of a file of the model that has changed since it was analysed; "" if there is none."""
+    return first_changed(record.get("files", ()), contents=contents)

@@ -32,6 +32,7 @@ class EsdOption:
     check: Callable[[str], object] | None = None
     default_text: str = ""  # for people, where the default alone does not say it
     changes_numbers: bool = False  # so it is in the record: with another value it is another analysis
+    changes_table: bool = False  # so it is in the record unless it is the default
     name: str = ""
     default: Any = None
 
@@ -86,6 +87,12 @@ def option_words(flag: str, value: object) -> list[str]:
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
+def with_dashes(word: str) -> str:
+    """Return an option that is written with underscores as it is called: `--model_list` -> `--model-list`."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def _check_pattern(text: str) -> None:
     try:
         re.compile(text)
@@ -120,6 +127,12 @@ class AnalysisOptions:
     min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)
     farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
     randomize: bool = recorded(False, "Compare with the same entries in random order.")
+    columns: str = option(
+        "own",
+        "Write the names and meanings of WeightWatcher or NetESD.",
+        choices=("own", "ww", "netesd"),
+        changes_table=True,
+    )
     device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
     cache_dir: str = option(
         "", "Keep spectra of known tensors here.", metavar="DIR", default_text="in the output directory"
@@ -131,6 +144,7 @@ class AnalysisOptions:
     dtype_report: bool = option(False, "Print in the log of each job how its weights are stored.")
     plots: bool = option(False, "Draw alpha by layer, and the spectra with their tails.")
     drop_downloads: bool = option(False, "At the end of a job, delete the models that it has downloaded.")
+    verify: bool = option(False, "Compare the whole content of local files with that of the analysis.")
     overwrite: bool = option(False, "Analyse models again that are done already.")
 
     def check(self) -> None:
@@ -145,6 +159,11 @@ class AnalysisOptions:
 
         If a whole model and an adapter lie in one directory, the relation alone decides which of the two is analysed.
         """
-        options = {each.name: getattr(self, each.name) for each in options_of(type(self)) if each.changes_numbers}
+        options = {
+            each.name: value
+            for each in options_of(type(self))
+            for value in [getattr(self, each.name)]
+            if each.changes_numbers or (each.changes_table and value != each.default)
+        }
         is_adapter = relation.strip().lower() in ADAPTER_RELATIONS
         return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter else ""}

@@ -14,17 +14,32 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
-from gpusched.common.text import one_line
+from gpusched.common.text import one_line, safe_cell
 from gpusched.esd.model_list import ModelRow
-from gpusched.esd.model_record import CONVENTION, RECORDS, TABLES, is_of, is_whole, model_name, read_record
+from gpusched.esd.model_record import (
+    LEAST_COVERAGE,
+    READABLE,
+    RECORDS,
+    TABLES,
+    changed_file,
+    is_of,
+    is_whole,
+    model_name,
+    read_record,
+)
+from gpusched.esd.old_rules import follows_old_rules
 
 SUMMARY = "esd_results_summary.csv"
 SKIPPED = "skipped.csv"
 PLOTS = "plots"
 
 _SKIPPED_COLUMNS = ("model", "tensor", "shape", "dtype", "reason")
+SUCCEEDED = "succeeded"  # of a job, in the outcomes
+PARTIAL, OLD_RULES = "partial", "old rules"
+_MEANS = ("_mean", "_median")
 _FIRST = ("name", "success", "alpha_mean", "alpha_median", "D_median")
 _LAST = (
+    *("under_trained", "over_trained", "flat", "coverage", "status"),
     *("layers", "skipped", "seconds", "peak_memory_bytes", "peak_gpu_bytes", "device", "solver"),
     *("error_stage", "error_reason", "notes", "model", "source_model", "relation", "revision"),
 )
@@ -76,6 +91,7 @@ class ModelResult:
     stage: str = ""
     reason: str = ""
     row: ModelRow | None = None  # None: it is not in the list
+    flag: str = ""  # PARTIAL or OLD_RULES: its means stand for something else, and count nowhere
 
     @property
     def notes(self) -> str:
@@ -85,15 +101,17 @@ class ModelResult:
     def cells(self) -> dict[str, str]:
         """Return the texts of its columns in the summary, and those of further fields of its record."""
         row = self.row
+        status = self.flag or {True: "done", False: "failed", None: "waiting"}[self.success]
         values = {
             **{key: len(value) if isinstance(value, list) else value for key, value in self.record.items()},
-            **{"name": self.name, "success": self.success, "notes": self.notes},
+            **{"name": self.name, "success": self.success, "notes": self.notes, "status": status},
             **{"error_stage": self.stage, "error_reason": self.reason},
         }
         if row is not None:
             values |= {"model": row.model, "source_model": row.source}
             values |= {"relation": row.relation, "revision": row.revision}
-        return {key: _text(value) for key, value in values.items()}
+        hidden = _MEANS if self.flag else ()
+        return {key: "" if key.endswith(hidden) else _text(value) for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +133,7 @@ class EsdSummary:
     def table(self) -> list[dict[str, str]]:
         """Return the rows of the summary: the usual columns, and all other means and medians of the records."""
         fields = {key for result in self.results for key in result.record}
-        more = sorted(key for key in fields.difference(_FIRST) if key.endswith(("_mean", "_median")))
+        more = sorted(key for key in fields.difference(_FIRST) if key.endswith(_MEANS))
         cells = [result.cells() for result in self.results]
         return [{column: each.get(column, "") for column in (*_FIRST, *more, *_LAST)} for each in cells]
 
@@ -139,7 +157,7 @@ def summarise(
     *,
     again: bool = False,
 ) -> EsdSummary:
-    """Read the result of each model. `outcomes`: how jobs that did not succeed have ended or where they stand.
+    """Read the result of each model. `outcomes`: how jobs have ended or where they stand.
 
     `options`: those in the record of each model. `again`: all models were to be analysed again, so a record of success
     says nothing about a job without success.
@@ -153,11 +171,14 @@ def _listed(output: str, row: ModelRow, options: Mapping[str, Any], outcome: str
     if row.fault:
         return ModelResult(row.name, False, stage="list", reason=row.fault, row=row)
     record = read_record(output, row.stem)
-    is_old = again and outcome and record.get("success")
+    is_old = again and outcome not in ("", SUCCEEDED) and record.get("success")
     if is_of(record, revision=row.revision, options=options) and not is_old:
         return _result(output, row.stem, row.name, record, row)
     if outcome.startswith("failed"):
         return ModelResult(row.name, False, stage="job", reason=outcome, row=row)
+    if outcome == SUCCEEDED:
+        reason = "its command has succeeded and left no record of this analysis, as the stage of gpusched does"
+        return ModelResult(row.name, False, stage="job", reason=reason, row=row)
     return ModelResult(row.name, None, stage="waiting", reason=outcome or "not analysed yet", row=row)
 
 
@@ -167,7 +188,7 @@ def _others(output: str, listed: set[str]) -> Iterator[ModelResult]:
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     for stem in (name.removesuffix(".json") for name in names if name.endswith(".json")):
         record = read_record(output, stem) if stem not in listed else {}
-        if record.get("convention") == CONVENTION:
+        if record.get("convention") in READABLE:
             yield _result(output, stem, model_name(stem), record)
 
 
@@ -177,7 +198,11 @@ def _result(output: str, stem: str, name: str, record: Mapping[str, Any], row: M
         return ModelResult(name, False, record, error["stage"], error["reason"], row)
     if not is_whole(output, stem, record):
         return ModelResult(name, None, stage="waiting", reason="its table is missing or was changed", row=row)
-    return ModelResult(name, True, record, row=row)
+    if row and (path := changed_file(record)):
+        return ModelResult(name, None, stage="waiting", reason=f"{path} has changed since the analysis", row=row)
+    is_old = follows_old_rules(output, stem, record)
+    flag = OLD_RULES if is_old else PARTIAL if record.get("coverage", 1.0) < LEAST_COVERAGE else ""
+    return ModelResult(name, True, record, row=row, flag=flag)
 
 
 def _text(value: object) -> str:
@@ -193,5 +218,5 @@ def _csv(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([[safe_cell(cell) for cell in row] for row in rows])
     return out.getvalue()

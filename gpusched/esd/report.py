@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from gpusched.esd import records
 from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_record import TABLES, file_stem
 from gpusched.esd.options import AnalysisOptions, options_of
-from gpusched.esd.records import PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
+from gpusched.esd.records import OLD_RULES, PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
 from gpusched.views.html import ModelLine, ModelReport, render
 
 REPORT = "report.html"
@@ -20,7 +21,10 @@ COLUMNS = {  # of numbers: the field of the record, its head, and its digits beh
     "alpha_mean": ("α mean", 3),
     "alpha_median": ("α median", 3),
     "D_median": ("D median", 4),
+    "under_trained": ("α > 6", 0),
+    "over_trained": ("α < 2", 0),
     "layers": ("Layers", 0),
+    "coverage": ("Coverage", 2),
     "skipped": ("Skipped", 0),
     "seconds": ("Seconds", 1),
     "peak_memory_bytes": ("Peak MiB", 0),
@@ -33,6 +37,9 @@ def read_results(experiment: EsdExperiment) -> tuple[list[ModelLine], list[tuple
     files = [("summary", f"{output}/{SUMMARY}"), ("report", f"{output}/{REPORT}")]
     if experiment.backend.queue_dir.exists():
         files.append(("logs", f"{experiment.backend.queue_dir.logs}/"))
+    if any(result.flag == OLD_RULES for result in summary.listed):
+        words = shlex.join(["gpusched", *experiment.config.words, "--redo-old"])
+        files.append((OLD_RULES, f"{words} analyses these again"))
     return [_line(result, output) for result in summary.listed], files
 
 
@@ -86,6 +93,7 @@ def _line(result: ModelResult, output: str) -> ModelLine:
         words=tuple(cells.get(column, "") for column in ("device", "relation", "source_model")),
         links=tuple(_links(output, file_stem(result.name))),
         notes=result.notes,
+        flag=result.flag,
     )
 
 

@@ -10,7 +10,8 @@ from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import ENDED_STATES, JobSpec, JobState
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.model_list import ModelRow
-from gpusched.esd.model_record import is_of, is_whole, read_record
+from gpusched.esd.model_record import changed_file, is_of, is_whole, read_record
+from gpusched.esd.old_rules import follows_old_rules
 from gpusched.esd.records import has_plots
 from gpusched.lists.joblist import JobFile
 
@@ -25,6 +26,7 @@ class EsdTodo:
     done: list[ModelRow] = field(default_factory=list)
     failed: list[ModelRow] = field(default_factory=list)
     occurrences: dict[ModelRow, int] = field(default_factory=dict)  # of jobs in the queue, also of failed ones
+    changed: dict[ModelRow, str] = field(default_factory=dict)  # a file that has changed since the analysis
     jobs: JobFile = field(default_factory=JobFile)
 
 
@@ -54,6 +56,10 @@ def compare(
             record = read_record(config.output, row.stem)
             is_same = is_of(record, revision=row.revision, options=options[row])
             is_done = is_same and is_whole(config.output, row.stem, record)
+            if is_done and (path := changed_file(record, contents=config.verify)):
+                todo.changed[row] = path
+            is_old = config.redo_old and follows_old_rules(config.output, row.stem, record)
+            is_done = is_done and row not in todo.changed and not is_old
             has_failed = is_same and record["success"] is False
             is_failed = state is JobState.FAILED or (state not in _OPEN_STATES and has_failed)
         is_drawn = not config.plots or has_plots(config.output, row.stem)

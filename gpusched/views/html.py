@@ -26,6 +26,7 @@ class ModelLine:
     links: tuple[tuple[str, str], ...] = ()
     reason: str = ""  # why it failed, or where it stands
     notes: str = ""
+    flag: str = ""  # why its means count nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def _table(report: ModelReport, models: Iterable[ModelLine]) -> str:
 
 
 def _row(model: ModelLine, columns: Sequence[tuple[str, int]]) -> str:
-    note = f"<br><small>{_text(model.notes)}</small>" if model.notes else ""
+    notes = "; ".join(filter(None, (model.flag, model.notes)))
+    note = f"<br><small>{_text(notes)}</small>" if notes else ""
     cells = [f"<th>{_text(model.name)}{note}</th>"]
     for value, (_, places) in zip(model.numbers, columns, strict=True):
         is_number = value is not None and math.isfinite(value)

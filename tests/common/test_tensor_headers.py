@@ -142,6 +142,14 @@ def test_what_one_layer_takes_is_the_sum_of_its_parts() -> None:
 def test_nothing_to_analyse_has_no_need() -> None:
     assert gpu_need([]) is None
     assert gpu_need([TensorShape("norm", (4096,)), TensorShape("packed", (4096, 4096), "I32")]) is None
+    head = TensorShape("lm_head", (32000, 4096), "BF16")
+    assert gpu_need([head, TensorShape("q_proj.qweight", (512, 4096), "I32")]) is None  # the head is not the model
+    assert gpu_need([head, TensorShape("position_ids", (1, 512), "I32"), TensorShape("mask", (512, 512), "BOOL")])
+
+
+def test_8_bits_are_read_as_32_with_their_scales() -> None:
+    narrow, wide = (gpu_need([TensorShape("q", (4096, 4096), dtype)]) for dtype in ("F8_E4M3", "F32"))
+    assert narrow and wide and narrow.bytes == wide.bytes
 
 
 SIDES = st.integers(1, 20_000)

@@ -15,6 +15,7 @@ from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.file_identity import describe_file
 from gpusched.common.hub_headers import Model
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
@@ -26,6 +27,7 @@ from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem
 from gpusched.esd.options import AnalysisOptions, EsdOption, options_of
+from gpusched.esd.report import read_results
 from gpusched.lists.joblist import JobFile
 
 HEAD = "full_name,source_model,base_model_relation"
@@ -97,7 +99,7 @@ def leave(output: Path, name: str, *, success: bool = True, **more: Any) -> None
     stem = file_stem(name)
     for room in ("records", "per_model_csv"):
         (output / room).mkdir(parents=True, exist_ok=True)
-    table = f"longname,alpha\n{name},3.0\n"
+    table = more.pop("table", f"longname,alpha\n{name},3.0\n")
     (output / f"per_model_csv/{stem}.csv").write_text(table)
     record = {
         "name": name,
@@ -176,6 +178,56 @@ def test_what_is_not_whole_or_otherwise_made_is_run_again(lab: Lab, spoil: Any) 
     assert "acme/a" in lab.backend.ran and "acme/b" not in lab.backend.ran
 
 
+def test_a_model_whose_files_have_changed_is_analysed_again(lab: Lab, tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    leave(lab.output, "acme/a", files=[describe_file(str(weights))])
+    lab.backend.ends = {"acme/a": JobState.QUEUED}
+    lab.experiment().run()
+    assert "acme/a" not in lab.backend.ran and lab.summary()[0]["success"] == "true"
+    weights.write_bytes(b"two")
+    lab.experiment().run()
+    assert "acme/a" in lab.backend.ran
+    assert any("changed since the analysis" in message for message in lab.backend.messages)
+    assert (lab.summary()[0]["success"], lab.summary()[0]["alpha_mean"]) == ("", "")
+    assert "has changed since" in lab.summary()[0]["error_reason"]
+
+
+def test_a_partial_model_is_in_no_mean(lab: Lab) -> None:
+    leave(lab.output, "acme/a", coverage=0.49)
+    leave(lab.output, "acme/b", coverage=0.5)
+    lab.experiment().run()
+    assert [row["status"] for row in lab.summary()] == ["partial", "done", "waiting"]
+    assert [row["alpha_mean"] for row in lab.summary()][:2] == ["", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_old"),
+    [
+        ({}, False),
+        ({"convention": 2, "dtypes": {"uint32": {}}}, False),
+        ({"dtypes": {"uint32": {}}}, True),
+        ({"skipped": [{"tensor": "lm_head.weight", "reason": "tied to wte.weight"}]}, True),
+        ({"skipped": [{"tensor": "wte.weight", "reason": "an embedding (…)"}]}, False),
+        ({"skipped": [{"tensor": "block.0.q.weight", "reason": "an embedding (…)"}]}, True),
+        ({"table": "longname,dtype,fit_xmin,xmax\nq.weight,bfloat16,1.0,1.01\n"}, True),
+        ({"table": "longname,dtype,fit_xmin,xmax\nq.weight,bfloat16,1.0,2.0\n"}, False),
+        ({"table": "longname,dtype,fit_xmin,xmax\nunet.lora_down.weight,bfloat16,1.0,2.0\n"}, True),
+    ],
+)
+def test_results_of_older_rules_are_marked_and_redone_on_request(lab: Lab, more: dict[str, Any], is_old: bool) -> None:
+    leave(lab.output, "acme/a", **{"convention": 1, **more})
+    leave(lab.output, "acme/b", convention=1)
+    experiment = lab.experiment()
+    experiment.run()
+    assert "acme/a" not in lab.backend.ran
+    assert lab.summary()[0]["status"] == ("old rules" if is_old else "done")
+    assert (lab.summary()[0]["alpha_mean"] == "") is is_old
+    assert dict(read_results(experiment)[1]).get("old rules", "").endswith("--redo-old analyses these again") is is_old
+    lab.experiment(redo_old=True).run()
+    assert ("acme/a" in lab.backend.ran) is is_old and "acme/b" not in lab.backend.ran
+
+
 def test_a_failure_is_reported_and_only_retried_on_request(lab: Lab) -> None:
     leave(lab.output, "acme/a", success=False)
     lab.backend.ends = {"acme/b": JobState.FAILED}
@@ -244,7 +296,7 @@ def test_what_a_colleague_broke_is_one_row_and_the_summary_has_what_is_not_liste
     assert lab.experiment().run() == EXIT_SOME_FAILED
     assert [(row["name"], row["success"], row["notes"]) for row in lab.summary()] == [
         ("acme/a", "true", ""),
-        ("-x", "false", ""),
+        ("'-x", "false", ""),
         ("elsewhere/c", "true", "not in this list"),
     ]
 

@@ -121,6 +121,50 @@ def test_no_two_models_have_one_name() -> None:
     assert [row.name for row in found] == ["acme/a", "acme/a@v1", "acme/a@v1+base"]
 
 
+@pytest.mark.parametrize(
+    ("cells", "model", "source", "fault"),
+    [
+        ("https://huggingface.co/acme/tiny,,base", "", "", "is an address, not a name: write acme/tiny"),
+        ("hf.co/acme/tiny/tree/main,,base", "", "", "is an address, not a name: write acme/tiny"),
+        ("lab/x,https://huggingface.co/acme/tiny,adapter", "", "", "write acme/tiny"),
+        ("acme/tiny@v2,,base", "", "", "write acme/tiny, and revision v2"),
+        ("repo//a,,base", "repo/a", "", ""),
+        ('lab/x,"[""acme/tiny""]",adapter', "lab/x", "acme/tiny", ""),
+        ("lab/x,['acme/tiny'],adapter", "lab/x", "acme/tiny", ""),
+        ("lab/x,\"['acme/tiny', 'acme/other']\",adapter", "", "", "names 2 models, and an adapter has one base"),
+        ('lab/x,"acme/tiny, acme/other",merge', "lab/x", "acme/tiny, acme/other", ""),
+    ],
+)
+def test_names_as_they_are_pasted(cells: str, model: str, source: str, fault: str) -> None:
+    (row,) = rows(f"full_name,source_model,base_model_relation\n{cells}\n")
+    assert fault in row.fault if fault else (row.model, row.source, row.fault) == (model, source, "")
+
+
+@pytest.mark.parametrize("text", ['"broken,,base', '"x" y,,base'])
+def test_a_damaged_field_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(GpuschedError, match="line 3: "):
+        rows(f"full_name,source_model,base_model_relation\nacme/a,,base\n{text}\nacme/b,,base\nacme/c,,base\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "full_name\n=HYPERLINK(1)\n",
+        "full_name,x\n" + "a," * 500 + "\n",
+        "full_name\n" + "\u202eacme/a\n",
+        "full_name\n../../etc/passwd\n-rf\n\x7f\n",
+        "full_name,full_name\na,b\n",
+    ],
+)
+def test_hostile_tables_end_as_rows_or_as_words(text: str) -> None:
+    try:
+        found = rows(text)
+    except GpuschedError as error:
+        assert str(error)
+    else:
+        assert all(row.fault or (row.stem and "/" not in row.stem) for row in found)
+
+
 def test_a_slash_behind_a_directory_makes_no_other_model() -> None:
     found = parse(b"full_name,source_model,base_model_relation\nm/a/,,\nm/a,,\nm/l,m/a/,adapter\n/,,\n", "atlas.csv")
     assert [(row.name, row.base) for row in found.rows] == [("m/a", "m/a"), ("m/l", "m/a"), ("/", "/")]

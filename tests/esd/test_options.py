@@ -65,3 +65,10 @@ def test_the_record_of_an_adapter_names_its_base() -> None:
     assert whole == AnalysisOptions(bins=50).as_record() and "device" not in whole
     merged = AnalysisOptions(bins=50).as_record(relation="LoRA")
     assert merged not in (whole, AnalysisOptions(bins=50).as_record(relation="adapter", source_model="acme/a"))
+
+
+def test_options_may_be_written_with_underscores() -> None:
+    from gpusched.cli.features.esd import esd
+
+    context = esd.make_context("esd", ["--model_list", "a_b.csv", "--fix_fingers=xmin_mid", "--gpu_list", "0", "1"])
+    assert (context.params["model_list"], context.params["fix_fingers"]) == ("a_b.csv", "xmin_mid")

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..read.layers import is_declared_tied
 from ..read.tensors import ModelError, TensorInfo
+from ..weights.tied import is_declared_tied
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
 from .tied_weights import is_embedding, is_head, leaf, partners, unstored_head
@@ -23,6 +23,8 @@ _PARTS = {
     **{"magnitude_vector": "magnitude", "magnitude_vector.weight": "magnitude"},
 }
 _STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
+# With bias="all", peft stores the bias of a module that is saved whole under its own name and under these too.
+_SECOND_BIAS = re.compile(r"\.(modules_to_save|original_module)\.bias$")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
@@ -124,6 +126,8 @@ class AdapterPlan:
             setattr(lora, _PARTS[part], key)
             if part.startswith("embedding"):
                 lora.kind = EMBEDDING
+            return
+        if _SECOND_BIAS.search(name):
             return
         name = name.replace(".base_layer.", ".")
         if _STRANGE.search(name):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..read.layers import is_declared_tied
+from ..dequantise import METHODS
 from ..read.tensors import ModelError, TensorInfo, TensorSource
+from ..weights.packed import quantisation
+from ..weights.tied import is_declared_tied
 from . import lora
 from .adapter_config import AdapterConfig
 from .adapter_plan import AdapterPlan, TensorChange
@@ -31,7 +34,7 @@ class Adapter:
 class MergedSource:
     """The tensors of `base` with `adapter` merged into them.
 
-    The base has plain weights (`refuse_quantised`). Raises ModelError, stage merge, if the two do not fit together or
+    Raises ModelError, stage merge, if the two do not fit together or
     the result could not be exact.
     """
 
@@ -48,7 +51,18 @@ class MergedSource:
     @property
     def notes(self) -> Sequence[str]:
         noun = "tensor" if len(self.changes) == 1 else "tensors"
-        return [*self._base.notes, f"adapter {self._adapter.label} merged into {len(self.changes)} {noun}"]
+        note = f"adapter {self._adapter.label} merged into {len(self.changes)} {noun}"
+        idle = f"warning: adapter {self._adapter.label} changes nothing: the factors of all its changes are zero"
+        return [*self._base.notes, note, *([idle] if self._is_idle else [])]
+
+    @cached_property
+    def _is_idle(self) -> bool:
+        """True for an adapter that was never trained: it has factors alone, and a zero one in each pair."""
+        if any(change.stored for change in self.changes.values()):
+            return False
+        read = self._adapter.tensors.read
+        adds = [add for change in self.changes.values() for add in change.adds]
+        return not any(add.magnitude or (bool(read(add.b).any()) and bool(read(add.a).any())) for add in adds)
 
     def infos(self) -> Sequence[TensorInfo]:
         """List the tensors as in the base, with the shapes of those that are replaced; new tensors come last."""
@@ -62,11 +76,13 @@ class MergedSource:
                 infos.append(replace(origin, name=name, shape=change.shape))
         return infos
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
         if name not in self.changes:
-            return self._base.read(name, part)
+            return self._base.read(name, part, parts)
         merged = self._merge(self.changes[name])
-        return merged if part is None else merged[part]
+        if part is None:
+            return merged
+        return merged.chunk(parts)[part] if parts else merged[part]
 
     def close(self) -> None:
         self._adapter.tensors.close()
@@ -99,10 +115,10 @@ class MergedSource:
 
 
 def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
-    """Raise ModelError if a base with this config.json has no plain weights that an adapter could be added to."""
-    settings = config.get("quantization_config")
-    if settings:
-        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    """Raise ModelError if a base with this config.json is packed in a way that is not dequantised."""
+    settings = quantisation(config)
+    method = settings.get("quant_method")
+    if settings and method is not None and method not in METHODS:
         raise ModelError(
             "merge",
             f"adapter {label}: its base is quantised ({method}); name the full-precision base in source_model",

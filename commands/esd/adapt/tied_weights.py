@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..read.layers import is_declared_tied
 from ..read.tensors import TensorInfo
+from ..weights.tied import is_declared_tied
 
 _HEADS = frozenset({"lm_head", "embed_out", "decoder", "output_projection"})
 _EMBEDDINGS = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "shared", "tok_embeddings"})

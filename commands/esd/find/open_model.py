@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from ..adapt.adapter_config import parse_adapter_config
 from ..adapt.adapters import Adapter, MergedSource, refuse_quantised
+from ..dequantise.plain_weights import plain_weights
 from ..read.json_file import read_config
 from ..read.sources import open_local
 from ..read.tensors import TensorSource
+from ..read.weight_files import files_of_model
 from .hub import Hub
 from .resolve import resolve
 
@@ -19,12 +21,14 @@ from .resolve import resolve
 class OpenedModel:
     """The tensors of a model, its parts, and remarks on how it was resolved and fetched.
 
-    `commits`: the base, then its adapters, each with its commit on the hub, "" for a path of this machine.
+    `commits`: the base, then its adapters, each with its commit on the hub, "" for a path of this machine. `files`: of
+    those of this machine, what was read.
     """
 
     source: TensorSource
     commits: Mapping[str, str]
     notes: Sequence[str]
+    files: Sequence[str] = ()
 
 
 @contextmanager
@@ -42,9 +46,11 @@ def open_model(
             path = hub.look(plan.base).path
             base_config = read_config(path.parent if path.is_file() else path, "resolve")
             refuse_quantised(base_config, plan.adapters[0].name)
-        source = opened.enter_context(closing(open_local(hub.fetch(plan.base))))
+        source = plain_weights(opened.enter_context(closing(open_local(hub.fetch(plan.base)))))
         for ref, config in zip(plan.adapters, configs, strict=True):
             tensors = opened.enter_context(closing(open_local(hub.fetch_adapter(ref))))
             source = MergedSource(source, Adapter(ref.name, config, tensors))
+        listings = [hub.look(ref) for ref in (plan.base, *plan.adapters)]
+        files = [str(path) for listing in listings if listing.is_local for path in files_of_model(listing.path)]
         commits = {ref.name: hub.look(ref).commit for ref in (plan.base, *plan.adapters)}
-        yield OpenedModel(source, commits, (*plan.notes, *hub.notes))
+        yield OpenedModel(source, commits, (*plan.notes, *hub.notes), files)

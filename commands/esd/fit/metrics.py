@@ -22,6 +22,8 @@ def norms(evals: NDArray[np.float64], alpha: float) -> dict[str, float]:
         alpha_norm = alpha * logarithm + math.log10(float(np.sum((evals / largest) ** alpha)))
     return {
         "spectral_norm": largest,
+        "lambda_max": largest,
+        "log_spectral_norm": logarithm,
         "norm": total,
         "log_norm": math.log10(total) if total > 0 else math.nan,
         "stable_rank": total / largest if largest > 0 else math.nan,

@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 
 NAN = float("nan")
 _PROBES = np.arange(1, 9) / 8.0  # places in a tail for the first lower bound of its D
+_FLAT, _LEAST_SPREAD = 2.0, 2e-5  # as measured on orthogonal matrices: docs/esd-method.md
 _SLACK = 1e-13  # bounds and distances are sums in different orders: a tail this close is kept
 
 
@@ -39,13 +40,17 @@ def kept(evals: Floats, threshold: float) -> Floats:
     return evals[first:] if first < len(evals) else evals
 
 
-def fit(evals: Floats, options: AnalysisOptions) -> Fit:
-    """Return the power law of these eigenvalues: ascending, not negative, above the threshold."""
+def fit(evals: Floats, options: AnalysisOptions, rounding: float = 0.0) -> Fit:
+    """Return the power law of these eigenvalues: ascending, not negative, above the threshold.
+
+    `rounding`: the distance from 1 to the next number of the stored type. A tail that spreads no more than the rounding
+    of its weights lets it spread is flat.
+    """
     if len(evals) < options.min_evals:
         return Fit("too_few")
     if evals[-1] <= 0:
         return Fit("zeros")
-    tails = PowerLawTails(evals)
+    tails = PowerLawTails(evals, max(_FLAT * rounding, _LEAST_SPREAD))
     if options.fix_fingers == "xmin_mid":
         return tails.at(min(len(evals) // 2, len(evals) - 2))
     if options.fix_fingers == "DKS":
@@ -68,8 +73,8 @@ def peak_window(evals: Floats, options: AnalysisOptions) -> tuple[float, float]:
 class PowerLawTails:
     """All tails of one spectrum."""
 
-    def __init__(self, evals: Floats) -> None:
-        """`evals`: ascending; the last is greater than 0."""
+    def __init__(self, evals: Floats, least_spread: float = 0.0) -> None:
+        """`evals`: ascending; the last is greater than 0. A tail with ln(λmax/λi) up to `least_spread` is flat."""
         self.evals = evals
         self.first = int(np.searchsorted(evals, 0.0, side="right"))  # zeros have no logarithm
         self.logs = np.zeros(len(evals))
@@ -79,6 +84,7 @@ class PowerLawTails:
         sums = np.zeros(len(evals))
         steps = np.diff(self.logs[self.first :])
         sums[self.first : -1] = np.cumsum((steps * self.sizes[self.first + 1 :])[::-1])[::-1]
+        sums[self.logs[-1] - self.logs <= least_spread] = 0.0
         with np.errstate(divide="ignore"):
             self.alphas = 1.0 + self.sizes / sums
 

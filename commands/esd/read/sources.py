@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from .gguf_file import GgufSource
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
 from .tensors import ModelError, TensorInfo, TensorSource
@@ -43,8 +45,10 @@ def _open_files(
         return SafetensorsSource(files, config, index)
     if kinds <= set(PICKLES):
         return open_pickles(files, config)
+    if kinds == {".gguf"}:
+        return GgufSource(files)
     raise ModelError(
-        "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .bin, .pt or .pth"
+        "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .gguf, .bin, .pt or .pth"
     )
 
 
@@ -54,18 +58,25 @@ class StateSource:
     def __init__(self, state: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> None:
         self.config = config or {}
         self.notes: list[str] = []
+        self.shared: dict[str, str] = {}  # a name that is left out -> the one that is kept
         self._tensors: dict[str, torch.Tensor] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, value in state.items():
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
+                value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
             if not isinstance(value, torch.Tensor):
                 continue
             tensor = value.detach()
+            if tensor.is_quantized or type(value).__torch_dispatch__ != torch.Tensor.__torch_dispatch__:
+                kind = tensor.qscheme() if tensor.is_quantized else type(value).__name__
+                raise ModelError("load", f"{name} is quantised ({kind}): dequantise it first, or use the plain model")
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 raise ModelError("load", f"{name} ({tensor.layout} on {tensor.device}): only dense tensors can be read")
             identity = (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             first = seen.setdefault(identity, name) if tensor.numel() else name
             if first != name:
                 self.notes.append(f"{name} is tied to {first}")
+                self.shared[str(name)] = first
             else:
                 self._tensors[str(name)] = tensor
 
@@ -75,9 +86,11 @@ class StateSource:
             for name, tensor in self._tensors.items()
         ]
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
         tensor = self._tensors[name]
-        return (tensor if part is None else tensor[part]).cpu()
+        if part is not None:
+            tensor = tensor.chunk(parts)[part] if parts else tensor[part]
+        return tensor.cpu()
 
     def close(self) -> None:
         self._tensors.clear()
@@ -122,9 +135,14 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError("load", f"{path.name} is cut or damaged: {str(error)[:200]}") from None
     wrapped = [loaded[key] for key in _WRAPPERS if key in loaded] if isinstance(loaded, Mapping) else []
-    for state in (loaded, *wrapped):
-        items = state.items() if isinstance(state, Mapping) else ()
-        tensors = {str(name): item for name, item in items if isinstance(item, torch.Tensor)}
-        if tensors:
-            return tensors
-    raise ModelError("load", f"{path.name} holds no tensors by name")
+    states = [_tensors_of(state) for state in (loaded, *wrapped)]
+    # A few tensors beside the model, of statistics say, do not hide it.
+    largest = max(states, key=lambda tensors: sum(tensor.numel() for tensor in tensors.values()))
+    if not largest:
+        raise ModelError("load", f"{path.name} holds no tensors by name")
+    return largest
+
+
+def _tensors_of(state: Any) -> dict[str, torch.Tensor]:
+    items = state.items() if isinstance(state, Mapping) else ()
+    return {str(name): item for name, item in items if isinstance(item, torch.Tensor)}

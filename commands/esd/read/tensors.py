@@ -14,12 +14,16 @@ from gpusched.common.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A stored tensor before it is read. `dtype` is torch's name without the prefix, such as "bfloat16"."""
+    """A tensor before it is read. `dtype` is torch's name of its type without the prefix, such as "bfloat16".
+
+    `packing`: how a weight is stored that is dequantised when it is read, such as "gptq 4 bits".
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: str = ""
+    packing: str = ""
 
     @property
     def elements(self) -> int:
@@ -43,9 +47,10 @@ class TensorSource(Protocol):
         """List all tensors in the order of the file; of tied tensors, the first."""
         ...
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
-        """Read a tensor, or one part of it along its first dimension: an expert of a stack.
+    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+        """Read a tensor, or one slice along its first dimension: an expert of a stack.
 
+        With `parts`, it is one of so many equal parts, with as many dimensions as the tensor.
         Raises ModelError for a file that is cut, or that changes while it is read.
         """
         ...

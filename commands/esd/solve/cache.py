@@ -21,18 +21,17 @@ import numpy as np
 import torch
 
 from gpusched.common.files import write_atomically
-from gpusched.esd.model_record import CONVENTION
 from gpusched.esd.options import AnalysisOptions
 
 from .spectrum import Spectrum
 
-_FORMAT = 1  # version of the entries
+_FORMAT = "1 1"  # version of the entries, and of the rules by which they are computed
 
 
 def content_key(tensor: torch.Tensor, options: AnalysisOptions, *, convolution: bool) -> str:
     """Return a hash of all that a layer's spectrum depends on: bytes, shape, type and solver."""
     way = f"{options.solver}:{options.evals_thresh!r}" if options.solver == "auto" else options.solver
-    text = f"{_FORMAT} {CONVENTION} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
+    text = f"{_FORMAT} {tensor.dtype} {tuple(tensor.shape)} {way} {options.farms} {convolution}"
     digest = hashlib.sha256(text.encode())
     digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

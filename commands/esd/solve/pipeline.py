@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from gpusched.esd.gpu_memory import LayerNeed, host_limit, layer_need
 from gpusched.esd.options import AnalysisOptions
 
-from ..read.layers import Layer
 from ..read.tensors import LazyTensor, TensorSource
+from ..weights.layers import Layer
 from .cache import SpectraCache, content_key
 from .fallback import NoRoom, fallback
 from .randomized import bulk, shuffled
@@ -72,6 +73,8 @@ def solve_layer(
 
     try:
         own = solve(tensor)
+        if not np.isfinite(own.evals[-1:]).all():
+            return "its eigenvalues are too great for float64"
         if not options.randomize:
             return Solved(own)
         edges = bulk(tensor.get(), layer, farms=options.farms)

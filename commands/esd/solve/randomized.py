@@ -10,7 +10,7 @@ import torch
 
 from gpusched.esd.gpu_memory import BLOCK_ROWS
 
-from ..read.layers import Layer
+from ..weights.layers import Layer
 from .spectrum import CONVOLUTION, windows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

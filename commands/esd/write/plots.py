@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusched.esd.model_record import SPECTRA, TABLES, model_name
+from gpusched.esd.model_record import SPECTRA, TABLES, model_name, read_record
+from gpusched.esd.options import AnalysisOptions, options_of
 
-from .results import write_file
+from ..fit.power_law import fit, kept
+from .files import write_file
 
 PLOTS = "plots"
 COLUMNS, ROWS = 5, 8  # spectra on one page
@@ -25,6 +27,8 @@ MOST_PAGES = 40
 
 _TAIL, _LAW, _GREY, _INK = "#3572b0", "#c2453d", "#9aa4af", "#1b1f24"
 _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
+_LARGEST = 1e300  # of an eigenvalue that can be drawn
+_NUMBERS = ("alpha", "D", "fit_xmin", "n_tail", "num_evals")
 _KINDS, _OTHERS = 8, "others"  # of layers, each with a colour
 
 Layer = Mapping[str, str]  # a row of the table of a model
@@ -42,25 +46,55 @@ def number(layer: Layer, column: str) -> float:
 
 def write(output_dir: str, stem: str) -> list[str]:
     """Draw the plots of one model; return their paths. Raises OSError or ValueError if its table cannot be read."""
-    with open(f"{output_dir}/{TABLES}/{stem}.csv", encoding="utf-8", newline="") as file:
-        layers = list(csv.DictReader(file))
-    title = _plain(model_name(stem))
+    title = model_name(stem)
     folder = Path(output_dir, PLOTS)
     for page in folder.glob(f"{stem}-esd*.png"):  # an earlier analysis may have had more layers
         if re.fullmatch(r"-esd(-\d+)?\.png", page.name.removeprefix(stem)):
             page.unlink()
     paths = []
     with np.load(f"{output_dir}/{SPECTRA}/{stem}.npz", allow_pickle=False) as spectra:
+        layers = _read_layers(output_dir, stem, spectra)
         for number, figure in enumerate(_pages(title, layers, spectra), 1):
             paths.append(_save(figure, folder / f"{stem}-esd{f'-{number}' if number > 1 else ''}.png"))
     # The alphas are drawn last: a model that has them counts as drawn.
-    return [_save(_alphas(title, layers), folder / f"{stem}-alpha.png"), *paths]
+    return [_save(alpha_figure(title, layers), folder / f"{stem}-alpha.png"), *paths]
 
 
-def _alphas(title: str, layers: Sequence[Layer]) -> Any:
+def _read_layers(output_dir: str, stem: str, spectra: Mapping[str, NDArray[np.float64]]) -> list[Layer]:
+    """Return the rows of the table of a model; the fits of one in the columns of another tool are computed again.
+
+    Raises ValueError for a field that is no number, with its line.
+    """
+    path = Path(output_dir, TABLES, f"{stem}.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        layers: list[Layer] = list(csv.DictReader(file))
+    if layers and "fit_xmin" not in layers[0]:
+        settings = read_record(output_dir, stem)["options"]
+        options = AnalysisOptions(
+            **{each.name: settings[each.name] for each in options_of(AnalysisOptions) if each.changes_numbers}
+        )
+        return [_refit(layer["longname"], spectra[layer["longname"]], options) for layer in layers]
+    for line, layer in enumerate(layers, 2):
+        for column in _NUMBERS:
+            try:
+                number(layer, column)
+            except (ValueError, TypeError):
+                raise ValueError(f"{path}, line {line}: {column} is no number: {str(layer[column])[:40]!r}") from None
+    return layers
+
+
+def _refit(name: str, evals: NDArray[np.float64], options: AnalysisOptions) -> Layer:
+    values = kept(evals, options.evals_thresh)
+    law = fit(values, options)
+    numbers = {"alpha": law.alpha, "D": law.D, "fit_xmin": law.xmin, "n_tail": law.n_tail, "num_evals": len(values)}
+    return {"longname": name, **{column: str(value) for column, value in numbers.items()}}
+
+
+def alpha_figure(title: str, layers: Sequence[Layer]) -> Any:
     """Draw the exponent of each layer, coloured by the kind of the layer."""
     from matplotlib.figure import Figure
 
+    title = _plain(title)
     figure = Figure(figsize=(min(16.0, 5.0 + 0.06 * len(layers)), 4.4), layout="constrained")
     axes = figure.add_subplot()
     values = np.array([number(layer, "alpha") for layer in layers])
@@ -75,7 +109,10 @@ def _alphas(title: str, layers: Sequence[Layer]) -> Any:
         (places,) = np.nonzero(shown == kind)
         axes.plot(places, np.minimum(values[places], top), "o", markersize=4.5, clip_on=False, label=_plain(kind))
     axes.set_ylim(min(1.0, finite.min() - 0.2) if len(finite) else 1.0, top * 1.04)
-    axes.set_xlabel("layer, in the order of the file")
+    above = int((finite > top).sum())
+    axes.set_xlabel(
+        "layer, by depth" + (f"; {above} on the upper edge are greater, up to {finite.max():.3g}" if above else "")
+    )
     axes.set_ylabel("α")
     middle = f", median α {np.median(finite):.2f}" if len(finite) else ""
     axes.set_title(f"{title}: {len(layers)} layers, {len(finite)} with a fit{middle}", loc="left", fontsize=10)
@@ -92,7 +129,7 @@ def _pages(title: str, layers: Sequence[Layer], spectra: Any) -> Iterator[Any]:
         page = layers[start : start + size]
         rows, columns = -(-len(page) // COLUMNS), min(COLUMNS, len(page))
         figure = Figure(figsize=(2.9 * columns, 2.15 * rows + 0.35), layout="constrained")
-        figure.suptitle(f"{title}: density of eigenvalues, and the power law from xmin on", fontsize=10)
+        figure.suptitle(f"{_plain(title)}: density of eigenvalues, and the power law from xmin on", fontsize=10)
         fields = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, layer in zip(fields, page, strict=False):
             name = layer["longname"]
@@ -106,13 +143,13 @@ def _pages(title: str, layers: Sequence[Layer], spectra: Any) -> Iterator[Any]:
 
 def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64]) -> None:
     """Draw the histogram of one spectrum with tail, power law and xmin."""
-    kept = np.sort(values[values > 0])[-int(layer["num_evals"]) :]
-    if not len(kept):
-        axes.text(0.5, 0.5, "no spectrum", ha="center", va="center", transform=axes.transAxes, fontsize=7)
+    shown = np.sort(values[values > 0])[-int(layer["num_evals"]) :]
+    if not len(shown) or not shown[-1] < _LARGEST:
+        axes.text(0.5, 0.5, "no finite spectrum", ha="center", va="center", transform=axes.transAxes, fontsize=7)
         axes.set_axis_off()
         return
-    edges = np.geomspace(kept[0] * 0.95, kept[-1] * 1.05, BINS + 1)
-    density, _ = np.histogram(kept, edges, density=True)
+    edges = np.geomspace(shown[0] * 0.95, shown[-1] * 1.05, BINS + 1)
+    density, _ = np.histogram(shown, edges, density=True)
     floor = density[density > 0].min() / 2
     density = np.maximum(density, floor)
     axes.stairs(density, edges, baseline=floor, fill=True, color=_GREY)
@@ -122,8 +159,8 @@ def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64]) -> None
         note = f"α {alpha:.2f}  D {number(layer, 'D'):.3f}"
         first = min(int(np.searchsorted(edges, xmin)), BINS - 1)
         axes.stairs(density[first:], edges[first:], baseline=floor, fill=True, color=_TAIL)
-        ends = np.array([xmin, kept[-1]])
-        law = int(layer["n_tail"]) / len(kept) * (alpha - 1) / xmin * (ends / xmin) ** -alpha
+        ends = np.array([xmin, shown[-1]])
+        law = int(layer["n_tail"]) / len(shown) * (alpha - 1) / xmin * (ends / xmin) ** -alpha
         axes.plot(ends, law, color=_LAW, linewidth=1.3)
         axes.axvline(xmin, color=_INK, linewidth=0.8, linestyle="--")
     axes.text(0.98, 0.97, note, ha="right", va="top", transform=axes.transAxes, fontsize=6.5)

@@ -16,7 +16,7 @@ from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.options import EsdOption, options_of
+from gpusched.esd.options import EsdOption, options_of, with_dashes
 
 if TYPE_CHECKING:
     from gpusched.esd.backend import EsdBackend
@@ -53,8 +53,15 @@ def _click_option(each: EsdOption) -> Callable[[F], F]:
     )
 
 
+class EsdCommand(SettingsCommand):
+    """The command with its options, which may be written with underscores."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [with_dashes(word) for word in args])
+
+
 @click.command(
-    cls=SettingsCommand,
+    cls=EsdCommand,
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )

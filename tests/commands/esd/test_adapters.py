@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from gpusched.commands.esd.adapt.adapter_config import parse_adapter_config
 from gpusched.commands.esd.adapt.adapters import Adapter, MergedSource
+from gpusched.commands.esd.find.hub import Hub
+from gpusched.commands.esd.find.open_model import open_model
 from gpusched.commands.esd.read.sources import open_local
 from gpusched.commands.esd.read.tensors import ModelError, TensorSource
 from safetensors.torch import load_file, save_file
@@ -240,6 +243,50 @@ def test_a_chain_is_merged_in_its_order_and_rounded_once_a_link(tmp_path: Path) 
     source = MergedSource(MergedSource(open_local(base), adapter(first)), adapter(second))
     assert_same_bits(source, merged_by_peft(tmp_path / "merged", base, first, second))
     assert len(source.notes) == 2
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_beside_a_classifier_that_is_saved_whole(bias: str, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**HEADS, hidden_size=32, intermediate_size=48, num_labels=3)
+    base, kind = tmp_path / "base", transformers.BertForSequenceClassification
+    kind(config).save_pretrained(base)
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=4, bias=bias, target_modules=["query"])
+    model = peft.get_peft_model(kind.from_pretrained(base), settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    model.save_pretrained(tmp_path / "ad")
+    expected = peft.PeftModel.from_pretrained(kind.from_pretrained(base), tmp_path / "ad").merge_and_unload()
+    source = MergedSource(open_local(base), adapter(tmp_path / "ad"))
+    assert all(torch.equal(source.read(name), tensor) for name, tensor in expected.state_dict().items())
+
+
+def test_an_adapter_that_was_never_trained_is_said_to_change_nothing(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", torch.float32)
+    model = peft.get_peft_model(load(base), peft.LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "ad")
+    source = MergedSource(open_local(base), adapter(tmp_path / "ad"))
+    assert "warning: adapter lab/ad changes nothing: the factors of all its changes are zero" in source.notes
+    trained = make_adapter(tmp_path / "trained", base, target_modules=["q_proj"])
+    assert not any("changes nothing" in note for note in MergedSource(open_local(base), adapter(trained)).notes)
+
+
+def test_an_adapter_on_a_base_in_four_bits(tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    base = make_base(tmp_path / "base", "llama", torch.bfloat16)
+    place = "model.layers.0.self_attn.q_proj"
+    packed, state = functional.quantize_4bit(load_file(base / "model.safetensors")[f"{place}.weight"], quant_type="nf4")
+    parts = {f"{place}.weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (tmp_path / "q4").mkdir()
+    save_file({f"{place}.weight": packed, **parts}, tmp_path / "q4/model.safetensors")
+    (tmp_path / "q4/config.json").write_text(json.dumps(config))
+    made = make_adapter(tmp_path / "ad", base, target_modules=["q_proj"], layers_to_transform=[0], r=4, lora_alpha=8)
+    factors = load_file(made / "adapter_model.safetensors")
+    a, b = (factors[f"base_model.model.{place}.lora_{part}.weight"] for part in "AB")
+    expected = (functional.dequantize_4bit(packed, state).float() + (b @ a) * 2).to(torch.bfloat16)
+    with closing(Hub()) as hub, open_model(str(made), hub, source_model=str(tmp_path / "q4"), relation="lora") as model:
+        assert torch.equal(model.source.read(f"{place}.weight"), expected)
 
 
 @pytest.mark.parametrize("is_declared", [True, False])

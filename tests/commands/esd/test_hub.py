@@ -170,7 +170,7 @@ def test_a_hub_that_is_down_is_worth_another_try_or_the_cache(hub: Hub, tmp_path
         ({"model.safetensors.index.json": config(weight_map={"w": "gone.safetensors"})}, "names gone.safetensors, whi"),
         ({"model.safetensors.index.json": b"[1]"}, "model.safetensors.index.json holds no JSON object"),
         ({"model.safetensors.index.json": b"[" * 100_000}, "model.safetensors.index.json is not JSON"),
-        ({"x.gguf": b"x"}, "acme/x has no weights that can be read (safetensors or .bin), only x.gguf"),
+        ({"x.onnx": b"x"}, "acme/x has no weights that can be read (safetensors, .bin or .gguf), only x.onnx"),
         ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"}, "is a Git LFS pointer"),
         ({"adapter_config.json": b"version https://git-lfs.github.com/spec/v1\n"}, "config.json is not JSON"),
         ({"model.safetensors": struct.pack("<Q", 1 << 60) + b"{}"}, "is no safetensors file, or is damaged"),
@@ -386,11 +386,11 @@ def test_an_adapter_on_an_adapter_is_merged_link_by_link(hub: Hub, tmp_path: Pat
 
 
 def test_what_cannot_be_merged_is_refused_early_and_leaves_no_open_file(hub: Hub, tmp_path: Path) -> None:
-    quantised = config(quantization_config={"quant_method": "bitsandbytes"})
+    quantised = config(quantization_config={"quant_method": "aqlm"})
     hub.repositories["acme/base"] = Repository({**BASE.files, "config.json": quantised})
     said, again = refusal(hub, tmp_path, "lab/ad")
     assert not again and said == (
-        "merge: adapter lab/ad: its base is quantised (bitsandbytes); name the full-precision base in source_model"
+        "merge: adapter lab/ad: its base is quantised (aqlm); name the full-precision base in source_model"
     )
     hub.repositories["lab/odd"] = adapter(use_qalora=True)
     assert "unknown field `use_qalora`" in refusal(hub, tmp_path, "lab/odd")[0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.read.layers import Layer, choose_layers
 from gpusched.commands.esd.read.tensors import TensorInfo
+from gpusched.commands.esd.weights.layers import Layer, choose_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +17,11 @@ from gpusched.esd.options import AnalysisOptions
 def planned(
     *tensors: tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str],
     config: Mapping[str, Any] | None = None,
+    is_same: Callable[[str, str], bool] = lambda name, other: False,
     **options: Any,
 ) -> tuple[list[Layer], dict[str, str]]:
     infos = [TensorInfo(*(tensor if len(tensor) == 3 else (*tensor, "bfloat16"))) for tensor in tensors]
-    layers, skips = choose_layers(infos, config or {}, AnalysisOptions(**options))
+    layers, skips = choose_layers(infos, config or {}, AnalysisOptions(**options), (), is_same)
     return layers, {skip.tensor.name: skip.reason for skip in skips}
 
 
@@ -35,12 +36,16 @@ def planned(
         ("encoder.embedding_projection.weight", (8, 16)),
         ("gpt_neox.embed_out.weight", (32000, 8)),
         ("time_embedding.linear_1.weight", (8, 16)),
-        ("A_log", (16, 4)),
+        ("x_embedder.weight", (8, 16)),  # Flux
+        ("time_embed.0.weight", (8, 16)),  # latent diffusion
+        ("encoder.block.0.layer.0.SelfAttention.q.weight", (384, 64)),  # byte-level: as many rows as words
+        ("patch_embedding.weight", (8, 16)),
     ],
 )
 def test_two_dimensions_are_one_matrix(name: str, shape: tuple[int, int]) -> None:
-    layers, skips = planned((name, shape), config={"vocab_size": 32000})
-    assert [(layer.name, layer.matrix, layer.convolution) for layer in layers] == [(name, shape, False)]
+    layers, skips = planned((name, shape), config={"vocab_size": 384})
+    label = name.removesuffix(".weight")
+    assert [(layer.name, layer.matrix, layer.convolution) for layer in layers] == [(label, shape, False)]
     assert not skips
 
 
@@ -74,7 +79,7 @@ def test_convolutions_are_one_matrix_for_each_position(name: str, shape: tuple[i
 def test_stacks_are_one_matrix_for_each_expert(name: str, shape: tuple[int, int, int]) -> None:
     layers, skips = planned((name, shape))
     assert [(layer.name, layer.shape, layer.expert) for layer in layers] == [
-        (f"{name}[{n}]", shape[1:], n) for n in range(4)
+        (f"{name.removesuffix('.weight')}[{n}]", shape[1:], n) for n in range(4)
     ]
     assert layers[0].elements == shape[1] * shape[2]
     assert not skips
@@ -89,7 +94,11 @@ def test_stacks_are_one_matrix_for_each_expert(name: str, shape: tuple[int, int,
         (("embeddings.position_embeddings.weight", (512, 384)), "an embedding"),
         (("shared.weight", (32000, 8)), "an embedding"),
         (("vit.embeddings.position_embeddings", (1, 197, 768)), "an embedding"),
-        (("tok.weight", (32000, 8)), "an embedding"),  # as many rows as words
+        (("decoder.embed_tokens.1.weight", (2048, 8)), "an embedding"),  # MusicGen
+        (("token_embd.weight", (32000, 8)), "an embedding"),  # GGUF
+        (("backbone.layers.0.mixer.A_log", (16, 4)), "a parameter that is no layer"),
+        (("blocks.0.attn.rel_pos_h", (27, 64)), "a parameter that is no layer"),
+        (("freqs_cis", (64, 32)), "a parameter that is no layer"),
         (("h.0.attn.bias", (1, 1, 64, 64)), "a bias"),
         (("model.layers.0.mlp.experts.gate_up_proj_bias", (4, 64)), "a bias"),
         (("classifier.weight", (1, 768)), "a vector"),
@@ -100,9 +109,9 @@ def test_stacks_are_one_matrix_for_each_expert(name: str, shape: tuple[int, int,
         (("nothing.weight", (0, 4)), "empty"),
         (("q.weight", (4, 4), "int8"), "quantised (int8)"),
         (("q.weight", (4, 4), "uint8"), "quantised (uint8)"),
-        (("layer.qweight", (4, 4), "int32"), "part of a quantised weight"),
+        (("layer.qweight", (4, 4), "int32"), "quantised (int32) by GPTQ or AWQ"),
         (("layer.qzeros", (4, 4), "int32"), "part of a quantised weight"),
-        (("mlp.experts.down_proj_blocks", (4, 4, 8, 16), "uint8"), "part of a quantised weight"),
+        (("mlp.experts.down_proj_blocks", (4, 4, 8, 16), "uint8"), "quantised (uint8) by MXFP4"),
         (("mlp.experts.down_proj_scales", (4, 4, 8), "uint8"), "part of a quantised weight"),
         (("deep.weight", (2, 2, 2, 2, 2, 2)), "6 dimensions"),
     ],
@@ -116,8 +125,14 @@ def test_what_is_no_matrix_of_weights_is_said(tensor: Any, reason: str) -> None:
 def test_eight_bits_are_weights_unless_they_are_scaled() -> None:
     scaled = [("a.weight", (4, 4), "float8_e4m3fn"), ("a.weight_scale_inv", (1, 2), "float32")]
     layers, skips = planned(*scaled, ("b.weight", (4, 4), "float8_e4m3fn"))
-    assert [layer.name for layer in layers] == ["b.weight"]
-    assert skips["a.weight"] == "quantised (float8_e4m3fn)"
+    assert [layer.name for layer in layers] == ["b"]
+    assert skips["a.weight"] == "quantised (float8_e4m3fn) by a scale of an unknown kind (weight_scale_inv)"
+    assert skips["a.weight_scale_inv"] == "part of a quantised weight (float32)"
+
+
+def test_scales_of_activations_leave_a_weight_plain() -> None:
+    layers, _ = planned(("a.weight", (4, 4), "float8_e4m3fn"), ("a.input_scale", (1,), "float32"))
+    assert [layer.name for layer in layers] == ["a"]
 
 
 def test_scales_of_a_gptq_layer_are_no_weights() -> None:
@@ -128,24 +143,75 @@ def test_scales_of_a_gptq_layer_are_no_weights() -> None:
 
 def test_embeddings_are_analysed_on_request() -> None:
     layers, skips = planned(("wte.weight", (50, 8)), ("h.0.attn.bias", (4, 4)), embeddings=True)
-    assert [layer.name for layer in layers] == ["wte.weight"]
+    assert [layer.name for layer in layers] == ["wte"]
     assert set(skips) == {"h.0.attn.bias"}
 
 
-@pytest.mark.parametrize(("tied", "head"), [(True, 0), (False, 1), (None, 1)])
+@pytest.mark.parametrize("tied", [True, False, None])
 @pytest.mark.parametrize("is_nested", [True, False])
-def test_a_tied_head_that_is_stored_twice_counts_once(tied: bool | None, head: int, is_nested: bool) -> None:
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_head_is_tied_by_its_contents(tied: bool | None, is_nested: bool, is_same: bool) -> None:
     tensors = [("model.embed_tokens.weight", (100, 8)), ("lm_head.weight", (100, 8))]
-    text = {} if tied is None else {"tie_word_embeddings": tied}
-    config = {"text_config": text} if is_nested else text
-    layers, skips = planned(*tensors, config=config, embeddings=True)
-    assert len(layers) == 1 + head
-    assert skips == ({} if head else {"lm_head.weight": "tied to model.embed_tokens.weight"})
+    config: dict[str, Any] = {} if tied is None else {"tie_word_embeddings": tied}
+    config = {"text_config": config} if is_nested else config
+    layers, skips = planned(*tensors, config=config, embeddings=True, is_same=lambda name, other: is_same)
+    is_tied = is_same and tied is not False
+    assert [layer.name for layer in layers] == ["model.embed_tokens", *([] if is_tied else ["lm_head"])]
+    assert skips == ({"lm_head.weight": "tied to model.embed_tokens.weight"} if is_tied else {})
+
+
+def test_a_head_of_another_shape_is_a_layer() -> None:
+    tensors = [("model.embed_tokens.weight", (100, 8)), ("lm_head.weight", (104, 8))]
+    layers, _ = planned(*tensors, config={"tie_word_embeddings": True}, is_same=lambda name, other: True)
+    assert [layer.name for layer in layers] == ["lm_head"]
+
+
+def test_a_head_that_is_the_embedding_is_no_layer() -> None:
+    tensors = [("lm_head.weight", (100, 8)), ("h.0.mlp.weight", (8, 8))]
+    layers, skips = planned(*tensors, config={"tie_word_embeddings": True})
+    assert [layer.name for layer in layers] == ["h.0.mlp"]
+    assert skips["lm_head.weight"].startswith("tied to the embedding")
+
+
+def test_blocks_come_in_the_order_of_their_numbers() -> None:
+    names = [
+        f"model.layers.{n}.{part}.weight" for n in (0, 1, 10, 11, 2) for part in ("mlp.up_proj", "self_attn.q_proj")
+    ]
+    layers, _ = planned(*((name, (8, 8)) for name in ["lm_head.weight", *names]))
+    assert [layer.name.split(".")[2] for layer in layers[1:]] == [str(n) for n in (0, 0, 1, 1, 2, 2, 10, 10, 11, 11)]
+    assert layers[0].name == "lm_head"
+    names = ["conv1.weight", "layer1.0.conv.weight", "layer1.10.conv.weight", "layer1.9.conv.weight", "fc.weight"]
+    layers, _ = planned(*((name, (8, 8)) for name in names))
+    assert [layer.name for layer in layers] == ["conv1", "layer1.0.conv", "layer1.9.conv", "layer1.10.conv", "fc"]
+
+
+@pytest.mark.parametrize(
+    ("format", "tensors"),
+    [
+        ("AQLM", {"codes": ("int8", 3), "codebooks": ("float16", 4), "scales": ("float16", 4)}),
+        ("VPTQ", {"indices": ("int32", 3), "centroids.weight": ("float16", 2), "weight_scale": ("float16", 2)}),
+        ("HQQ", {"W_q": ("uint8", 2), "scale": ("float16", 2), "zero": ("float16", 2)}),
+        ("compressed-tensors", {"weight_packed": ("int32", 2), "weight_scale": ("bfloat16", 2)}),
+        ("quanto or torchao", {"_weight_qdata": ("int8", 2), "_weight_scale": ("bfloat16", 2)}),
+        ("quanto or torchao", {"weight._data": ("int8", 2), "weight._scale": ("bfloat16", 2)}),
+        ("", {"weight": ("int8", 2), "weight_scales": ("float16", 2)}),
+        ("Marlin", {"B": ("int32", 2), "s": ("float16", 2)}),
+        ("EXL2", {"q_weight": ("int32", 2), "q_scale": ("int32", 2)}),
+        ("", {"weight": ("uint8", 2), "weight_scale": ("float8_e4m3fn", 2), "weight_scale_2": ("float32", 0)}),
+    ],
+)
+def test_companions_of_packed_weights_are_never_rows(format: str, tensors: Mapping[str, tuple[str, int]]) -> None:
+    stored = [(f"h.0.q.{name}", (64,) * dimensions, dtype) for name, (dtype, dimensions) in tensors.items()]
+    layers, skips = planned(*stored, ("h.0.q.bias", (64, 2)), ("lm_head.weight", (64, 64)))
+    assert [layer.name for layer in layers] == ["lm_head"]
+    main, *companions = [skips[name] for name, shape, _ in stored if len(shape) > 1]
+    assert main.startswith("quantised") and main.endswith(f" by {format}" if format else "int8)")
+    assert all(reason.startswith("part of a quantised weight") for reason in companions)
 
 
 def test_layers_that_are_not_asked_for_are_said_too() -> None:
     layers, skips = planned(("a.mlp.weight", (4, 4)), ("a.attn.weight", (4, 4)), layers=r"\.mlp\.")
-    assert [layer.name for layer in layers] == ["a.mlp.weight"]
+    assert [layer.name for layer in layers] == ["a.mlp"]
     assert skips == {"a.attn.weight": "left out by --layers"}
 
 

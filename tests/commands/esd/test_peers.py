@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import warnings
 from importlib.util import find_spec
@@ -42,9 +44,10 @@ def test_reference_answers_from_the_weights(solver: str) -> None:
         table = analyze(
             model(), embeddings=True, solver=solver, fix_fingers=chosen.fix_fingers, peak_window=chosen.peak_window
         )
-        assert {row.longname for row in table.rows} == set(wanted)
+        answers = {name.removesuffix(".weight"): answer for name, answer in wanted.items()}
+        assert {row.longname for row in table.rows} == set(answers)
         for row in table.rows:
-            answer = wanted[row.longname]
+            answer = answers[row.longname]
             assert math.isclose(row.alpha, float(answer["alpha"]), rel_tol=1e-8), (row, answer)
             for name in ("D", "spectral_norm", "norm", "log_norm", "stable_rank", "alpha_weighted", "log_alpha_norm"):
                 assert math.isclose(getattr(row, name), float(answer[name]), rel_tol=1e-6), name
@@ -103,3 +106,23 @@ def test_dks_is_that_of_weightwatcher_on_real_weights() -> None:
     for row in ours:
         alpha = theirs[row.longname.removesuffix(".weight").replace(".", "/")]["alpha"]
         assert np.isclose(row.alpha, alpha, rtol=1e-9, atol=0)
+
+
+@needs_watcher
+def test_its_columns_are_those_of_weightwatcher() -> None:
+    random = torch.Generator().manual_seed(2)
+    module = torch.nn.Sequential(torch.nn.Linear(80, 120), torch.nn.Linear(120, 60), torch.nn.Conv2d(8, 60, 3))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.2)
+    theirs = list(watched(module).values())
+    ours = list(csv.DictReader(io.StringIO(analyze(module, fix_fingers="DKS").to_csv(columns="ww"))))
+    own = {"layer_id", "sv_min"}  # of all modules; of a convolution, the greatest of the smallest
+    for mine, other in zip(ours, theirs, strict=True):
+        assert list(mine) == list(other.index)
+        for name in mine.keys() - own:
+            number = isinstance(other[name], (int, float, np.number)) and not isinstance(other[name], bool)
+            same = (
+                math.isclose(float(mine[name]), other[name], rel_tol=1e-4) if number else mine[name] == str(other[name])
+            )
+            assert same, (name, mine[name], other[name])

@@ -16,7 +16,6 @@ import pytest
 import torch
 from gpusched.commands.esd import analyze
 from gpusched.commands.esd.analysis import NoDevice, choose_device
-from gpusched.commands.esd.read.layers import Layer
 from gpusched.commands.esd.read.sources import StateSource
 from gpusched.commands.esd.read.tensors import LazyTensor, ModelError, TensorInfo
 from gpusched.commands.esd.solve.cache import SpectraCache, content_key
@@ -24,6 +23,7 @@ from gpusched.commands.esd.solve.fallback import NoRoom, Poisoned, fallback, sho
 from gpusched.commands.esd.solve.pipeline import Budget, Pipeline, Solved, solve_layer
 from gpusched.commands.esd.solve.randomized import shuffled
 from gpusched.commands.esd.solve.spectrum import Spectrum, spectrum
+from gpusched.commands.esd.weights.layers import Layer
 
 from gpusched.esd.options import AnalysisOptions
 
@@ -68,16 +68,16 @@ def test_layers_beside_each_other_give_what_they_give_alone(threads: int, tmp_pa
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    assert [row.longname for row in alone.rows] == [f"layers.{n}.weight" for n in range(7)] + ["conv.weight"]
+    assert [row.longname for row in alone.rows] == [f"layers.{n}" for n in range(7)] + ["conv"]
 
 
 def test_a_module_a_state_dict_and_a_file_give_the_same(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(9, 12), torch.nn.Conv1d(12, 8, 3))
     torch.save(module.state_dict(), tmp_path / "model.pt")
     tables = [analyze(module), analyze(module.state_dict()), analyze(tmp_path / "model.pt")]
-    assert len({table.to_csv() for table in tables}) == 1
+    assert len({table.to_csv(columns="netesd") for table in tables}) == 1
     columns = tables[0].as_columns()
-    assert columns["longname"] == ["0.weight", "1.weight"] and columns["num_evals"] == [9, 24]
+    assert columns["longname"] == ["0", "1"] and columns["num_evals"] == [9, 24]
 
 
 def test_layers_that_fail_are_told_and_the_others_go_on() -> None:

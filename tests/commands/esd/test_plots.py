@@ -55,6 +55,17 @@ def test_pictures_of_a_small_and_of_a_shrunken_model(tmp_path: Path) -> None:
     ]
 
 
+def test_one_infinite_spectrum_costs_no_picture(tmp_path: Path) -> None:
+    leave(tmp_path, "acme--tiny", 2)
+    path = tmp_path / "spectra/acme--tiny.npz"
+    with np.load(path) as stored:
+        spectra = dict(stored)
+    spectra[next(iter(spectra))][-1] = np.inf
+    np.savez(path, **spectra)
+    names = [Path(path).name for path in plots.write(str(tmp_path), "acme--tiny")]
+    assert names == ["acme--tiny-alpha.png", "acme--tiny-esd.png"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

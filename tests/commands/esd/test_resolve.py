@@ -141,9 +141,9 @@ WHOLE = {"files": ["config.json", "model.safetensors"]}
         ({"a": adapter_on("/no/such") | {"local": True}}, {}, "names /no/such, a path on another machine"),
         ({"a": adapter_on("b"), "b": {"files": ["README.md"]}}, {}, "base of a: b has no weights that can be read"),
         (
-            {"a": {"files": ["x.gguf", "tf_model.h5"]}},
+            {"a": {"files": ["x.onnx", "tf_model.h5"]}},
             {},
-            "a has no weights that can be read (safetensors or .bin), on",
+            "a has no weights that can be read (safetensors, .bin or .gguf), on",
         ),
         ({"a": {"files": []}}, {}, "only nothing"),
         (

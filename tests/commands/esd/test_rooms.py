@@ -12,7 +12,8 @@ from tests.support.paths import ROOT
 
 STAGE = ROOT / "commands" / "esd"
 PREFIX = "gpusched.commands.esd"
-FLOORS = ("", "write", "fit", "solve", "find", "adapt", "read")  # from above; "" is the folder itself
+# From above; "" is the folder itself.
+FLOORS = ("", "write", "fit", "solve", "find", "adapt", "dequantise", "weights", "read")
 MODULES = {".".join(path.relative_to(STAGE).with_suffix("").parts): path for path in STAGE.rglob("*.py")}
 
 

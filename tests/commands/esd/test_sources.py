@@ -157,9 +157,9 @@ def test_what_is_wrong_with_a_directory_is_said(tmp_path: Path, files: dict[str,
 
 
 def test_other_formats_are_named(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"weights in \.gguf cannot be read"):
-        open_local(tmp_path / "model.gguf")
+    (tmp_path / "model.onnx").write_bytes(b"ONNX")
+    with pytest.raises(ModelError, match=r"weights in \.onnx cannot be read"):
+        open_local(tmp_path / "model.onnx")
     with pytest.raises(ModelError, match="does not exist"):
         open_local(tmp_path / "nowhere")
 

@@ -79,7 +79,7 @@ def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
     text = (out / "per_model_csv" / "tiny.csv").read_bytes()
     with open(out / "per_model_csv" / "tiny.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS and [row["longname"] for row in rows] == [f"h.{n}.mlp.weight" for n in range(3)]
+    assert tuple(rows[0]) == COLUMNS and [row["longname"] for row in rows] == [f"h.{n}.mlp" for n in range(3)]
     left = record(out, "tiny")
     assert left["success"] and is_of(left, revision="main", options=AnalysisOptions(fix_fingers="DKS").as_record())
     assert left["csv"] == {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
@@ -132,6 +132,81 @@ def test_done_is_done_until_something_else_is_asked(
     (out / "per_model_csv" / "tiny.csv").write_text("cut")
     assert run(model, out, *words) == 0
     assert "done already" not in capsys.readouterr().out
+
+
+def test_a_model_that_is_overwritten_in_place_is_analysed_again(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, weights = tmp_path / "out", model / "model.safetensors"
+    assert run(model, out) == 0
+    first, status = record(out, "tiny"), weights.stat()
+    assert [Path(file["path"]).name for file in first["files"]] == ["model.safetensors"]
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert run(model, out) == 0
+    assert "done already" not in capsys.readouterr().out
+    assert record(out, "tiny")["csv"]["sha256"] != first["csv"]["sha256"]
+
+
+def test_verify_compares_contents_and_nothing_else(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, weights = tmp_path / "out", model / "model.safetensors"
+    assert run(model, out) == 0
+    assert run(model, out, "--verify") == 0  # nothing to compare with yet
+    assert "done already" not in capsys.readouterr().out
+    os.utime(weights)
+    assert run(model, out, "--verify") == 0
+    assert "done already" in capsys.readouterr().out
+
+
+def test_a_result_of_an_older_version_stays_done(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(model, out) == 0
+    path = out / "records/tiny.json"
+    path.write_text(json.dumps({**record(out, "tiny"), "convention": 1}))
+    assert run(model, out) == 0
+    assert "done already" in capsys.readouterr().out
+    assert run(model, out, "--overwrite") == 0
+    assert record(out, "tiny")["convention"] == 2
+
+
+def test_the_base_of_an_adapter_is_among_its_files(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    out = tmp_path / "out"
+    words = ("--source-model", str(tmp_path / "base"), "--relation", "adapter")
+    assert run(tmp_path / "lora", out, *words) == 0
+    places = {Path(file["path"]).parent.name for file in record(out, "lora")["files"]}
+    assert places == {"base", "lora"}
+    with open(out / "per_model_csv/lora.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["model_id"], row["is_adapter"], row["source_model"]) for row in rows} == {("lora", "True", words[1])}
+
+
+def make_models(directory: Path) -> None:
+    """Make a base and an adapter on it."""
+    random = torch.Generator().manual_seed(1)
+    for name in ("base", "lora"):
+        (directory / name).mkdir()
+    place = "model.layers.0.self_attn.q_proj"
+    save_file({f"{place}.weight": torch.randn(16, 12, generator=random)}, directory / "base/model.safetensors")
+    (directory / "base/config.json").write_text('{"model_type": "llama"}')
+    factors = {"lora_A": torch.randn(2, 12, generator=random), "lora_B": torch.randn(16, 2, generator=random)}
+    tensors = {f"base_model.model.{place}.{part}.weight": values for part, values in factors.items()}
+    save_file(tensors, directory / "lora/adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (directory / "lora/adapter_config.json").write_text(json.dumps(config))
+
+
+def test_half_of_a_model_is_partial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = torch.full((40, 40), float("nan"))
+    save_file({"a.weight": broken, "b.weight": torch.randn(20, 20)}, tmp_path / "half.safetensors")
+    assert run(tmp_path / "half.safetensors", tmp_path / "out") == 0
+    assert record(tmp_path / "out", "half.safetensors")["coverage"] == 400 / 2000
+    assert "partial: only 20% of the elements of its layers are analysed" in capsys.readouterr().out
 
 
 def test_a_model_that_fails_leaves_its_record_alone(
