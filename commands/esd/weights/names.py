@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from gpusched.common.natural_order import natural_key
@@ -109,7 +110,14 @@ def depth_order(names: Iterable[str]) -> Mapping[str, Key]:
     for name in names:
         parts, key = name.split("."), []
         for depth, part in enumerate(parts):
-            sibling = (".".join(parts[:depth]), re.sub(r"[0-9]+", "#", part))
-            key.append((places.setdefault(sibling, len(places)), natural_key(part)))
+            word, number = _sort_keys(part)
+            sibling = (".".join(parts[:depth]), word)
+            key.append((places.setdefault(sibling, len(places)), number))
         keys[name] = tuple(key)
     return keys
+
+
+@cache
+def _sort_keys(part: str) -> tuple[str, Key]:
+    """Return a part of a name without its numbers, and its key in natural order."""
+    return re.sub(r"[0-9]+", "#", part), natural_key(part)

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -169,8 +168,8 @@ class Table:
         for name in _MEASURES:
             values = [getattr(row, name) for row in self.rows if row.fit_status == "ok"]
             finite = [value for value in values if math.isfinite(value)]
-            result[f"{name}_mean"] = statistics.fmean(finite) if finite else None
-            result[f"{name}_median"] = statistics.median(finite) if finite else None
+            result[f"{name}_mean"] = math.fsum(finite) / len(finite) if finite else None
+            result[f"{name}_median"] = float(np.median(finite)) if finite else None
         return result
 
 
