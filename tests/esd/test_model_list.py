@@ -142,7 +142,7 @@ def test_names_as_they_are_pasted(cells: str, model: str, source: str, fault: st
 
 @pytest.mark.parametrize("text", ['"broken,,base', '"x" y,,base'])
 def test_a_damaged_field_is_named_with_its_line(text: str) -> None:
-    with pytest.raises(GpuschedError, match="line 3: "):
+    with pytest.raises(GpuschedError, match="line 3 is no CSV"):
         rows(f"full_name,source_model,base_model_relation\nacme/a,,base\n{text}\nacme/b,,base\nacme/c,,base\n")
 
 
