@@ -183,12 +183,12 @@ def test_why_a_merge_has_failed_is_told_at_the_end(box: Box) -> None:
     assert said.code == 1 and re.search(r"wrong +.*no shard has left a file", said.out), said
 
 
-def test_shards_that_were_held_for_failures_go_on_when_the_failed_ones_are_tried_again(box: Box) -> None:
+def test_shards_that_fail_at_once_keep_no_other_shard_from_its_try(box: Box) -> None:
     for n in range(6):
         (box.work / f"bad_gpu_{n}").touch()
     options = ("--total", "30", "--num-shards", "6", "--suffix", "gpu", *MERGE, "--max-gpus", "1")
     assert shard(box, *options).code == 1
-    assert sorted(row.state for row in rows(box).values()) == ["failed"] * 3 + ["held"] * 4
+    assert sorted(row.state for row in rows(box).values()) == ["failed"] * 6 + ["held"]
     for n in range(6):
         (box.work / f"bad_gpu_{n}").unlink()
     assert shard(box, *options, "--retry-failed").code == 0

@@ -90,7 +90,7 @@ def test_the_first_interrupt_can_be_taken_back(box: Box) -> None:
 def test_q_asks_and_can_be_left_again(box: Box) -> None:
     with start(box, HOLD + "1", "true") as terminal:
         terminal.await_text("q: leave")
-        terminal.press("d")  # means nothing yet
+        terminal.press("w")  # means nothing yet
         for key in ("q", "\x1b", "c"):
             terminal.press("q")
             terminal.await_text("s  stop what runs, and queue it again")
@@ -139,8 +139,8 @@ def test_after_a_stop_the_view_is_drawn_anew_and_takes_keys_again(box: Box) -> N
         assert sum(line.startswith("gpusched  list") for line in terminal.shown()) == 1, terminal.shown()
         terminal.press("q")
         terminal.await_text("c  do not leave")
-        terminal.press("d")
-        terminal.await_text("leaving at once")
+        terminal.press("w")
+        terminal.await_text("stopping (q): nothing new starts")
 
 
 def test_jobs_that_are_typed_are_no_keys(box: Box) -> None:
