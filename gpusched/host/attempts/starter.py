@@ -54,8 +54,9 @@ class ShepherdProcess:
                 self.process.wait(timeout=0.5)
 
     def end(self) -> None:
-        """End it: it has no attempt, and may be stopped."""
-        if self.process is not None:
+        """Wait for its end, since its channel has ended; kill it if it does not come (it may be stopped)."""
+        self.collect()
+        if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.collect()
 
