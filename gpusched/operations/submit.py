@@ -15,6 +15,7 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dirs as queue_dirs
+from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.joblist import JobFile
@@ -113,6 +114,7 @@ def submit_options(
     from gpusched.host.attempts.launcher import find_shell
 
     find_shell(loaded.settings.shell)
+    refuse_without_apprise(loaded.settings.notify)
     if loaded.settings.setup:
         from gpusched.host.attempts.setup import check_setup
 

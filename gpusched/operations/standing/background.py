@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from gpusched.config.settings import Settings
+from gpusched.config.settings import SETTINGS, Settings
+from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
@@ -39,31 +40,36 @@ def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], N
 def start_detached(
     queue_dir: QueueDir,
     notify: Callable[[str], None],
-    flags: Sequence[str] = (),
+    stated: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> int | None:
     """Start the dispatcher of a queue in a session of its own; return its pid, or None if another one is there.
 
-    It gets the lock of the queue, so that there is never a second one; the directory /; and by default nothing of
-    this shell that chooses GPUs or settings. Its output goes to the log of the queue. `notify` gets a line if a logout
-    will end it.
+    `stated` are settings that count for it alone. It gets the lock of the queue, so that there is never a second one;
+    the directory /; and by default nothing of this shell that chooses GPUs or settings. Its output goes to the log of
+    the queue. `notify` gets a line if a logout will end it.
     """
     import subprocess  # not needed by a submission to a queue that is dispatched
 
     from gpusched.operations.standing import logout
 
+    stated = stated or {}
+    refuse_without_apprise(stated.get("notify"))
     if (lock := queue_dir.take()) is None:
         return None
     if environ is None:
         environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
     if not (scope := logout.scope_words(environ)):
         logout.warn(notify)
+    secrets = {name for name in stated if SETTINGS[name].is_secret}  # a command line can be read by everyone
+    flags = [word for name in stated.keys() - secrets for word in SETTINGS[name].flags_for(stated[name])]
+    variables = {SETTINGS[name].env: str(stated[name]) for name in secrets}
     log = queue_dir.open_log()
     try:
         process = subprocess.Popen(
             [*scope, sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
             cwd="/",
-            env={**environ, LOCK_FD: str(lock)},
+            env={**environ, **variables, LOCK_FD: str(lock)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
