@@ -147,10 +147,9 @@ class Leaving:
         )
 
     def _tell_end(self, text: str) -> None:
-        states = [
-            f"{number} {state.value}" for state, number in job_table.current_counts(self._store).items() if number
-        ]
-        self._reporter.notices.add("finished", f"{text}: {', '.join(states)}")
+        counts = job_table.current_counts(self._store)
+        states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
+        self._reporter.notices.add("finished", f"{text}: {states}")
 
     def final_code(self, refused_lines: int) -> int:
         """Return the exit code; report the ends of jobs that cannot be noted."""

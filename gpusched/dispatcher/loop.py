@@ -105,6 +105,7 @@ class Dispatcher:
                     self._requests.take_wishes(now)
                     if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
+                    _send_notices(self._reporter, self._options, now)
                     self._sleeper.sleep(0.0 if again else self._pause_s())
                 code = self._leaving.final_code(self._lists.refused_lines)
                 _send_notices(self._reporter, self._options, now, NOTICES_S if code in WORKED_OFF else 0.0)
@@ -236,7 +237,6 @@ class Dispatcher:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
             self._reporter.update_metrics(self._attempts, now)
-        _send_notices(self._reporter, self._options, now)
         can_go_on = self._leaving.can_go_on
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=can_go_on)
 

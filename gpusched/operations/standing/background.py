@@ -61,15 +61,15 @@ def start_detached(
         environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
     if not (scope := logout.scope_words(environ)):
         logout.warn(notify)
-    secrets = {name for name in stated if SETTINGS[name].is_secret}  # a command line can be read by everyone
-    flags = [word for name in stated.keys() - secrets for word in SETTINGS[name].flags_for(stated[name])]
-    variables = {SETTINGS[name].env: str(stated[name]) for name in secrets}
+    open_to_all = [name for name in stated if not SETTINGS[name].is_secret]  # as a command line is
+    flags = [word for name in open_to_all for word in SETTINGS[name].flags_for(stated[name])]
+    secrets = {SETTINGS[name].env: str(stated[name]) for name in stated.keys() - open_to_all}
     log = queue_dir.open_log()
     try:
         process = subprocess.Popen(
             [*scope, sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
             cwd="/",
-            env={**environ, **variables, LOCK_FD: str(lock)},
+            env={**environ, **secrets, LOCK_FD: str(lock)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -69,11 +69,8 @@ def show_settings(queue_dir: QueueDir) -> ChangeReport:
 def _report(queue_dir: QueueDir, store: Store) -> ChangeReport:
     stored = read_set(store)
     notes = set_words(stored) or ["nothing is set for this queue"]
-    return ChangeReport(
-        queue_dir.path,
-        notes=notes,
-        facts={"set": {name: SETTINGS[name].masked(value) for name, value in stored.items()}},
-    )
+    shown = {name: SETTINGS[name].masked(value) for name, value in stored.items()}
+    return ChangeReport(queue_dir.path, notes=notes, facts={"set": shown})
 
 
 def _store(store: Store, texts: Mapping[str, str]) -> dict[str, Any]:
