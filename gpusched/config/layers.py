@@ -53,10 +53,8 @@ class LoadedSettings:
 
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""
-        values = {
-            name: {"value": setting.masked(getattr(self.settings, name)), "origin": self.origins[name]}
-            for name, setting in SETTINGS.items()
-        }
+        shown = {name: setting.masked(getattr(self.settings, name)) for name, setting in SETTINGS.items()}
+        values = {name: {"value": value, "origin": self.origins[name]} for name, value in shown.items()}
         files = [asdict(file) for file in self.files]
         return {"settings": values, "files": files, "warnings": list(self.warnings)}
 

@@ -285,8 +285,6 @@ def _board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]]
 
 def _send_notices(reporter: Reporter, options: QueueOptions, now: Moment, wait_s: float = 0.0) -> None:
     """Start what tells people of events, wait so long for it, and report what has failed at that."""
-    settings = options.settings
-    ways = {"notify": settings.notify, "on_end": settings.on_end, "on_fail": settings.on_fail}
-    failures = reporter.notices.send(ways, options.shell, now.monotonic_s)
+    failures = reporter.notices.send(options.settings, options.shell, now.monotonic_s)
     for failure in failures + reporter.notices.reap(wait_s):
         reporter.report("warning", failure)

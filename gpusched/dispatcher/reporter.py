@@ -214,7 +214,6 @@ class Reporter:
         except TransientError as error:
             log.warning("%s; when this dispatcher was last here is not noted", error.what)
         board_file.remove(self._queue.board)
-        self.notices.leave()
 
 
 def _name(entry: DeviceEntry) -> str:

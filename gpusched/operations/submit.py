@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.libraries import refuse_missing
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.queue import queue_dirs as queue_dirs
-from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.joblist import JobFile
@@ -114,7 +114,8 @@ def submit_options(
     from gpusched.host.attempts.launcher import find_shell
 
     find_shell(loaded.settings.shell)
-    refuse_without_apprise(loaded.settings.notify)
+    if loaded.settings.notify:
+        refuse_missing("--notify", ["apprise"])
     if loaded.settings.setup:
         from gpusched.host.attempts.setup import check_setup
 

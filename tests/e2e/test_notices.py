@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.config.settings import Settings
 from gpusched.host.queue import notices
 from gpusched.host.queue.notices import Notices
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -159,11 +160,11 @@ def test_without_the_library_a_start_is_refused(box: Box) -> None:
     (box.root / "library/apprise.py").unlink()
     for words in (f"run {box.write('true')}", "start", "start --detach"):
         ended = box.gpusched(*words.split(), "--notify", URL)
-        assert ended.code == 3 and "needs a library that is not installed here: apprise" in ended.err
+        assert ended.code == 3 and "--notify needs libraries that are not installed here: apprise" in ended.err
         assert "install apprise" in ended.err and "s3cret" not in ended.text
     assert not box.queue().exists()
     assert box.run("true").code == 0
-    assert box.gpusched("set", f"notify={URL}").code == 3
+    assert box.gpusched("set", f"notify={URL}", "-q", "list").code == 3
 
 
 def test_a_dispatcher_in_the_background_tells_each_time_that_it_is_idle(box: Box) -> None:
@@ -189,7 +190,7 @@ def test_a_process_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
     monkeypatch.setattr(notices, "LIMIT_S", 1)
     several = Notices(QueueDir(str(tmp_path), str(tmp_path)))
     several.add("failed", "text", 3)
-    ways = {"notify": None, "on_end": None, "on_fail": f"sleep 600 & echo $! > {tmp_path}/pid; sleep 600"}
+    ways = Settings(on_fail=f"sleep 600 & echo $! > {tmp_path}/pid; sleep 600")
     assert several.send(ways, (b"bash", b"-c"), 0.0) == []
     assert several.reap(20.0) == [
         f"--on-fail has failed: stopped after 1 s; {tmp_path}/dispatcher.log has what it said"
@@ -201,7 +202,7 @@ def test_a_process_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
 
 def test_the_newest_event_of_a_minute_is_told_when_it_is_over(tmp_path: Path) -> None:
     several = Notices(QueueDir(str(tmp_path), str(tmp_path)))
-    ways = {"notify": None, "on_end": f"echo $GPUSCHED_MESSAGE >> {tmp_path}/told", "on_fail": None}
+    ways = Settings(on_end=f"echo $GPUSCHED_MESSAGE >> {tmp_path}/told")
     for now_s, text in {0.0: "first", 10.0: "second", 20.0: "third", 60.0: ""}.items():
         if text:
             several.add("finished", text)
@@ -213,5 +214,5 @@ def test_what_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     several = Notices(QueueDir(str(tmp_path), str(tmp_path)))
     several.add("held", "text")
-    ways = {"notify": URL, "on_end": None, "on_fail": None}
+    ways = Settings(notify=URL)
     assert several.send(ways, (b"bash", b"-c"), 0.0) == ["--notify cannot be started: No such file or directory"]

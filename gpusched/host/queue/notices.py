@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 from urllib.parse import unquote
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.common.libraries import install_command, missing
 from gpusched.common.text import MASK
 from gpusched.host.queue.queue_dirs import QueueDir
 
@@ -33,17 +32,6 @@ WAYS = {
     "held": ("notify",),
     "gpu_lost": ("notify",),
 }
-
-
-def refuse_without_apprise(urls: object) -> None:
-    """Raise GpuschedError if there are URLs, and the library that knows them is not installed."""
-    if urls and missing(["apprise"]):
-        raise GpuschedError(
-            "needs a library that is not installed here: apprise",
-            where="--notify",
-            hint=f"to install it: {install_command(['apprise'])}",
-            exit_code=EXIT_CANNOT_WORK,
-        )
 
 
 class Notices:
@@ -64,22 +52,23 @@ class Notices:
         if event in ("failed", "finished"):
             self._has_failures = event == "failed"
 
-    def send(self, ways: Mapping[str, str | None], shell: Sequence[bytes], now_s: float) -> list[str]:
+    def send(self, settings: Any, shell: Sequence[bytes], now_s: float) -> list[str]:
         """Start what is due; return in words what cannot be started.
 
-        `ways` are the values of the settings in WAYS; `shell` are the words before a command.
+        `settings` are those that WAYS names, among others; `shell` are the words before a command.
         """
         failures = []
         for event in [event for event in self._due if self._again_s.get(event, now_s) <= now_s]:
             text, job = self._due.pop(event)
             about = {"EVENT": event, "MESSAGE": text, "JOB_ID": job, "QUEUE": self._queue.path}
-            for name, wanted in ((name, ways[name]) for name in WAYS[event] if ways[name]):
-                self._again_s[event] = now_s + EVERY_S
-                flag = f"--{name.replace('_', '-')}"
-                try:
-                    self._running.append((flag, self._start(wanted or "", () if name == "notify" else shell, about)))
-                except (OSError, ValueError) as error:
-                    failures.append(f"{flag} cannot be started: {getattr(error, 'strerror', '') or error}")
+            for name in WAYS[event]:
+                if wanted := getattr(settings, name):
+                    self._again_s[event] = now_s + EVERY_S
+                    flag = f"--{name.replace('_', '-')}"
+                    try:
+                        self._running.append((flag, self._start(wanted, () if name == "notify" else shell, about)))
+                    except (OSError, ValueError) as error:
+                        failures.append(f"{flag} cannot be started: {getattr(error, 'strerror', '') or error}")
         return failures
 
     def _start(self, wanted: str, shell: Sequence[bytes], about: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -106,14 +95,9 @@ class Notices:
                 process.wait(max(0.0, until_s - time.monotonic()))
         ended = [(flag, process.returncode) for flag, process in self._running if process.returncode is not None]
         self._running = [each for each in self._running if each[1].returncode is None]
-        causes = {124: f"stopped after {LIMIT_S} s", 137: f"killed after {LIMIT_S} s"}
+        causes = {124: f"stopped after {LIMIT_S} s"}  # by `timeout`
         where = f"{self._queue.log} has what it said"
         return [f"{flag} has failed: {causes.get(code, f'exit {code}')}; {where}" for flag, code in ended if code]
-
-    def leave(self) -> None:
-        """Let those that run go on alone."""
-        for _, process in self._running:
-            process.returncode = 0  # it outlives us by design
 
 
 def _send_by_apprise(urls: str) -> str:
@@ -123,10 +107,8 @@ def _send_by_apprise(urls: str) -> str:
     try:
         from apprise import Apprise
 
-        sender, title = (
-            Apprise(),
-            f"gpusched: {os.path.basename(os.environ['GPUSCHED_QUEUE'])} on {os.uname().nodename}",
-        )
+        sender = Apprise()
+        title = f"gpusched: {os.path.basename(os.environ['GPUSCHED_QUEUE'])} on {os.uname().nodename}"
         are_known = sender.add(urls)
         if sender.notify(body=os.environ["GPUSCHED_MESSAGE"], title=title) and are_known:
             return ""

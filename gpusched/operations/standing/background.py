@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from gpusched.common.libraries import refuse_missing
 from gpusched.config.settings import SETTINGS, Settings
-from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
@@ -54,7 +54,8 @@ def start_detached(
     from gpusched.operations.standing import logout
 
     stated = stated or {}
-    refuse_without_apprise(stated.get("notify"))
+    if stated.get("notify"):
+        refuse_missing("--notify", ["apprise"])
     if (lock := queue_dir.take()) is None:
         return None
     if environ is None:

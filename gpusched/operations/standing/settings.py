@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.libraries import refuse_missing
 from gpusched.common.quantities import nearest
 from gpusched.common.text import mask_urls
 from gpusched.config import layers
@@ -14,7 +15,6 @@ from gpusched.config.settings import SETTINGS
 from gpusched.core.model import SET_REQUEST
 from gpusched.core.plan import observe
 from gpusched.core.plan.hand_back import find_surplus
-from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, meta_table, request_table
 from gpusched.operations import queues
@@ -37,7 +37,8 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
     GpuschedError for what cannot be set, and changes nothing.
     """
     texts = _parse(words)
-    refuse_without_apprise(texts.get("notify"))
+    if texts.get("notify"):
+        refuse_missing("--notify", ["apprise"])
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
         with store.transaction():

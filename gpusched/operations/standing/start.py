@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE
+from gpusched.common.libraries import refuse_missing
 from gpusched.config.layers import LoadedSettings
 from gpusched.dispatcher import Hooks, Quiet
-from gpusched.host.queue.notices import refuse_without_apprise
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.devices import open_devices
 from gpusched.operations.run import QUIET_SESSION, RunQueue, RunSession, detach, set_up_log
 from gpusched.operations.standing.background import begin_anew
 from gpusched.operations.standing.renewal import Renewal
-from gpusched.operations.standing.stored import EXPLICIT, with_stored
+from gpusched.operations.standing.stored import with_stored
 
 
 def dispatch_standing(
@@ -25,8 +25,8 @@ def dispatch_standing(
     It leaves after `idle_exit` without a job, or at once if it does not stay; with 75 if another dispatcher works on
     the queue. A newer gpusched that was installed takes the process of one that stays over.
     """
-    if loaded.origins["notify"].startswith(EXPLICIT):  # else nobody may be there to mend it: its jobs run all the same
-        refuse_without_apprise(loaded.settings.notify)
+    if loaded.settings.notify and "notify" in loaded.stated():  # a file stops no dispatcher that nobody watches
+        refuse_missing("--notify", ["apprise"])
     with RunQueue(queue_dir) as queue:
         options = SubmitOptions(with_stored(loaded, queue.store), b"/")
         settings = options.settings
