@@ -74,7 +74,7 @@ def switch(text: str) -> bool:
 
 
 def urls(text: str) -> str:
-    if not all(re.match(r"[\w+-]+://.", word) for word in some_text(text).split()):
+    if not all(re.match(r"[\w+-]+://(?!\*\*\*).", word) for word in some_text(text).split()):
         raise ValueError("URLs as Apprise reads them, such as ntfy://TOPIC")
     return text
 

@@ -147,13 +147,16 @@ def test_a_url_is_shown_nowhere(box: Box) -> None:
 
 
 def test_the_hint_to_go_on_masks_a_url(box: Box) -> None:
-    running = box.start("run", box.write("while [ ! -e go ]; do sleep 0.05; done", "true"), "--notify", URL)
+    running = box.start(
+        "run", box.write("while [ ! -e go ]; do sleep 0.05; done", "true"), "--notify", URL, "--max-gpus", "1"
+    )
     running.wait_until_said("job 1 on GPU")
     box.gpusched("stop")
     (box.work / "go").touch()
     assert running.wait().code == 130
     said = box.gpusched("status").text + box.gpusched("explain").text
-    assert "s3cret" not in said
+    assert "--notify 'slack://***'" in said and "s3cret" not in said
+    assert box.run("true", GPUSCHED_NOTIFY="slack://***").code == 2  # what was shown is no URL
 
 
 def test_without_the_library_a_start_is_refused(box: Box) -> None:
