@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import load
-from gpusched.config.settings import SETTINGS
 from gpusched.core.model import ENDED_STATES, AttemptRow, Attributes, JobRow, Outcome
 from gpusched.dispatcher import Observer
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -221,8 +220,7 @@ class Queue:
 
         If one works on it already, that one goes on as it is. It leaves after `idle_exit` without a job.
         """
-        flags = [word for name, value in settings.items() for word in SETTINGS[name].flags_for(value)]
-        return start_detached(self._dir, ignore, flags) or self._dir.dispatcher() or 0
+        return start_detached(self._dir, ignore, settings) or self._dir.dispatcher() or 0
 
     def wait(self, *jobs: Job, timeout: float | None = None) -> None:
         """Wait until these jobs, or all that the queue has now, have ended.

@@ -57,6 +57,7 @@ TABLE = (
         ("host.attempts.attempt_dir", "host.attempts.strays", "host.locks", "core.model", "common.processes"),
     ),
     Row("host.queue.queue_dirs", ("host.gpus.claims", "host.locks", "common.*")),
+    Row("host.queue.notices", ("host.queue.queue_dirs", "common.*"), ("apprise",)),
     Row("host.queue.job_files", ("host.queue.queue_dirs",)),
     Row("host.queue.part_records", ("core.model", "common.*")),
     Row("host.queue.metrics", ("host.store*", "core.documents")),

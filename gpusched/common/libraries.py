@@ -8,10 +8,20 @@ import shlex
 import sys
 from collections.abc import Iterable
 
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+
 
 def missing(names: Iterable[str]) -> list[str]:
     """Return those of these libraries that cannot be imported here."""
     return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def refuse_missing(who: str, names: Iterable[str]) -> None:
+    """Raise GpuschedError if a library that this command or option needs is not installed."""
+    if absent := missing(names):
+        problem = f"{who} needs libraries that are not installed here: {', '.join(absent)}"
+        hint = f"to install them: {install_command(absent)}"
+        raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
 def install_command(names: Iterable[str]) -> str:

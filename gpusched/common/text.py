@@ -72,6 +72,11 @@ _IN_PLACE = (
 )
 
 
+def mask_urls(text: str) -> str:
+    """Keep nothing of each URL but its scheme: those of messengers are passwords."""
+    return re.sub(r"(?<=://)\S+", MASK, text)
+
+
 def mask_secrets(text: str) -> str:
     """Replace passwords, tokens and keys by `***`. A variable such as `$HF_TOKEN` stays readable."""
     lowered = text.lower()

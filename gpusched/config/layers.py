@@ -15,14 +15,15 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import user_dir
 from gpusched.common.quantities import nearest
+from gpusched.common.text import MASK
 from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
 from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
 
 SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
 
-# Variables that gpusched gives to jobs, or that its tests read: no settings, and no warning for them.
-_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES BLESS LOCK_FD"
+# Variables that gpusched gives to jobs and notices, or that its tests read: no settings, and no warning for them.
+_OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES EVENT MESSAGE BLESS LOCK_FD"
 NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 
 _NONE_WORDS = ("none", "null", "~")
@@ -46,14 +47,14 @@ class LoadedSettings:
     files: tuple[SettingsFile, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def flags(self) -> list[str]:
-        """Return the words of a command line that give again what flags have given."""
-        names = [name for name, origin in self.origins.items() if origin.startswith("flag")]
-        return [word for name in names for word in SETTINGS[name].flags_for(getattr(self.settings, name))]
+    def stated(self) -> dict[str, object]:
+        """Return the values that flags have given, by name."""
+        return {name: getattr(self.settings, name) for name, at in self.origins.items() if at.startswith("flag")}
 
     def document(self) -> dict[str, object]:
         """Return the settings with their origins, and the files, for programs."""
-        values = {name: {"value": getattr(self.settings, name), "origin": self.origins[name]} for name in SETTINGS}
+        shown = {name: setting.masked(getattr(self.settings, name)) for name, setting in SETTINGS.items()}
+        values = {name: {"value": value, "origin": self.origins[name]} for name, value in shown.items()}
         files = [asdict(file) for file in self.files]
         return {"settings": values, "files": files, "warnings": list(self.warnings)}
 
@@ -124,7 +125,7 @@ def _value(item: LayerValue) -> object:
     try:
         value = setting.parse(item.text if setting.is_path else item.text.strip())
     except ValueError as e:
-        what = f"{item.name} is {item.text!r}, but must be {e}"
+        what = f"{item.name} is {MASK if setting.is_secret else repr(item.text)}, but must be {e}"
         raise GpuschedError(what, where=item.where, hint=setting.hint) from None
     if setting.is_path:
         path = os.path.join(item.base, os.path.expanduser(str(value)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpusched.common.errors import stored_value
 from gpusched.common.quantities import format_duration, parse_size
+from gpusched.common.text import mask_urls
 from gpusched.config import values
 
 ENV_PREFIX = "GPUSCHED_"
@@ -40,6 +41,7 @@ class Setting:
     shown_default: str = ""
     aliases: tuple[str, ...] = ()  # further flags
     hint: str = ""  # added to the error about a bad value
+    is_secret: bool = False  # URLs that hold passwords: shown by their scheme, and never on a command line
 
     @property
     def env(self) -> str:
@@ -57,8 +59,12 @@ class Setting:
         """Return the default as the help and the docs show it."""
         return self.shown_default or show(self, self.default)
 
+    def masked(self, value: Any) -> Any:
+        """Return the value as it may be seen."""
+        return mask_urls(value) if self.is_secret and value is not None else value
+
     def flags_for(self, value: object) -> list[str]:
-        """Return the words of a command line that give this value."""
+        """Return the words of a command line that give this value; a secret is masked in them."""
         if self.is_switch:
             return [self.flag if value else f"--no-{self.flag[2:]}"]
         return [self.flag, show(self, value)]
@@ -79,6 +85,10 @@ def _time(default: float | None, help: str, metavar: str = "TIME", zero: bool = 
 
 def _path(help: str, metavar: str = "DIR", **more: Any) -> Any:
     return _row(None, values.some_text, help, metavar=metavar, is_path=True, **more)
+
+
+def _command(help: str, parse: Callable[[str], object] = values.some_text, metavar: str = "CMD", **more: Any) -> Any:
+    return _row(None, parse, help, metavar=metavar, group=OUTPUT, is_rare=True, **more)
 
 
 def _switch(help: str, **more: Any) -> Any:
@@ -264,6 +274,18 @@ class Settings:
         None, "Report a job whose GPUs show no process of its own for this long", group=FAILURES, is_rare=True
     )
     idle_action: str = _choice("report stop", "Report an idle job only, or stop it", group=FAILURES, is_rare=True)
+    on_end: str | None = _command(
+        "Run this command when all jobs have ended",
+        more="a standing queue does so each time that it has worked and becomes idle",
+    )
+    on_fail: str | None = _command("Run this command when a job has failed, at most once a minute")
+    notify: str | None = _command(
+        "Send messages to URLs of Apprise: at the end, at the first failure, when jobs are held or a GPU is lost",
+        parse=values.urls,
+        metavar="URL",
+        is_list=True,
+        is_secret=True,
+    )
     snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS)
     settle_timeout: float = _time(
         30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True
@@ -322,7 +344,7 @@ def show(setting: Setting, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:g}" if value < 60 else format_duration(value)
-    return str(value)
+    return str(setting.masked(value))
 
 
 def changed(before: Settings, after: Settings) -> list[str]:

@@ -73,6 +73,12 @@ def switch(text: str) -> bool:
     return is_on
 
 
+def urls(text: str) -> str:
+    if not all(re.match(r"[\w+-]+://(?!\*\*\*).", word) for word in some_text(text).split()):
+        raise ValueError("URLs as Apprise reads them, such as ntfy://TOPIC")
+    return text
+
+
 def some_text(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError("some text")

@@ -228,7 +228,8 @@ class Actor:
             text += f": {note}"
         if again and close.mem_bytes:
             text += f"; its budget is {close.mem_bytes // MIB} MiB from now on"
-        self._reporter.report(JobEvent.RETRIED.value if again else "ended", text, attempt.job.id)
+        notice = "failed" if state is JobState.FAILED else ""
+        self._reporter.report(JobEvent.RETRIED.value if again else "ended", text, attempt.job.id, notice)
 
     def _hand_over_all(self, booked: Sequence[_Prepared], now: Moment) -> None:
         """Hand each of them to a shepherd, then raise the OSError that any of them met."""

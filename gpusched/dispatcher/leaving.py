@@ -30,6 +30,7 @@ class Leaving:
         """With `hooks.follow` it stays when all has ended, for `hooks.idle_exit_s` at most."""
         self._hooks = hooks
         self._idle_since_s: float | None = None  # in monotonic seconds
+        self._has_worked = not hooks.follow  # since the last end that people were told of
         self.reason = ""  # why nothing new starts any more; empty while jobs may start
         self.is_immediate = False
         self.hands_over = False  # to a process that goes on from here
@@ -110,8 +111,12 @@ class Leaving:
         """Return True if nothing is left to do. `more_to_come`: jobs wait, or can be on their way."""
         if len(self._attempts) or more_to_come or startable_jobs.has_any(self._store):
             self._idle_since_s = None
+            self._has_worked |= len(self._attempts) > 0
         elif self._idle_since_s is None:
             self._idle_since_s = now.monotonic_s
+            if self._has_worked and not self.reason:
+                self._tell_end("all jobs have ended")
+            self._has_worked = False
         if len(self._attempts):  # those that have ended and cannot be booked are left to the next start
             return bool(self.reason) and self._trouble.keeps_from_booking and not self._attempts.unfinished()
         if self.reason:
@@ -141,6 +146,11 @@ class Leaving:
             exit_code=errors.EXIT_CANNOT_WORK,
         )
 
+    def _tell_end(self, text: str) -> None:
+        counts = job_table.current_counts(self._store)
+        states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
+        self._reporter.notices.add("finished", f"{text}: {states}")
+
     def final_code(self, refused_lines: int) -> int:
         """Return the exit code; report the ends of jobs that cannot be noted."""
         if len(self._attempts) and not self.is_immediate:
@@ -148,6 +158,8 @@ class Leaving:
             kept = "it is kept beside each of them, and the next start notes it"
             text = f"{self._trouble.reason}: how these jobs ended cannot be noted now: {ids}; {kept}"
             self._reporter.report("error", text)
+        if self._exit_code == errors.EXIT_SOME_FAILED:  # nothing new starts after some failures
+            self._tell_end(self.reason)
         if self._exit_code is not None:
             return self._exit_code
         counts = job_table.current_counts(self._store)  # what is left is held, or waits for one that is

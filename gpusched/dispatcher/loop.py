@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.core.model import Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
@@ -36,6 +37,9 @@ from gpusched.host.store import Store, TransientError, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
+
+WORKED_OFF = (EXIT_OK, EXIT_SOME_FAILED)
+NOTICES_S = 5.0  # at the end of a queue, it is waited so long, at most, that people have been told
 
 
 class Dispatcher:
@@ -101,8 +105,11 @@ class Dispatcher:
                     self._requests.take_wishes(now)
                     if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
+                    _send_notices(self._reporter, self._options, now)
                     self._sleeper.sleep(0.0 if again else self._pause_s())
-                return self._leaving.final_code(self._lists.refused_lines)
+                code = self._leaving.final_code(self._lists.refused_lines)
+                _send_notices(self._reporter, self._options, now, NOTICES_S if code in WORKED_OFF else 0.0)
+                return code
             finally:
                 self._leave(self._clock.moment())
 
@@ -274,3 +281,10 @@ def _board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]]
         devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),
         gpus_closed=devices.error,
     )
+
+
+def _send_notices(reporter: Reporter, options: QueueOptions, now: Moment, wait_s: float = 0.0) -> None:
+    """Start what tells people of events, wait so long for it, and report what has failed at that."""
+    failures = reporter.notices.send(options.settings, options.shell, now.monotonic_s)
+    for failure in failures + reporter.notices.reap(wait_s):
+        reporter.report("warning", failure)

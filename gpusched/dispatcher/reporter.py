@@ -19,6 +19,7 @@ from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board as board_file
 from gpusched.host.queue import metrics
+from gpusched.host.queue.notices import Notices
 from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import (
@@ -69,13 +70,13 @@ class Quiet(Observer):
 class Reporter:
     def __init__(self, queue: QueueDir, store: Store, devices: DeviceBook, observer: Observer, clock: Clock) -> None:
         self.observer = observer
+        self.notices = Notices(queue)
         self.succeeded = 0  # attempts, since this dispatcher began
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
         self._started_at = clock.now()
         self._dispatch = 0  # the number of this dispatcher in the store, from begin() on
-        self._outage = ""  # the outage of the source that was reported
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
-        self._faults: dict[str, str] = {}  # of the claims of devices, as reported
+        self._faults = {"": ""}  # of the claims of devices, and by "" of the whole source, as reported
         self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
         self._next: tuple[int, Reason] | None = None  # the first waiting job, and why it does not start
 
@@ -83,10 +84,12 @@ class Reporter:
         self._dispatch = dispatch_table.begin(self._store, self._started_at, __version__)
         self._waits.restart(now, WAIT_IS_LONG_S)
 
-    def report(self, kind: str, text: str, job_id: int | None = None) -> None:
-        """Report one event, to the log and to whoever watches."""
+    def report(self, kind: str, text: str, job_id: int | None = None, notice: str = "") -> None:
+        """Report one event, to the log and to whoever watches; as a `notice` of this kind, to others too."""
         log.log(_LEVELS.get(kind, logging.INFO), "%s", text)
         self.observer.event(Event(self._clock.now(), kind, text, job_id))
+        if notice:
+            self.notices.add(notice, text, job_id)
 
     def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
         """Report that a job was stopped for one that it depends on."""
@@ -106,10 +109,11 @@ class Reporter:
     def report_devices(self) -> None:
         """Report once that a device, or the whole source, is lost or back."""
         error = self._devices.error
-        if error != self._outage:
-            self._outage = error
+        if error != self._faults[""]:
+            self._faults[""] = error
+            text = f"{error}: running jobs go on, nothing new starts on a GPU"
             back = "the GPUs can be read again: counting begins anew"
-            self.report("device", f"{error}: running jobs go on, nothing new starts on a GPU" if error else back)
+            self.report("device", text if error else back, notice="gpu_lost" if error else "")
         if error:
             return
         for uuid, entry in self._devices.entries.items():
@@ -120,7 +124,8 @@ class Reporter:
             self._states[uuid] = state
             if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
                 change = "is set aside" if state in _ODD else "is back"
-                self.report("device", f"{_name(entry)} {change}: {entry.availability.why}")
+                notice = "gpu_lost" if state is DeviceState.LOST else ""
+                self.report("device", f"{_name(entry)} {change}: {entry.availability.why}", notice=notice)
 
     def _report_refusal(self, entry: DeviceEntry) -> None:
         """Report once that nothing can start on a device by a fault of its claim."""

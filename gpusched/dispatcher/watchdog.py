@@ -143,7 +143,8 @@ class Watchdog:
         if ids:
             text = f"{failures} jobs of {shown_line(name)} in a row failed within a minute of their start"
             hint = f"`gpusched release {ranges(ids).replace(', ', ' ')}` lets them go (--max-quick-fails)"
-            self._reporter.report("queue", f"{text} ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}")
+            text += f" ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}"
+            self._reporter.report("queue", text, notice="held")
         return bool(ids)
 
     def _warn(self, attempt: OpenAttempt, text: str) -> None:

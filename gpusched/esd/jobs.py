@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
-from gpusched.common.libraries import install_command, missing
+from gpusched.common.libraries import refuse_missing
 from gpusched.core.model import Attributes, JobSpec
 from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
@@ -23,12 +22,7 @@ def refuse_missing_libraries(rows: Iterable[ModelRow], config: EsdConfig) -> Non
     libraries = ["torch", "safetensors", "numpy"]
     libraries += ["matplotlib"] if config.plots else []
     libraries += ["huggingface_hub"] if any(not os.path.exists(row.model) for row in rows) else []
-    if names := missing(libraries):
-        raise GpuschedError(
-            f"gpusched esd needs libraries that are not installed here: {', '.join(names)}",
-            hint=f"to install them: {install_command(names)}",
-            exit_code=EXIT_CANNOT_WORK,
-        )
+    refuse_missing("gpusched esd", libraries)
 
 
 def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:

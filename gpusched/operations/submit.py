@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.libraries import refuse_missing
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import Settings
 from gpusched.host.code.job_dirs import JobDirs
@@ -113,6 +114,8 @@ def submit_options(
     from gpusched.host.attempts.launcher import find_shell
 
     find_shell(loaded.settings.shell)
+    if loaded.settings.notify:
+        refuse_missing("--notify", ["apprise"])
     if loaded.settings.setup:
         from gpusched.host.attempts.setup import check_setup
 

@@ -14,6 +14,7 @@ import pytest
 from gpusched.commands.esd.__main__ import stage_parser
 
 from gpusched.cli.features.esd import esd
+from gpusched.common import libraries
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.file_identity import describe_file
 from gpusched.common.hub_headers import Model
@@ -439,7 +440,7 @@ def test_the_settings_of_a_run_are_texts() -> None:
 def test_missing_libraries_are_named_for_the_models_that_are_left(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "missing", list)
+    monkeypatch.setattr(libraries, "missing", list)
     config = EsdConfig(model_list=str(lab.list), output_dir=str(lab.output), plots=True)
     with pytest.raises(
         GpuschedError, match="not installed here: torch, safetensors, numpy, matplotlib, huggingface_hub"

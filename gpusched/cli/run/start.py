@@ -36,7 +36,7 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     elif not queue_dir.exists():
         raise GpuschedError("there is no such queue", where=queue_dir.path, hint="`gpusched submit -q` makes it")
     if detach:
-        pid = start_detached(queue_dir, say, loaded.flags(), os.environ)
+        pid = start_detached(queue_dir, say, loaded.stated(), os.environ)
         if pid is None:
             raise GpuschedError(
                 f"is being dispatched already (pid {queue_dir.dispatcher()})",

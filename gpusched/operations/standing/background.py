@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from gpusched.config.settings import Settings
+from gpusched.common.libraries import refuse_missing
+from gpusched.config.settings import SETTINGS, Settings
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
@@ -39,31 +40,37 @@ def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], N
 def start_detached(
     queue_dir: QueueDir,
     notify: Callable[[str], None],
-    flags: Sequence[str] = (),
+    stated: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> int | None:
     """Start the dispatcher of a queue in a session of its own; return its pid, or None if another one is there.
 
-    It gets the lock of the queue, so that there is never a second one; the directory /; and by default nothing of
-    this shell that chooses GPUs or settings. Its output goes to the log of the queue. `notify` gets a line if a logout
-    will end it.
+    `stated` are settings that count for it alone. It gets the lock of the queue, so that there is never a second one;
+    the directory /; and by default nothing of this shell that chooses GPUs or settings. Its output goes to the log of
+    the queue. `notify` gets a line if a logout will end it.
     """
     import subprocess  # not needed by a submission to a queue that is dispatched
 
     from gpusched.operations.standing import logout
 
+    stated = stated or {}
+    if stated.get("notify"):
+        refuse_missing("--notify", ["apprise"])
     if (lock := queue_dir.take()) is None:
         return None
     if environ is None:
         environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
     if not (scope := logout.scope_words(environ)):
         logout.warn(notify)
+    open_to_all = [name for name in stated if not SETTINGS[name].is_secret]  # as a command line is
+    flags = [word for name in open_to_all for word in SETTINGS[name].flags_for(stated[name])]
+    secrets = {SETTINGS[name].env: str(stated[name]) for name in stated.keys() - open_to_all}
     log = queue_dir.open_log()
     try:
         process = subprocess.Popen(
             [*scope, sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", *flags],
             cwd="/",
-            env={**environ, LOCK_FD: str(lock)},
+            env={**environ, **secrets, LOCK_FD: str(lock)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.libraries import refuse_missing
 from gpusched.common.quantities import nearest
+from gpusched.common.text import mask_urls
 from gpusched.config import layers
 from gpusched.config.settings import SETTINGS
 from gpusched.core.model import SET_REQUEST
@@ -35,6 +37,8 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
     GpuschedError for what cannot be set, and changes nothing.
     """
     texts = _parse(words)
+    if texts.get("notify"):
+        refuse_missing("--notify", ["apprise"])
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
         with store.transaction():
@@ -66,7 +70,8 @@ def show_settings(queue_dir: QueueDir) -> ChangeReport:
 def _report(queue_dir: QueueDir, store: Store) -> ChangeReport:
     stored = read_set(store)
     notes = set_words(stored) or ["nothing is set for this queue"]
-    return ChangeReport(queue_dir.path, notes=notes, facts={"set": stored})
+    shown = {name: SETTINGS[name].masked(value) for name, value in stored.items()}
+    return ChangeReport(queue_dir.path, notes=notes, facts={"set": shown})
 
 
 def _store(store: Store, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def _parse(words: Sequence[str]) -> dict[str, str]:
         if name not in SETTINGS or not equals:
             meant = nearest(name, SETTINGS).replace("_", "-")
             hint = f"did you mean {meant}={text or 'VALUE'}?" if meant else "gpusched config lists the settings"
-            raise GpuschedError("is no setting with its value", where=word, hint=hint)
+            raise GpuschedError("is no setting with its value", where=mask_urls(word), hint=mask_urls(hint))
         for why, names in FIXED.items():
             if name in names.split():
                 raise GpuschedError("cannot change while a queue is dispatched", where=key, hint=f"it is {why}")

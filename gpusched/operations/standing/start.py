@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE
+from gpusched.common.libraries import refuse_missing
 from gpusched.config.layers import LoadedSettings
 from gpusched.dispatcher import Hooks, Quiet
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -24,6 +25,8 @@ def dispatch_standing(
     It leaves after `idle_exit` without a job, or at once if it does not stay; with 75 if another dispatcher works on
     the queue. A newer gpusched that was installed takes the process of one that stays over.
     """
+    if loaded.settings.notify and "notify" in loaded.stated():  # a file stops no dispatcher that nobody watches
+        refuse_missing("--notify", ["apprise"])
     with RunQueue(queue_dir) as queue:
         options = SubmitOptions(with_stored(loaded, queue.store), b"/")
         settings = options.settings
