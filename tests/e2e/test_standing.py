@@ -296,6 +296,8 @@ def test_without_gpus_cpu_jobs_run_and_the_others_wait_until_there_are_some(tmp_
         desk.start("start", "--idle-exit", "1")
         wait_for(lambda: desk.tally() == Counter(succeeded=1, queued=2))
         wait_for(lambda: "waits for a GPU" in desk.gpusched("explain", "1", "-q", "default").out, timeout_s=15)
+        assert desk.gpusched("explain", "1", "-q", "default").out.startswith("job 1: queued\n")  # of no list: no line
+        assert "LINE" not in desk.gpusched("status", "-v", "default").out
         desk.set_box(fail=None)
         desk.wait_for_ends(3)
 
