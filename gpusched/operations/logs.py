@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import shutil
 import time
 from contextlib import ExitStack, nullcontext
@@ -45,12 +46,12 @@ def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *,
     with queues.open_store(queue_dir) as store:
         job_id = find_job(store, job, notify=notify)
         if not choice.follow:
-            _copy(queue_dir, store, _find_attempt(store, job_id, choice.attempt), out, choice)
+            _copy(queue_dir, store, _find_attempt(queue_dir, store, job_id, choice.attempt), out, choice)
             return EXIT_OK
         number = choice.attempt or max(1, job_table.get(store, job_id).attempts)
         while True:
             _await_attempt(queue_dir, store, job_id, number, notify)
-            code = _copy(queue_dir, store, _find_attempt(store, job_id, number), out, choice)
+            code = _copy(queue_dir, store, _find_attempt(queue_dir, store, job_id, number), out, choice)
             row = job_table.get(store, job_id)
             if choice.attempt or row.state in ENDED_STATES or queue_dir.dispatcher() is None:
                 return code
@@ -62,12 +63,16 @@ def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, 
     is_said = False
     while (row := job_table.get(store, job_id)).attempts < number:
         if row.state in ENDED_STATES:
-            _find_attempt(store, job_id, number)  # says what is missing
+            _find_attempt(queue_dir, store, job_id, number)  # says what is missing
         if not is_said:
             who = "" if queue_dir.dispatcher() is not None else "; no dispatcher works on this queue"
-            notify(f"job {job_id} is {row.state.value}, and waits to start{who}: `gpusched explain {job_id}` says why")
+            notify(f"job {job_id} is {row.state.value}, and waits to start{who}: {_why(queue_dir, job_id)}")
             is_said = True
         time.sleep(STEP_S)
+
+
+def _why(queue_dir: QueueDir, job_id: int) -> str:
+    return f"`gpusched explain {job_id} -q {shlex.quote(queues.queue_name(queue_dir))}` says why"
 
 
 def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, choice: LogChoice) -> int:
@@ -92,7 +97,7 @@ def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, cho
 def log_document(queue_dir: QueueDir, job: str, choice: LogChoice, *, notify: Notify = ignore) -> dict[str, Any]:
     """Return for programs where the log of a job lies, and what it belongs to. Raises GpuschedError without one."""
     with queues.open_store(queue_dir) as store:
-        row = _find_attempt(store, find_job(store, job, notify=notify), choice.attempt)
+        row = _find_attempt(queue_dir, store, find_job(store, job, notify=notify), choice.attempt)
         is_complete = _exit_code(queue_dir, store, row) is not None
         log = _open(queue_dir, row, choice, is_over=is_complete)
         with nullcontext() if log is None else log:
@@ -102,14 +107,14 @@ def log_document(queue_dir: QueueDir, job: str, choice: LogChoice, *, notify: No
     return {"queue": queue_dir.path, **about, **attempt_document(row, queue_dir.path)}
 
 
-def _find_attempt(store: Store, job_id: int, number: int | None) -> AttemptRow:
+def _find_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int | None) -> AttemptRow:
     attempts = attempt_table.attempts(store, job_id)
     if number is not None and attempts and number > len(attempts):
         raise GpuschedError(f"job {job_id} has no attempt {number}: it has had {len(attempts)}")
     if not attempts:
         state = job_table.get(store, job_id).state.value
         what = f"job {job_id} is {state} and has written nothing yet"
-        raise GpuschedError(what, hint=f"`gpusched explain {job_id}` says why")
+        raise GpuschedError(what, hint=_why(queue_dir, job_id))
     return attempts[-1 if number is None else number - 1]
 
 
@@ -135,7 +140,9 @@ def _exit_code(queue_dir: QueueDir, store: Store, row: AttemptRow) -> int | None
     """Return the exit code of an attempt; None while it runs, or its dispatcher has not noted the end yet."""
     is_gone = queue_dir.dispatcher() is None
     status = read_attempt(queue_dir, row.job_id, row.number)
-    outcome = _find_attempt(store, row.job_id, row.number).outcome  # last: an end that was noted meanwhile counts
+    outcome = _find_attempt(
+        queue_dir, store, row.job_id, row.number
+    ).outcome  # last: an end that was noted meanwhile counts
     if outcome is not None:
         return exit_code_of(outcome)
     if not is_gone or status.alive:

@@ -25,6 +25,7 @@ from gpusched.views.words import (
     count,
     fit,
     job_text,
+    line_text,
     mib,
     moment,
     priority,
@@ -161,7 +162,7 @@ def _running(running: Sequence[RunningLine], now: float) -> list[Line]:
         texts: list[Cell] = [marked_command(job), *((text, DIM) for text in job.texts)]
         times = [moment(job.started_at, now), clock(job.elapsed_s), done]
         attempt = str(job.attempt) if job.attempt > 1 else ""
-        rows.append([str(job.job_id), str(job.line), attempt, job.where, *times, job.prio, job.tags, texts])
+        rows.append([str(job.job_id), job.line, attempt, job.where, *times, job.prio, job.tags, texts])
     head = ["RUNNING", "LINE", "ATTEMPT", "GPU", "STARTED", "TIME", "DONE", "PRIO", "TAGS", "COMMAND"]
     return grid(head, rows, right="RUNNING LINE ATTEMPT TIME DONE PRIO")
 
@@ -170,7 +171,7 @@ def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Li
     """Return the waiting jobs in the order of their start, with one heading for neighbours of the same reason."""
     texts = shorten([job_text(job) for job in waiting])
     rows: list[Row] = [
-        [str(job.id), str(job.line), priority(job), tag_text(job), text]
+        [str(job.id), line_text(job), priority(job), tag_text(job), text]
         for job, text in zip(waiting, texts, strict=True)
     ]
     table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
@@ -193,7 +194,7 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     groups = group_failures(failed)[:SHOWN_JOBS]
     texts = shorten([job_text(group.job) for group in groups])
     rows: list[Row] = [
-        [str(job.id), str(job.line), *_times(job, group.last, scene.now), group.how, tag_text(job), text]
+        [str(job.id), line_text(job), *_times(job, group.last, scene.now), group.how, tag_text(job), text]
         for group, job, text in zip(groups, (group.job for group in groups), texts, strict=True)
     ]
     head = ["FAILED", "LINE", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "TAGS", "COMMAND"]
@@ -250,7 +251,7 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
         how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), "" if job.listed else "its line is gone")))
         state = (job.state.value, STATES[job.state.value])
         times = _times(job, last, now)
-        rows.append([str(job.id), str(job.line), state, where, *times, how, priority(job), tag_text(job), text])
+        rows.append([str(job.id), line_text(job), state, where, *times, how, priority(job), tag_text(job), text])
     columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
 
@@ -312,9 +313,8 @@ def job_page(report: JobReport) -> list[Line]:
     scene, job, attempts = report.scene, report.job, report.attempts
     tags = f", tags {tag_text(job)}" if job.tags else ""
     prio = f", priority {job.prio}" if job.prio else ""
-    head = line(
-        (clean(job_title(job)), HEAD), f", line {job.line}{tags}{prio}: ", (job.state.value, STATES[job.state.value])
-    )
+    where = f", line {job.line}" if line_text(job) else ""
+    head = line((clean(job_title(job)), HEAD), f"{where}{tags}{prio}: ", (job.state.value, STATES[job.state.value]))
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:

@@ -13,7 +13,7 @@ from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, DeviceProcess, JobState, RunningView, Sample
 from gpusched.core.plan.availability import RUNS_OURS, DeviceState
 from gpusched.core.plan.board import BoardDevice
-from gpusched.views.words import about, count, job_text, mib, priority, rate, shorten, tag_text
+from gpusched.views.words import about, count, job_text, line_text, mib, priority, rate, shorten, tag_text
 
 # ---- devices ---------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class RunningLine:
     """One running job for people. `fraction` is from the job's own progress file."""
 
     job_id: int
-    line: int
+    line: str
     where: str
     attempt: int
     started_at: float
@@ -150,7 +150,7 @@ def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
         mark = f"{mark}, {leftovers}" if mark else leftovers
     return RunningLine(
         job_id=job.id,
-        line=job.line,
+        line=line_text(job),
         where=places(attempt.devices),
         attempt=attempt.number,
         started_at=attempt.started_at,

@@ -69,6 +69,11 @@ def job_text(job: JobRow) -> str:
     return clean(job.name) or command_text(job.command)
 
 
+def line_text(job: JobRow) -> str:
+    """Return the number of its line in the list of the queue; empty for a job that was submitted by itself."""
+    return str(job.line) if job.origin == "list" else ""
+
+
 def tag_text(job: JobRow) -> str:
     return clean(",".join(job.tags))
 

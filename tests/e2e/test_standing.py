@@ -289,13 +289,17 @@ def test_without_gpus_cpu_jobs_run_and_the_others_wait_until_there_are_some(tmp_
         assert ended.out == "1\n" and "shows no GPU" in ended.err
         assert "GPU" not in desk.gpusched("submit", "--no-start", "--gpus", "0", "--", "true").err
         wait_for(lambda: "INFO dispatching" in desk.log())
+        again = desk.gpusched("submit", "--once", "3", "--", "true", **{simulation.ENV_DIRECTORY: None})
+        assert "GPU" not in again.err  # the dispatcher that works may simulate some, and its status says what it sees
         desk.gpusched("stop", "-q", "default")
         wait_for(lambda: desk.dispatcher() is None)
         desk.start("start", "--idle-exit", "1")
-        wait_for(lambda: desk.tally() == Counter(succeeded=1, queued=1))
+        wait_for(lambda: desk.tally() == Counter(succeeded=1, queued=2))
         wait_for(lambda: "waits for a GPU" in desk.gpusched("explain", "1", "-q", "default").out, timeout_s=15)
+        assert desk.gpusched("explain", "1", "-q", "default").out.startswith("job 1: queued\n")  # of no list: no line
+        assert "LINE" not in desk.gpusched("status", "-v", "default").out
         desk.set_box(fail=None)
-        desk.wait_for_ends(2)
+        desk.wait_for_ends(3)
 
 
 def test_submission_to_a_dispatcher_of_version_01_is_refused(desk: Desk) -> None:

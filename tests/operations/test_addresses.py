@@ -64,7 +64,9 @@ def test_each_form_of_a_word(words: list[str], ids: list[int], named: Sample9) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["3", "nobody"], "there is no job 'nobody'"),
+        (["3", "nobody"], "there is no job 'nobody' in the queue"),
+        (["none/3"], "there is no job 'none/3' in the queue"),
+        (["none/3"], "nor a queue none: `gpusched status`"),
         (["14"], "there is no job 14 in the queue"),
         (["tag=none"], "there is no job with tag=none in the queue"),
         (["tag=\udcff"], "there is no job with tag=\ufffd in the queue"),

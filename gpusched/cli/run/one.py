@@ -53,7 +53,7 @@ def run_one(words: Sequence[str], queue: str | None, loaded: LoadedSettings, *, 
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()))
     queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
     (job_id,) = add.add_jobs(queue_dir, command_job(words, options), options, add.Wishes()).ids
-    warn_without_gpus(loaded.settings, loaded.settings.gpus_per_job, notify)
+    warn_without_gpus(queue_dir, loaded.settings, loaded.settings.gpus_per_job, notify)
     autostart(queue_dir, loaded.settings, notify)
     address = f"{job_id} -q {queue or queue_dir.name}"
     notify(f"job {job_id} of {queue_dir.path}")

@@ -78,7 +78,7 @@ def _read_file(file: str | None) -> JobSource:
             return JobSource(STREAM)
         return read_source(file)
     except OSError as error:
-        hint = "FILE is a file of one shell command a line, or a YAML job file"
+        hint = "FILE is a file of one shell command a line, or a YAML job file; one command: gpusched run -- COMMAND"
         raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
 
 

@@ -101,7 +101,7 @@ def submit(
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
     gpus = more["attributes"].gpus
-    warn_without_gpus(loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
+    warn_without_gpus(queue_dir, loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
     if not no_start:
         autostart(added.queue_dir, loaded.settings, say)
     return EXIT_OK

@@ -41,7 +41,9 @@ def find_jobs(store: Store, words: Sequence[str], *, to_change: bool = False, no
         elif address.filter is not None:
             filters.append(address.filter)
         else:
-            raise GpuschedError(f"there is no job {address.word!r}", hint=FORMS)
+            queue = address.word.rpartition("/")[0]
+            hint = f"nor a queue {queue}: `gpusched status` lists the queues" if queue else FORMS
+            raise GpuschedError(f"there is no job {address.word!r} in the queue {_path(store)}", hint=hint)
     return list(found | dict.fromkeys(_with(store, filters)))
 
 
@@ -53,12 +55,16 @@ def find_job(store: Store, word: str, *, notify: Notify = ignore) -> int:
     return ids[0]
 
 
+def _path(store: Store) -> str:
+    return queues.shown_path(os.path.dirname(store.path))
+
+
 def _in_span(store: Store, address: JobAddress, span: tuple[int, int], notify: Notify) -> list[int]:
     first, last = span
     newest = job_table.last_id(store)
     if not 1 <= first <= last <= newest:
         hint = f"it has jobs 1 to {newest}; `gpusched status -v` lists them, -q names another queue"
-        raise GpuschedError(f"there is no job {address.word} in the queue {os.path.dirname(store.path)}", hint=hint)
+        raise GpuschedError(f"there is no job {address.word} in the queue {_path(store)}", hint=hint)
     ids = job_table.ids_between(store, first, last)
     if not ids:
         which = f"job {address.word} was" if first == last else f"the jobs {address.word} were"
@@ -82,7 +88,7 @@ def _with(store: Store, filters: Sequence[tuple[str, str]]) -> list[int]:
     ids = job_table.ids(store, [STATES[state] for state in states], tags)
     if not ids:
         said = " and ".join(f"{key}={value}" for key, value in filters)
-        raise GpuschedError(f"there is no job with {said} in the queue {os.path.dirname(store.path)}")
+        raise GpuschedError(f"there is no job with {said} in the queue {_path(store)}")
     return ids
 
 

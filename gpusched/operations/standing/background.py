@@ -24,9 +24,9 @@ def may_have_gpus(settings: Settings) -> bool:
     return bool(simulates) or any(map(os.path.exists, _DRIVERS))
 
 
-def warn_without_gpus(settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
-    """Say that jobs with so many GPUs wait, if this box has none."""
-    if gpus and not may_have_gpus(settings):
+def warn_without_gpus(queue_dir: QueueDir, settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
+    """Say that jobs with so many GPUs wait, if this box has none. A dispatcher that works may simulate some."""
+    if gpus and not may_have_gpus(settings) and queue_dir.dispatcher() is None:
         notify("this box shows no GPU: CPU jobs run, the others wait until there is one")
 
 

@@ -69,7 +69,7 @@ def test_a_log_is_followed_to_the_end_of_its_attempt(
 
 def test_a_job_that_has_written_nothing_is_said(sample: Sample9, capsys: pytest.CaptureFixture[str]) -> None:
     assert front.run(["logs", "5"]) == 2
-    assert "job 5 is queued and has written nothing yet\n  `gpusched explain 5` says why" in capsys.readouterr().err
+    assert "job 5 is queued and has written nothing yet\n  `gpusched explain 5 -q " in capsys.readouterr().err
 
 
 def test_a_job_that_waits_is_waited_for_and_its_log_may_come_late(
@@ -89,7 +89,7 @@ def test_a_job_that_waits_is_waited_for_and_its_log_may_come_late(
     writer.join()
     out, err = capsysbinary.readouterr()
     assert out == b"late\n"
-    assert b"job 5 is queued, and waits to start: `gpusched explain 5` says why" in err
+    assert b"job 5 is queued, and waits to start: `gpusched explain 5 -q " in err
 
 
 def test_the_next_attempt_is_followed_too(dispatched: Sample9, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -151,7 +151,7 @@ def test_a_board_of_another_dispatcher_is_not_believed(
         (["explain", "0"], "it has jobs 1 to 9"),
         (["explain", "x"], "there is no job 'x'"),
         (["explain", "1-2"], "1-2 names 2 jobs, but this takes a single one"),
-        (["logs", "5"], "job 5 is queued and has written nothing yet\n  `gpusched explain 5` says why"),
+        (["logs", "5"], "job 5 is queued and has written nothing yet\n  `gpusched explain 5 -q commands` says why"),
         (["logs", "2", "--attempt", "3"], "job 2 has no attempt 3: it has had 2"),
         (["logs", "2", "--err"], "--err: stdout and stderr of job 2 are in one log"),
         (["logs", "2"], "the log cannot be read"),
