@@ -16,15 +16,16 @@ from gpusched.common.errors import GpuschedError
 from gpusched.esd.options import AnalysisOptions
 
 from .dequantise.plain_weights import have_same_content
+from .fit.certainty import goodness_of_fit, interval
 from .fit.metrics import entropy, matrix_rank, norms
-from .fit.power_law import fit, kept
+from .fit.power_law import fit_without_fingers, kept
 from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
 from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
-from .write.results import Row, Table, warning_of
+from .write.results import NAN, Row, Table, warning_of
 
 
 class NoDevice(Exception):
@@ -104,7 +105,9 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
     """Return the row of one layer: the fit and the measures of its spectrum."""
     evals = kept(solved.spectrum.evals, options.evals_thresh)
     rounding = float(torch.finfo(getattr(torch, layer.tensor.dtype)).eps)
-    law = fit(evals, options, rounding)
+    law, fingers = fit_without_fingers(evals, options, rounding)
+    fitted = evals[: len(evals) - fingers]
+    certainty = interval(fitted, law)
     rank = matrix_rank(evals, max(layer.matrix))
     rows, columns = layer.matrix
     more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
@@ -139,6 +142,11 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         solver=solved.spectrum.solver,
         device=solved.spectrum.device,
         note=solved.spectrum.note,
+        sigma=certainty.sigma,
+        alpha_low=certainty.low,
+        alpha_high=certainty.high,
+        p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else NAN,
+        num_fingers=fingers,
         **more,
     )
 

@@ -61,6 +61,7 @@ def option(default: Any, help: str, **details: Any) -> Any:
 
 
 recorded = partial(option, changes_numbers=True)
+added = partial(option, changes_table=True)  # recorded only where it is used, so that earlier results stay done
 
 
 def options_of(kind: type) -> Iterator[EsdOption]:
@@ -127,11 +128,10 @@ class AnalysisOptions:
     min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)
     farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
     randomize: bool = recorded(False, "Compare with the same entries in random order.")
-    columns: str = option(
-        "own",
-        "Write the names and meanings of WeightWatcher or NetESD.",
-        choices=("own", "ww", "netesd"),
-        changes_table=True,
+    clip_xmax: bool = added(False, "Leave out the greatest eigenvalues that raise alpha by more than 1.")
+    fit_tests: bool = added(False, "Test each fit: the p of its goodness (Clauset, Shalizi, Newman 2009).")
+    columns: str = added(
+        "own", "Write the names and meanings of WeightWatcher or NetESD.", choices=("own", "ww", "netesd")
     )
     device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
     cache_dir: str = option(

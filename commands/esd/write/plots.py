@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpusched.esd.model_record import SPECTRA, TABLES, model_name, read_record
 from gpusched.esd.options import AnalysisOptions, options_of
 
-from ..fit.power_law import fit, kept
+from ..fit.power_law import fit_without_fingers, kept
 from .files import write_file
 
 PLOTS = "plots"
@@ -70,9 +70,8 @@ def _read_layers(output_dir: str, stem: str, spectra: Mapping[str, NDArray[np.fl
         layers: list[Layer] = list(csv.DictReader(file))
     if layers and "fit_xmin" not in layers[0]:
         settings = read_record(output_dir, stem)["options"]
-        options = AnalysisOptions(
-            **{each.name: settings[each.name] for each in options_of(AnalysisOptions) if each.changes_numbers}
-        )
+        names = {each.name for each in options_of(AnalysisOptions)} & set(settings)
+        options = AnalysisOptions(**{name: settings[name] for name in names})
         return [_refit(layer["longname"], spectra[layer["longname"]], options) for layer in layers]
     for line, layer in enumerate(layers, 2):
         for column in _NUMBERS:
@@ -85,7 +84,7 @@ def _read_layers(output_dir: str, stem: str, spectra: Mapping[str, NDArray[np.fl
 
 def _refit(name: str, evals: NDArray[np.float64], options: AnalysisOptions) -> Layer:
     values = kept(evals, options.evals_thresh)
-    law = fit(values, options)
+    law, _ = fit_without_fingers(values, options)
     numbers = {"alpha": law.alpha, "D": law.D, "fit_xmin": law.xmin, "n_tail": law.n_tail, "num_evals": len(values)}
     return {"longname": name, **{column: str(value) for column, value in numbers.items()}}
 

@@ -82,6 +82,11 @@ class Row:
     rand_bulk_min: float = NAN  # the edges of a random matrix's spectrum (Marchenko and Pastur)
     rand_bulk_max: float = NAN
     rand_num_spikes: int | None = None  # eigenvalues of the layer above the upper edge
+    sigma: float = NAN  # the standard error of alpha
+    alpha_low: float = NAN  # a 95 % interval of alpha
+    alpha_high: float = NAN
+    p_value: float = NAN  # of the test whether the tail is a power law (--fit-tests)
+    num_fingers: int = 0  # of the greatest eigenvalues, how many the fit leaves out (--clip-xmax)
 
 
 def warning_of(alpha: float) -> str:
