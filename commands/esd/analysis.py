@@ -13,15 +13,18 @@ import numpy as np
 import torch
 
 from gpusched.common.errors import GpuschedError
+from gpusched.esd.model_record import SHUFFLED
 from gpusched.esd.options import AnalysisOptions
 
 from .dequantise.plain_weights import have_same_content
 from .fit.certainty import goodness_of_fit, interval
+from .fit.marchenko_pastur import fit_bulk
 from .fit.metrics import entropy, matrix_rank, norms
 from .fit.power_law import fit_without_fingers, kept
 from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
+from .solve.randomized import sides
 from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
@@ -74,6 +77,8 @@ def analyse(
         if isinstance(result, Solved):
             rows.append(make_row(layer, result, options, {"layer_id": len(rows), **labels}))
             spectra[layer.name] = result.spectrum.evals
+            if result.chance:
+                spectra[layer.name + SHUFFLED] = result.chance.evals
         else:
             name = layer.tensor.name if layer.expert is None else layer.name
             skips.append(Skip(replace(layer.tensor, name=name, shape=layer.shape), result, layer.elements))
@@ -108,6 +113,7 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
     law, fingers = fit_without_fingers(evals, options, rounding)
     fitted = evals[: len(evals) - fingers]
     certainty = interval(fitted, law)
+    bulk = fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     rank = matrix_rank(evals, max(layer.matrix))
     rows, columns = layer.matrix
     more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
@@ -147,6 +153,11 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         alpha_high=certainty.high,
         p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else NAN,
         num_fingers=fingers,
+        mp_scale=bulk.scale,
+        mp_bulk_min=bulk.low,
+        mp_bulk_max=bulk.high,
+        mp_num_spikes=bulk.spikes,
+        mp_spike_share=bulk.spike_share,
         **more,
     )
 

@@ -87,6 +87,11 @@ class Row:
     alpha_high: float = NAN
     p_value: float = NAN  # of the test whether the tail is a power law (--fit-tests)
     num_fingers: int = 0  # of the greatest eigenvalues, how many the fit leaves out (--clip-xmax)
+    mp_scale: float = NAN  # the fit of Marchenko and Pastur's law: standard deviation of the entries, edges, spikes
+    mp_bulk_min: float = NAN
+    mp_bulk_max: float = NAN
+    mp_num_spikes: int | None = None
+    mp_spike_share: float = NAN  # of the sum of all eigenvalues, the part of the spikes
 
 
 def warning_of(alpha: float) -> str:
@@ -103,7 +108,7 @@ class Table:
 
     rows: Sequence[Row]
     skipped: Sequence[Skip]
-    spectra: Mapping[str, NDArray[np.float64]]  # longname -> all eigenvalues, ascending
+    spectra: Mapping[str, NDArray[np.float64]]  # longname, or with SHUFFLED -> all eigenvalues, ascending
     notes: Sequence[str] = ()
 
     def as_columns(self) -> dict[str, list[Any]]:
