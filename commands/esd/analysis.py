@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
 from .write.results import NAN, Row, Table, warning_of
+
+_LEAST_EVALS = 50  # of a change: an exponent of fewer says nothing
 
 
 class NoDevice(Exception):
@@ -71,11 +74,13 @@ def analyse(
     on_progress(0, total)
     pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
     results = pipeline.run()
+    make = make_change_row if options.delta else make_row
+    labels = {**labels, "delta_base": getattr(source, "base_name", "")}
     rows: list[Row] = []
     spectra = {}
     for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
-            rows.append(make_row(layer, result, options, {"layer_id": len(rows), **labels}))
+            rows.append(make(layer, result, options, {"layer_id": len(rows), **labels}))
             spectra[layer.name] = result.spectrum.evals
             if result.chance:
                 spectra[layer.name + SHUFFLED] = result.chance.evals
@@ -160,6 +165,15 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         mp_spike_share=bulk.spike_share,
         **more,
     )
+
+
+def make_change_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Mapping[str, Any]) -> Row:
+    """Return the row of a change: what a Gram matrix resolves of it counts, and few values get no exponent."""
+    evals = solved.spectrum.evals
+    threshold = len(evals) * float(np.finfo(np.float64).eps) * float(evals[-1])
+    least = max(options.min_evals, _LEAST_EVALS)
+    row = make_row(layer, solved, replace(options, evals_thresh=threshold, min_evals=least), labels)
+    return replace(row, delta_norm=math.sqrt(row.norm), fit_status=row.fit_status if row.norm else "unchanged")
 
 
 def count_dtypes(source: TensorSource) -> dict[str, dict[str, int]]:

@@ -130,6 +130,7 @@ class AnalysisOptions:
     randomize: bool = recorded(False, "Compare with the same entries in random order.")
     clip_xmax: bool = added(False, "Leave out the greatest eigenvalues that raise alpha by more than 1.")
     fit_tests: bool = added(False, "Test each fit: the p of its goodness (Clauset, Shalizi, Newman 2009).")
+    delta: bool = added(False, "Analyse the change against the base: of an adapter, or against source_model.")
     columns: str = added(
         "own", "Write the names and meanings of WeightWatcher or NetESD.", choices=("own", "ww", "netesd")
     )
@@ -153,6 +154,8 @@ class AnalysisOptions:
             value = getattr(self, each.name)
             if problem := each.problem(value):
                 raise GpuschedError(problem, where=f"{each.flag} {value}")
+        if self.delta and (self.farms or self.randomize):
+            raise GpuschedError("goes with neither --farms nor --randomize, which look at weights", where="--delta")
 
     def as_record(self, *, source_model: str = "", relation: str = "") -> dict[str, Any]:
         """Return the options that change numbers, whether an adapter is meant, and its base, for a model's record.
@@ -166,4 +169,4 @@ class AnalysisOptions:
             if each.changes_numbers or (each.changes_table and value != each.default)
         }
         is_adapter = relation.strip().lower() in ADAPTER_RELATIONS
-        return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter else ""}
+        return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter or self.delta else ""}

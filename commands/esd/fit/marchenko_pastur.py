@@ -43,7 +43,7 @@ def fit_bulk(evals: Floats, rows: int, columns: int) -> Bulk:
     """
     short, long = sorted((rows, columns))
     middle = float(np.median(evals))
-    if short < 2 or not 0 < middle < math.inf:
+    if short < 2 or len(evals) < short or not 0 < middle < math.inf:  # fewer: those of a small equivalent
         return Bulk()
     variance = middle / (long * median_of_law(short / long))
     sides = math.sqrt(long - 1) + math.sqrt(short)

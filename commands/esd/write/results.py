@@ -92,6 +92,8 @@ class Row:
     mp_bulk_max: float = NAN
     mp_num_spikes: int | None = None
     mp_spike_share: float = NAN  # of the sum of all eigenvalues, the part of the spikes
+    delta_base: str = ""  # the base of the change that is analysed (--delta)
+    delta_norm: float = NAN  # ‖ΔW‖, the root of the sum of its eigenvalues
 
 
 def warning_of(alpha: float) -> str:
