@@ -50,7 +50,7 @@ def analyze(
 
     chosen = AnalysisOptions(**options)
     chosen.check()
-    if chosen.delta and not isinstance(model, (str, os.PathLike)):
+    if chosen.wants_change and not isinstance(model, (str, os.PathLike)):
         raise GpuschedError("compares a model of a name or path with its base", where="--delta")
     with ExitStack() as stack:
         labels: dict[str, Any] = {"source_model": source_model}
@@ -59,7 +59,7 @@ def analyze(
         elif not isinstance(model, (str, os.PathLike)):
             source = plain_weights(StateSource(model if isinstance(model, Mapping) else {"weight": model}))
         elif (
-            not chosen.delta
+            not chosen.wants_change
             and os.path.exists(model)
             and not os.path.exists(os.path.join(model, "adapter_config.json"))
         ):
@@ -71,7 +71,7 @@ def analyze(
 
             hub = stack.enter_context(closing(Hub()))
             row = {"source_model": source_model, "relation": relation, "revision": revision}
-            opened = stack.enter_context(open_model(os.fspath(model), hub, **row, delta=chosen.delta))
+            opened = stack.enter_context(open_model(os.fspath(model), hub, **row, delta=chosen.wants_change))
             source = opened.source
             labels |= {"model_id": os.fspath(model), "is_adapter": len(opened.commits) > 1}
         stack.enter_context(closing(source))

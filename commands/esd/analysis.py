@@ -17,6 +17,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.esd.model_record import SHUFFLED
 from gpusched.esd.options import AnalysisOptions
 
+from .adapt.change import ChangeSource
 from .dequantise.plain_weights import have_same_content
 from .fit.certainty import goodness_of_fit, interval
 from .fit.marchenko_pastur import fit_bulk
@@ -26,6 +27,7 @@ from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
 from .solve.randomized import sides
+from .solve.vectors import compare_vectors
 from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
@@ -74,13 +76,14 @@ def analyse(
     on_progress(0, total)
     pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
     results = pipeline.run()
-    make = make_change_row if options.delta else make_row
+    make = make_change_row if options.wants_change else make_row
     labels = {**labels, "delta_base": getattr(source, "base_name", "")}
     rows: list[Row] = []
     spectra = {}
     for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
-            rows.append(make(layer, result, options, {"layer_id": len(rows), **labels}))
+            more = _compare_vectors(source, layer, device) if options.delta_vectors else {}
+            rows.append(make(layer, result, options, {"layer_id": len(rows), **labels, **more}))
             spectra[layer.name] = result.spectrum.evals
             if result.chance:
                 spectra[layer.name + SHUFFLED] = result.chance.evals
@@ -90,6 +93,13 @@ def analyse(
     order = depth_order(skip.tensor.name for skip in skips)
     skips.sort(key=lambda skip: order[skip.tensor.name])
     return Table(rows, skips, spectra, source.notes)
+
+
+def _compare_vectors(source: TensorSource, layer: Layer, device: torch.device) -> Mapping[str, Any]:
+    """Return the columns of the singular vectors of a matrix; of a convolution, none."""
+    if layer.convolution or not isinstance(source, ChangeSource):
+        return {}
+    return compare_vectors(*source.before_and_after(layer.tensor.name, layer.expert), device)
 
 
 def _embeddings(source: TensorSource) -> set[str]:

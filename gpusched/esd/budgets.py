@@ -29,7 +29,7 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
     for row, model in models.items():
         shapes = shapes_of[model]
         tensors = shapes.tensors
-        if config.delta:  # differences are made in float64
+        if config.wants_change:  # differences are made in float64
             tensors = tuple(each._replace(dtype="F64") if "F" in each.dtype else each for each in tensors)
         need = gpu_need(tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
         if need is None:

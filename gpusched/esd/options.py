@@ -131,6 +131,7 @@ class AnalysisOptions:
     clip_xmax: bool = added(False, "Leave out the greatest eigenvalues that raise alpha by more than 1.")
     fit_tests: bool = added(False, "Test each fit: the p of its goodness (Clauset, Shalizi, Newman 2009).")
     delta: bool = added(False, "Analyse the change against the base: of an adapter, or against source_model.")
+    delta_vectors: bool = added(False, "As --delta, and compare the singular vectors before and after it.")
     columns: str = added(
         "own", "Write the names and meanings of WeightWatcher or NetESD.", choices=("own", "ww", "netesd")
     )
@@ -148,13 +149,18 @@ class AnalysisOptions:
     verify: bool = option(False, "Compare the whole content of local files with that of the analysis.")
     overwrite: bool = option(False, "Analyse models again that are done already.")
 
+    @property
+    def wants_change(self) -> bool:
+        """True if the change of a model is analysed, not its weights."""
+        return self.delta or self.delta_vectors
+
     def check(self) -> None:
         """Raise GpuschedError for an invalid value."""
         for each in options_of(type(self)):
             value = getattr(self, each.name)
             if problem := each.problem(value):
                 raise GpuschedError(problem, where=f"{each.flag} {value}")
-        if self.delta and (self.farms or self.randomize):
+        if self.wants_change and (self.farms or self.randomize):
             raise GpuschedError("goes with neither --farms nor --randomize, which look at weights", where="--delta")
 
     def as_record(self, *, source_model: str = "", relation: str = "") -> dict[str, Any]:
@@ -169,4 +175,8 @@ class AnalysisOptions:
             if each.changes_numbers or (each.changes_table and value != each.default)
         }
         is_adapter = relation.strip().lower() in ADAPTER_RELATIONS
-        return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter or self.delta else ""}
+        return {
+            **options,
+            "adapter": is_adapter,
+            "source_model": source_model if is_adapter or self.wants_change else "",
+        }

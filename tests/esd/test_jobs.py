@@ -378,7 +378,7 @@ def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
     assert taken - given == {"--model", "--name", "-h", "--help"}  # a row of the list has these
 
 
-@pytest.mark.parametrize("unchanged", [("delta",), ("farms", "randomize")])  # they exclude each other
+@pytest.mark.parametrize("unchanged", [("delta", "delta_vectors"), ("farms", "randomize")])  # they exclude each other
 def test_every_option_of_the_analysis_reaches_the_stage(lab: Lab, unchanged: tuple[str, ...]) -> None:
     texts = {"layers": "q", "device": "cpu", "cache_dir": "/c", "disk_reserve": "1G"}
 

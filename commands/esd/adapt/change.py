@@ -62,6 +62,10 @@ class ChangeSource:
         small = torch.linalg.qr(b, mode="r").R @ torch.linalg.qr(a.T, mode="r").R.T
         return small if part is None else small[part]
 
+    def before_and_after(self, name: str, part: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read a tensor of the base, and that of the model."""
+        return self._base.read(name, part), self._model.read(name, part)
+
     def close(self) -> None:
         self._model.close()
         self._base.close()

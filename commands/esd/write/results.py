@@ -94,6 +94,10 @@ class Row:
     mp_spike_share: float = NAN  # of the sum of all eigenvalues, the part of the spikes
     delta_base: str = ""  # the base of the change that is analysed (--delta)
     delta_norm: float = NAN  # ‖ΔW‖, the root of the sum of its eigenvalues
+    overlap_1: float = NAN  # of the leading singular vectors before and after the change (--delta-vectors)
+    overlap_8: float = NAN
+    overlap_64: float = NAN
+    intruders: int | None = None  # of the ten leading vectors after it, those that are unlike all before
 
 
 def warning_of(alpha: float) -> str:

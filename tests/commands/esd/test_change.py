@@ -15,7 +15,7 @@ from gpusched.commands.esd import analyze
 from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.adapt.change import ChangeSource
 from gpusched.commands.esd.read.tensors import ModelError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from gpusched.common.errors import GpuschedError
 from gpusched.esd.options import AnalysisOptions
@@ -53,7 +53,8 @@ def lora(layer: int, size: tuple[int, int] = (ROWS, COLUMNS), rank: int = RANK) 
 
 def product(tensors: dict[str, torch.Tensor], scale: float) -> np.ndarray[Any, Any]:
     a, b = (value.double() for value in tensors.values())
-    return (scale * (b @ a)).numpy()
+    matrix: np.ndarray[Any, Any] = (scale * (b @ a)).numpy()
+    return matrix
 
 
 def eigenvalues(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -181,3 +182,21 @@ def test_the_product_is_never_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gpusched.commands.esd.adapt.lora.merge", pytest.fail)
     assert analyze(adapter, delta=True).rows[0].num_evals == 16
     assert shapes and set(shapes) == {(16, 16)}
+
+
+def test_how_singular_vectors_turn(tmp_path: Path) -> None:
+    make_base(tmp_path / "base")
+    big = {key: value * (9 if ".0." in key else 1e-3) for n in (0, 1) for key, value in lora(n).items()}
+    adapter = make_adapter(tmp_path / "ad", tmp_path / "base", **{key: value * 10 for key, value in big.items()})
+    turned, same = analyze(adapter, delta_vectors=True).rows
+    name = "h.0.mlp.weight"
+    before = load_file(tmp_path / "base/model.safetensors")[name].double().numpy()
+    old, new = (np.linalg.svd(each)[0] for each in (before, _read_merged(adapter, name)))
+    for k in (1, 8, 64):
+        wanted = np.linalg.norm(old[:, :k].T @ new[:, :k]) ** 2 / k
+        assert getattr(turned, f"overlap_{k}") == pytest.approx(wanted, rel=1e-6)
+        assert getattr(same, f"overlap_{k}") == pytest.approx(1, abs=1e-6)
+    cosines = np.abs(old[:, :COLUMNS].T @ new[:, :10]).max(axis=0)
+    assert turned.intruders == (cosines < 0.5).sum() > 0 and same.intruders == 0
+    plain = analyze(adapter, delta=True).rows[0]
+    assert math.isnan(plain.overlap_1) and plain.intruders is None and plain.delta_norm == turned.delta_norm
