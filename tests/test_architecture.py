@@ -77,6 +77,7 @@ TABLE = (
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
     ),
     Row("shards.items", ("common.*",), ("pyarrow",)),
+    Row("esd.layers_table", ("esd.*", "common.*"), ("pyarrow",)),
     Row(
         "shards.*",
         (

@@ -40,6 +40,7 @@ def analyze(
 
     import torch
 
+    from gpusched.common.errors import GpuschedError
     from gpusched.esd.options import AnalysisOptions
 
     from .analysis import analyse, choose_device
@@ -49,13 +50,19 @@ def analyze(
 
     chosen = AnalysisOptions(**options)
     chosen.check()
+    if chosen.wants_change and not isinstance(model, (str, os.PathLike)):
+        raise GpuschedError("compares a model of a name or path with its base", where="--delta")
     with ExitStack() as stack:
         labels: dict[str, Any] = {"source_model": source_model}
         if isinstance(model, torch.nn.Module):
             source = plain_weights(ModuleSource(model))
         elif not isinstance(model, (str, os.PathLike)):
             source = plain_weights(StateSource(model if isinstance(model, Mapping) else {"weight": model}))
-        elif os.path.exists(model) and not os.path.exists(os.path.join(model, "adapter_config.json")):
+        elif (
+            not chosen.wants_change
+            and os.path.exists(model)
+            and not os.path.exists(os.path.join(model, "adapter_config.json"))
+        ):
             source = plain_weights(open_local(model))
             labels["model_id"] = os.fspath(model)
         else:
@@ -64,7 +71,7 @@ def analyze(
 
             hub = stack.enter_context(closing(Hub()))
             row = {"source_model": source_model, "relation": relation, "revision": revision}
-            opened = stack.enter_context(open_model(os.fspath(model), hub, **row))
+            opened = stack.enter_context(open_model(os.fspath(model), hub, **row, delta=chosen.wants_change))
             source = opened.source
             labels |= {"model_id": os.fspath(model), "is_adapter": len(opened.commits) > 1}
         stack.enter_context(closing(source))

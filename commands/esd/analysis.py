@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,18 +14,26 @@ import numpy as np
 import torch
 
 from gpusched.common.errors import GpuschedError
+from gpusched.esd.model_record import SHUFFLED
 from gpusched.esd.options import AnalysisOptions
 
+from .adapt.change import ChangeSource
 from .dequantise.plain_weights import have_same_content
+from .fit.certainty import goodness_of_fit, interval
+from .fit.marchenko_pastur import fit_bulk
 from .fit.metrics import entropy, matrix_rank, norms
-from .fit.power_law import fit, kept
+from .fit.power_law import fit_without_fingers, kept
 from .read.tensors import ModelError, TensorSource
 from .solve.cache import SpectraCache
 from .solve.pipeline import Pipeline, Solved
+from .solve.randomized import sides
+from .solve.vectors import compare_vectors
 from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
-from .write.results import Row, Table, warning_of
+from .write.results import NAN, Row, Table, warning_of
+
+_LEAST_EVALS = 50  # of a change: an exponent of fewer says nothing
 
 
 class NoDevice(Exception):
@@ -67,18 +76,30 @@ def analyse(
     on_progress(0, total)
     pipeline = Pipeline(source, layers, options, device, cache=cache, on_done=lambda done: on_progress(done, total))
     results = pipeline.run()
+    make = make_change_row if options.wants_change else make_row
+    labels = {**labels, "delta_base": getattr(source, "base_name", "")}
     rows: list[Row] = []
     spectra = {}
     for layer, result in zip(layers, results, strict=True):
         if isinstance(result, Solved):
-            rows.append(make_row(layer, result, options, {"layer_id": len(rows), **labels}))
+            more = _compare_vectors(source, layer, device) if options.delta_vectors else {}
+            rows.append(make(layer, result, options, {"layer_id": len(rows), **labels, **more}))
             spectra[layer.name] = result.spectrum.evals
+            if result.chance:
+                spectra[layer.name + SHUFFLED] = result.chance.evals
         else:
             name = layer.tensor.name if layer.expert is None else layer.name
             skips.append(Skip(replace(layer.tensor, name=name, shape=layer.shape), result, layer.elements))
     order = depth_order(skip.tensor.name for skip in skips)
     skips.sort(key=lambda skip: order[skip.tensor.name])
     return Table(rows, skips, spectra, source.notes)
+
+
+def _compare_vectors(source: TensorSource, layer: Layer, device: torch.device) -> Mapping[str, Any]:
+    """Return the columns of the singular vectors of a matrix; of a convolution, none."""
+    if layer.convolution or not isinstance(source, ChangeSource):
+        return {}
+    return compare_vectors(*source.before_and_after(layer.tensor.name, layer.expert), device)
 
 
 def _embeddings(source: TensorSource) -> set[str]:
@@ -104,7 +125,10 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
     """Return the row of one layer: the fit and the measures of its spectrum."""
     evals = kept(solved.spectrum.evals, options.evals_thresh)
     rounding = float(torch.finfo(getattr(torch, layer.tensor.dtype)).eps)
-    law = fit(evals, options, rounding)
+    law, fingers = fit_without_fingers(evals, options, rounding)
+    fitted = evals[: len(evals) - fingers]
+    certainty = interval(fitted, law)
+    bulk = fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     rank = matrix_rank(evals, max(layer.matrix))
     rows, columns = layer.matrix
     more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
@@ -139,8 +163,27 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         solver=solved.spectrum.solver,
         device=solved.spectrum.device,
         note=solved.spectrum.note,
+        sigma=certainty.sigma,
+        alpha_low=certainty.low,
+        alpha_high=certainty.high,
+        p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else NAN,
+        num_fingers=fingers,
+        mp_scale=bulk.scale,
+        mp_bulk_min=bulk.low,
+        mp_bulk_max=bulk.high,
+        mp_num_spikes=bulk.spikes,
+        mp_spike_share=bulk.spike_share,
         **more,
     )
+
+
+def make_change_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Mapping[str, Any]) -> Row:
+    """Return the row of a change: what a Gram matrix resolves of it counts, and few values get no exponent."""
+    evals = solved.spectrum.evals
+    threshold = len(evals) * float(np.finfo(np.float64).eps) * float(evals[-1])
+    least = max(options.min_evals, _LEAST_EVALS)
+    row = make_row(layer, solved, replace(options, evals_thresh=threshold, min_evals=least), labels)
+    return replace(row, delta_norm=math.sqrt(row.norm), fit_status=row.fit_status if row.norm else "unchanged")
 
 
 def count_dtypes(source: TensorSource) -> dict[str, dict[str, int]]:

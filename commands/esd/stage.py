@@ -97,7 +97,7 @@ class Stage:
         row = {"source_model": args.source_model, "relation": args.relation, "revision": args.revision}
         with (
             closing(Hub(reserve_bytes=reserve_bytes, drop=options.drop_downloads)) as hub,
-            open_model(args.model, hub, **row) as model,
+            open_model(args.model, hub, **row, delta=options.wants_change) as model,
             closing(SpectraCache(Path(options.cache_dir or self.output / CACHE))) as cache,
         ):
             self.about["model"], *self.about["adapters"] = model.commits

@@ -16,7 +16,7 @@ OWN_OPTIONS = {
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
     "The models": "model_list single_model source_model relation revision overwrite redo_old verify",
     "The analysis": "fix_fingers evals_thresh bins peak_window solver device parallel_gpu layers embeddings "
-    "min_evals farms randomize dtype_report",
+    "min_evals clip_xmax fit_tests delta delta_vectors farms randomize dtype_report",
     GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
     OUTPUT: "queue output_dir columns plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet "

@@ -28,7 +28,10 @@ def find_budgets(rows: Sequence[ModelRow], config: EsdConfig, backend: EsdBacken
     unknown: list[str] = []
     for row, model in models.items():
         shapes = shapes_of[model]
-        need = gpu_need(shapes.tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
+        tensors = shapes.tensors
+        if config.wants_change:  # differences are made in float64
+            tensors = tuple(each._replace(dtype="F64") if "F" in each.dtype else each for each in tensors)
+        need = gpu_need(tensors, solver=config.solver, parallel=config.parallel_gpu, layers=config.layers)
         if need is None:
             why = "its weights are packed" if any(map(is_packed, shapes.tensors)) else "it has no matrix"
             unknown.append(f"{clean(row.name)}: {clean(shapes.why_not or why)}")

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
+from gpusched.common.libraries import install_command
 from gpusched.common.text import clean, first_few
 from gpusched.config.layers import load
 from gpusched.dispatcher import Observer
@@ -28,6 +29,7 @@ from gpusched.esd.jobs import (
     stage_command,
     threads_per_job,
 )
+from gpusched.esd.layers_table import LAYERS, write_layers
 from gpusched.esd.model_list import ModelList, ModelRow
 from gpusched.esd.records import EsdSummary
 from gpusched.esd.todo import EsdTodo, compare
@@ -63,6 +65,12 @@ class EsdExperiment:
         of_rows = {row: outcomes[name] for row in self.models.rows if (name := job_name(row)) in outcomes}
         summary = records.summarise(self.config.output, self.options, of_rows, again=self.config.overwrite)
         summary.write(self.config.output)
+        try:
+            write_layers(self.config.output, summary.results)
+        except ImportError:
+            self.backend.notify(f"no {LAYERS}: {install_command(['pyarrow'])} installs what writes it")
+        except (ValueError, TypeError) as error:
+            self.backend.notify(f"no {LAYERS}: the tables of the models do not go together ({clean(str(error))})")
         return summary
 
     # ---- the whole of it ----

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
@@ -34,6 +34,7 @@ class ModelRow:
     line: int = 1
     name: str = ""
     fault: str = ""
+    cells: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # of all columns, by their names
 
     @property
     def is_adapter(self) -> bool:
@@ -102,7 +103,8 @@ def parse(data: bytes, where: str) -> ModelList:
             continue
         source, relation, revision = (values.get(column, "") for column in _OTHERS)
         relation = relation.lower()
-        models.append(ModelRow(_plain(values[key]), _base(source, relation), relation, revision, line))
+        model, columns = _plain(values[key]), tuple(values.items())
+        models.append(ModelRow(model, _base(source, relation), relation, revision, line, cells=columns))
     if not models:
         raise GpuschedError("has no models", where=where, hint=_HINT)
     return ModelList(tuple(map(_checked, _once(models, notes))), tuple(notes))

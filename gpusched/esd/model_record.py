@@ -22,6 +22,7 @@ READABLE = (1, 2)
 RECORDS = "records"
 TABLES = "per_model_csv"
 SPECTRA = "spectra"
+SHUFFLED = " (shuffled)"  # behind a layer's name among the spectra: that of its entries in random order
 
 _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary mark included
 

@@ -61,6 +61,7 @@ def option(default: Any, help: str, **details: Any) -> Any:
 
 
 recorded = partial(option, changes_numbers=True)
+added = partial(option, changes_table=True)  # recorded only where it is used, so that earlier results stay done
 
 
 def options_of(kind: type) -> Iterator[EsdOption]:
@@ -127,11 +128,12 @@ class AnalysisOptions:
     min_evals: int = recorded(2, "Fit no tail to fewer than N eigenvalues.", metavar="N", least=2)
     farms: bool = recorded(False, "Take the spectra of submatrices of one aspect ratio (FARMS).")
     randomize: bool = recorded(False, "Compare with the same entries in random order.")
-    columns: str = option(
-        "own",
-        "Write the names and meanings of WeightWatcher or NetESD.",
-        choices=("own", "ww", "netesd"),
-        changes_table=True,
+    clip_xmax: bool = added(False, "Leave out the greatest eigenvalues that raise alpha by more than 1.")
+    fit_tests: bool = added(False, "Test each fit: the p of its goodness (Clauset, Shalizi, Newman 2009).")
+    delta: bool = added(False, "Analyse the change against the base: of an adapter, or against source_model.")
+    delta_vectors: bool = added(False, "As --delta, and compare the singular vectors before and after it.")
+    columns: str = added(
+        "own", "Write the names and meanings of WeightWatcher or NetESD.", choices=("own", "ww", "netesd")
     )
     device: str = option("auto", "Compute on auto, cpu, cuda or cuda:N.", metavar="DEVICE", check=_check_device)
     cache_dir: str = option(
@@ -147,12 +149,19 @@ class AnalysisOptions:
     verify: bool = option(False, "Compare the whole content of local files with that of the analysis.")
     overwrite: bool = option(False, "Analyse models again that are done already.")
 
+    @property
+    def wants_change(self) -> bool:
+        """True if the change of a model is analysed, not its weights."""
+        return self.delta or self.delta_vectors
+
     def check(self) -> None:
         """Raise GpuschedError for an invalid value."""
         for each in options_of(type(self)):
             value = getattr(self, each.name)
             if problem := each.problem(value):
                 raise GpuschedError(problem, where=f"{each.flag} {value}")
+        if self.wants_change and (self.farms or self.randomize):
+            raise GpuschedError("goes with neither --farms nor --randomize, which look at weights", where="--delta")
 
     def as_record(self, *, source_model: str = "", relation: str = "") -> dict[str, Any]:
         """Return the options that change numbers, whether an adapter is meant, and its base, for a model's record.
@@ -166,4 +175,8 @@ class AnalysisOptions:
             if each.changes_numbers or (each.changes_table and value != each.default)
         }
         is_adapter = relation.strip().lower() in ADAPTER_RELATIONS
-        return {**options, "adapter": is_adapter, "source_model": source_model if is_adapter else ""}
+        return {
+            **options,
+            "adapter": is_adapter,
+            "source_model": source_model if is_adapter or self.wants_change else "",
+        }

@@ -62,10 +62,11 @@ def make_directory(path: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def write_file(path: str, text: str) -> None:
+def write_file(path: str, content: str | bytes) -> None:
     """Replace a file, whole or not at all. Raises GpuschedError if that is impossible."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     with _writing(path):
-        write_atomically(path, text.encode("utf-8", "backslashreplace"), sync=True, mode=0o644)
+        write_atomically(path, data, sync=True, mode=0o644)
 
 
 @contextmanager

@@ -84,6 +84,10 @@ class MergedSource:
             return merged
         return merged.chunk(parts)[part] if parts else merged[part]
 
+    def read_factor(self, key: str) -> torch.Tensor:
+        """Read a tensor of the adapter's file."""
+        return self._adapter.tensors.read(key)
+
     def close(self) -> None:
         self._adapter.tensors.close()
         self._base.close()

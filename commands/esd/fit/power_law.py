@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 NAN = float("nan")
 _PROBES = np.arange(1, 9) / 8.0  # places in a tail for the first lower bound of its D
 _FLAT, _LEAST_SPREAD = 2.0, 2e-5  # as measured on orthogonal matrices: docs/esd-method.md
+_MOST_FINGERS, _LEAST_FALL, _LEAST_ALPHA = 9, 1.0, 2.0  # as in WeightWatcher's clip_xmax
 _SLACK = 1e-13  # bounds and distances are sums in different orders: a tail this close is kept
 
 
@@ -57,6 +58,26 @@ def fit(evals: Floats, options: AnalysisOptions, rounding: float = 0.0) -> Fit:
         return tails.best(0, len(evals) - 1)
     low, high = peak_window(evals[tails.first :], options)
     return tails.best(int(np.searchsorted(evals, low, "left")), int(np.searchsorted(evals, high, "right")))
+
+
+def fit_without_fingers(evals: Floats, options: AnalysisOptions, rounding: float = 0.0) -> tuple[Fit, int]:
+    """Return the power law, and how many of the greatest eigenvalues it leaves out: 0 without `clip_xmax`.
+
+    A few eigenvalues far above the others, fingers, raise the exponent. As many are left out, up to nine, as make it
+    fall by more than 1; none, if it falls to 2 before.
+    """
+    first = fit(evals, options, rounding)
+    if not options.clip_xmax or first.status != "ok":
+        return first, 0
+    for fingers in range(1, _MOST_FINGERS + 1):
+        law = fit(evals[:-fingers], options, rounding)
+        if law.status != "ok":
+            break
+        if law.alpha + _LEAST_FALL < first.alpha:
+            return law, fingers
+        if law.alpha <= _LEAST_ALPHA:
+            break
+    return first, 0
 
 
 def peak_window(evals: Floats, options: AnalysisOptions) -> tuple[float, float]:

@@ -33,10 +33,13 @@ def bulk(tensor: torch.Tensor, layer: Layer, *, farms: bool) -> tuple[float, flo
         squares += float(entries.square().sum())
     mean = total / tensor.numel()
     variance = max(0.0, squares / tensor.numel() - mean * mean)
-    rows, columns = layer.matrix
-    if farms:
-        rows, columns = windows(torch.empty(rows, columns, device="meta"))[0].shape
-    return bulk_edges(variance * (CONVOLUTION if layer.convolution else 1.0), rows, columns)
+    return bulk_edges(variance * (CONVOLUTION if layer.convolution else 1.0), *sides(layer, farms=farms))
+
+
+def sides(layer: Layer, *, farms: bool) -> tuple[int, int]:
+    """Return the rows and columns of each matrix whose eigenvalues are computed: a window's, with FARMS."""
+    rows, columns = windows(torch.empty(layer.matrix, device="meta"))[0].shape if farms else layer.matrix
+    return rows, columns
 
 
 def bulk_edges(variance: float, rows: int, columns: int) -> tuple[float, float]:

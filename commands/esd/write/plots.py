@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusched.esd.model_record import SPECTRA, TABLES, model_name, read_record
+from gpusched.esd.model_record import SHUFFLED, SPECTRA, TABLES, model_name, read_record
 from gpusched.esd.options import AnalysisOptions, options_of
 
-from ..fit.power_law import fit, kept
+from ..fit.marchenko_pastur import density_of_law
+from ..fit.power_law import fit_without_fingers, kept
 from .files import write_file
 
 PLOTS = "plots"
@@ -25,7 +26,7 @@ BINS = 40
 DPI = 110
 MOST_PAGES = 40
 
-_TAIL, _LAW, _GREY, _INK = "#3572b0", "#c2453d", "#9aa4af", "#1b1f24"
+_TAIL, _LAW, _GREY, _INK, _BULK = "#3572b0", "#c2453d", "#9aa4af", "#1b1f24", "#009e73"
 _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
 _LARGEST = 1e300  # of an eigenvalue that can be drawn
 _NUMBERS = ("alpha", "D", "fit_xmin", "n_tail", "num_evals")
@@ -70,9 +71,8 @@ def _read_layers(output_dir: str, stem: str, spectra: Mapping[str, NDArray[np.fl
         layers: list[Layer] = list(csv.DictReader(file))
     if layers and "fit_xmin" not in layers[0]:
         settings = read_record(output_dir, stem)["options"]
-        options = AnalysisOptions(
-            **{each.name: settings[each.name] for each in options_of(AnalysisOptions) if each.changes_numbers}
-        )
+        names = {each.name for each in options_of(AnalysisOptions)} & set(settings)
+        options = AnalysisOptions(**{name: settings[name] for name in names})
         return [_refit(layer["longname"], spectra[layer["longname"]], options) for layer in layers]
     for line, layer in enumerate(layers, 2):
         for column in _NUMBERS:
@@ -85,7 +85,7 @@ def _read_layers(output_dir: str, stem: str, spectra: Mapping[str, NDArray[np.fl
 
 def _refit(name: str, evals: NDArray[np.float64], options: AnalysisOptions) -> Layer:
     values = kept(evals, options.evals_thresh)
-    law = fit(values, options)
+    law, _ = fit_without_fingers(values, options)
     numbers = {"alpha": law.alpha, "D": law.D, "fit_xmin": law.xmin, "n_tail": law.n_tail, "num_evals": len(values)}
     return {"longname": name, **{column: str(value) for column, value in numbers.items()}}
 
@@ -129,20 +129,23 @@ def _pages(title: str, layers: Sequence[Layer], spectra: Any) -> Iterator[Any]:
         page = layers[start : start + size]
         rows, columns = -(-len(page) // COLUMNS), min(COLUMNS, len(page))
         figure = Figure(figsize=(2.9 * columns, 2.15 * rows + 0.35), layout="constrained")
-        figure.suptitle(f"{_plain(title)}: density of eigenvalues, and the power law from xmin on", fontsize=10)
+        figure.suptitle(
+            f"{_plain(title)}: density of eigenvalues, the power law from xmin on, and the random bulk", fontsize=10
+        )
         fields = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, layer in zip(fields, page, strict=False):
             name = layer["longname"]
             axes.set_title(_plain(name.removesuffix(".weight")[-42:]), loc="left", fontsize=7)
             axes.tick_params(labelsize=6)
-            _draw_spectrum(axes, layer, spectra[name] if name in spectra else np.empty(0))
+            own, chance = (spectra[key] if key in spectra else np.empty(0) for key in (name, name + SHUFFLED))
+            _draw_spectrum(axes, layer, own, chance)
         for axes in fields[len(page) :]:
             axes.set_axis_off()
         yield figure
 
 
-def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64]) -> None:
-    """Draw the histogram of one spectrum with tail, power law and xmin."""
+def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64], chance: NDArray[np.float64]) -> None:
+    """Draw the histogram of one spectrum with tail, power law and xmin, the random bulk, and the shuffled spectrum."""
     shown = np.sort(values[values > 0])[-int(layer["num_evals"]) :]
     if not len(shown) or not shown[-1] < _LARGEST:
         axes.text(0.5, 0.5, "no finite spectrum", ha="center", va="center", transform=axes.transAxes, fontsize=7)
@@ -163,6 +166,15 @@ def _draw_spectrum(axes: Any, layer: Layer, values: NDArray[np.float64]) -> None
         law = int(layer["n_tail"]) / len(shown) * (alpha - 1) / xmin * (ends / xmin) ** -alpha
         axes.plot(ends, law, color=_LAW, linewidth=1.3)
         axes.axvline(xmin, color=_INK, linewidth=0.8, linestyle="--")
+    low, high = (float(layer.get(name) or "nan") for name in ("mp_bulk_min", "mp_bulk_max"))
+    if high > low:
+        law = density_of_law(middles := np.sqrt(edges[1:] * edges[:-1]), low, high) * len(values) / len(shown)
+        axes.plot(middles, np.where(law > floor, law, np.nan), color=_BULK, linewidth=1.1)
+        note += f"\n{layer['mp_num_spikes']} spikes"
+    if len(chance):
+        density, _ = np.histogram(chance, edges)
+        density = density / np.diff(edges) / len(shown)
+        axes.stairs(np.maximum(density, floor), edges, baseline=floor, color=_INK, linewidth=0.6)
     axes.text(0.98, 0.97, note, ha="right", va="top", transform=axes.transAxes, fontsize=6.5)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -82,6 +82,22 @@ class Row:
     rand_bulk_min: float = NAN  # the edges of a random matrix's spectrum (Marchenko and Pastur)
     rand_bulk_max: float = NAN
     rand_num_spikes: int | None = None  # eigenvalues of the layer above the upper edge
+    sigma: float = NAN  # the standard error of alpha
+    alpha_low: float = NAN  # a 95 % interval of alpha
+    alpha_high: float = NAN
+    p_value: float = NAN  # of the test whether the tail is a power law (--fit-tests)
+    num_fingers: int = 0  # of the greatest eigenvalues, how many the fit leaves out (--clip-xmax)
+    mp_scale: float = NAN  # the fit of Marchenko and Pastur's law: standard deviation of the entries, edges, spikes
+    mp_bulk_min: float = NAN
+    mp_bulk_max: float = NAN
+    mp_num_spikes: int | None = None
+    mp_spike_share: float = NAN  # of the sum of all eigenvalues, the part of the spikes
+    delta_base: str = ""  # the base of the change that is analysed (--delta)
+    delta_norm: float = NAN  # ‖ΔW‖, the root of the sum of its eigenvalues
+    overlap_1: float = NAN  # of the leading singular vectors before and after the change (--delta-vectors)
+    overlap_8: float = NAN
+    overlap_64: float = NAN
+    intruders: int | None = None  # of the ten leading vectors after it, those that are unlike all before
 
 
 def warning_of(alpha: float) -> str:
@@ -98,7 +114,7 @@ class Table:
 
     rows: Sequence[Row]
     skipped: Sequence[Skip]
-    spectra: Mapping[str, NDArray[np.float64]]  # longname -> all eigenvalues, ascending
+    spectra: Mapping[str, NDArray[np.float64]]  # longname, or with SHUFFLED -> all eigenvalues, ascending
     notes: Sequence[str] = ()
 
     def as_columns(self) -> dict[str, list[Any]]:

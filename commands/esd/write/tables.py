@@ -44,7 +44,7 @@ _WW: Mapping[str, Column] = {
     "num_pl_spikes": "num_pl_spikes",
     "rank_loss": "rank_loss",
     "rf": lambda row, evals: max(1, row.params // (row.M * row.N)),
-    "sigma": lambda row, evals: (row.alpha - 1) / math.sqrt(row.n_tail) if row.n_tail else 0.0,
+    "sigma": _or("sigma", 0.0),
     "spectral_norm": "spectral_norm",
     "stable_rank": "stable_rank",
     "status": lambda row, evals: "success" if row.fit_status == "ok" else "failed",

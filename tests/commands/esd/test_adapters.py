@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpusched.commands.esd import analyze
 from gpusched.commands.esd.adapt.adapter_config import parse_adapter_config
 from gpusched.commands.esd.adapt.adapters import Adapter, MergedSource
 from gpusched.commands.esd.find.hub import Hub
@@ -64,6 +65,7 @@ SIZES |= {
     "neox": {**HEADS, "hidden_size": 32, "intermediate_size": 48},
     "whisper": {**BOTH, "d_model": 32, "vocab_size": 64},
 }
+CHANGES = ("gpt2", "gpt2 embedding", "llama", "llama patterns", "llama dora fp32")  # stored in float32
 CLASSES = {"gpt2": "GPT2", "llama": "Llama", "mixtral": "Mixtral", "t5": "T5", "opt": "OPT", "neox": "GPTNeoX"}
 CLASSES["whisper"] = "Whisper"
 LOADERS = {"t5": "AutoModelForSeq2SeqLM", "whisper": "AutoModelForSpeechSeq2Seq"}
@@ -344,3 +346,18 @@ def test_convolutions_are_merged_too(dtype: torch.dtype, dora: bool, tmp_path: P
     assert set(source.changes) == {f"{name}.weight" for name in names}
     for name, tensor in merged.state_dict().items():
         assert torch.equal(source.read(name), tensor), name
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_change_has_the_spectrum_of_what_peft_adds(name: str, tmp_path: Path) -> None:
+    family, _, of_adapter, _, settings = CASES[name]
+    base = make_base(tmp_path / "base", family, torch.float32)
+    made = make_adapter(tmp_path / "ad", base, of_adapter, **settings)
+    merged, before = (open_local(path) for path in (merged_by_peft(tmp_path / "merged", base, made), base))
+    table = analyze(made, source_model=str(base), relation="adapter", delta=True, embeddings=True)
+    assert table.rows
+    for row in table.rows:
+        weight = f"{row.longname}.weight"
+        values = torch.linalg.svdvals(merged.read(weight).double() - before.read(weight).double()).square().flip(0)
+        found = torch.from_numpy(table.spectra[row.longname])
+        torch.testing.assert_close(found, values[-len(found) :], rtol=1e-3, atol=float(values[-1]) * 1e-6)
