@@ -132,9 +132,10 @@ class Settings:
     )
     poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
     free_when: str = _choice(
-        "memory idle",
-        "Idle: no process of others either",
-        more="memory judges a GPU by its memory alone; idle also wants no foreign compute process on it",
+        "auto memory idle",
+        "Auto: free also of others' work; idle: of their processes",
+        more="auto goes by memory, and no foreign compute process may have worked on it during the checks; "
+        "memory goes by memory alone; idle also wants no foreign compute process on it",
         group=GPUS,
     )
     gpus_per_job: int = _count(

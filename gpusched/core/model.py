@@ -79,13 +79,14 @@ def nameless_uuid(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process that a device reports. `used_bytes` is None if the driver does not report it."""
+    """A process that a device reports. What the driver does not report of it is None."""
 
     pid: int
     used_bytes: int | None
     kind: str = "C"  # C compute | G graphics | M MPS client
     user: str = "?"
     program: str = "?"
+    utilisation: float | None = None  # 0 to 1, the most since the last complete reading
 
 
 @dataclass(frozen=True, slots=True)
