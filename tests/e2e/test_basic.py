@@ -224,6 +224,15 @@ def test_free_when_idle(tmp_path: Path) -> None:
         assert box.jobs()[0].indices == [1]
 
 
+@pytest.mark.parametrize(("rule", "used"), [("auto", 1), ("memory", 0), ("idle", 2)])
+def test_a_colleague_who_works_in_little_memory_and_one_who_idles(tmp_path: Path, rule: str, used: int) -> None:
+    with Box(tmp_path, gpus="3") as box:
+        box.colleague(0, 490)
+        box.colleague(1, 490, util=0)
+        assert box.run("true", options=f"--free-when {rule}").code == 0
+        assert box.jobs()[0].indices == [used]
+
+
 def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="1") as box:
         box.set_box(release_ms=300)
