@@ -180,6 +180,14 @@ def name_processes(processes: Sequence[DeviceProcess]) -> str:
     return f"{first.user}'s {first.program} (pid {first.pid}){more}"
 
 
+def company(known: Availability) -> str:
+    """Return who is on a free device, or that nobody can know, for a job that wants to be alone; empty if nobody is."""
+    listed = known.sample.processes if known.sample else None
+    if listed is None:
+        return "its processes cannot be listed, which alone=yes needs"
+    return f"{name_processes(listed)} is on it (alone=yes)" if listed else ""
+
+
 def explained(device: Device, sample: Sample, ours: Set[int], criteria: Criteria) -> bool:
     """Return True if the listed processes other than `ours` alone keep the device from being free."""
     others = [p for p in sample.processes or () if p.pid not in ours]
