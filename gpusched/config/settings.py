@@ -134,7 +134,7 @@ class Settings:
     poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
     free_when: str = _choice(
         "auto memory idle",
-        "Judge others by this: auto, memory, idle",
+        "Judge by auto, memory or idle",
         more="auto goes by memory, and no foreign compute process may have worked on it during the checks; "
         "memory goes by memory alone; idle goes by memory, and wants no foreign compute process on it",
         metavar="RULE",
