@@ -145,6 +145,21 @@ def test_a_colleague_who_idles_in_little_memory_does_not_keep_it(pair: Rigged) -
     assert pair.run(pair.job(1000)).code == 0
 
 
+def test_a_job_knows_if_it_was_alone(pair: Rigged) -> None:
+    """Also where processes of ours come and go: a driver lists them as it lists those of others."""
+    churn = "for i in 1 2 3 4 5 6; do " + pair.job(600, "--hold 0.1") + "; done"
+    running = pair.start("run", pair.write(f"[alone=yes] {churn}", f"[alone=yes] {pair.job(900, '--hold 2')}"))
+    wait_for(lambda: pair.running() == 2)
+    pair.machine.start("hold", 1, 300, "--hold", 300, "--util", 0)
+    assert running.wait().code == 0
+    alone, disturbed = [job["foreign_use"] for job in pair.metrics()["jobs"]]
+    assert (alone["share"], alone["disturbed"]) == (0.0, False)
+    assert disturbed["disturbed"] and (disturbed["peak_bytes"], disturbed["peak_utilisation"]) == (300 << 20, 0.0)
+    pair.machine.set("all", "pids=hidden", "foreign=300")
+    waiting = pair.start("run", pair.write(f"[alone=yes] {pair.job(901)}"))
+    waiting.wait_until_said("its processes cannot be listed, which alone=yes needs")
+
+
 def test_a_colleague_who_comes_while_our_job_runs_is_respected_after_it(pair: Rigged) -> None:
     lines = [pair.job(1000, "--hold 1"), pair.job(1001, "--hold 1"), pair.job(1002), pair.job(1003)]
     running = pair.start("run", pair.write(*lines))
