@@ -166,9 +166,9 @@ class Queue:
         """Add a job that runs `command`, a text for the shell or a sequence of arguments, and return it.
 
         `wanted` are the attributes of a job (name, tag, gpus, mem="18G", time="2h", prio, after, retries, cwd, items,
-        gpu_model, cpus, ram, env={"NAME": "value"}) and of a submission: hold=True, begin_at (epoch seconds),
-        once="key" (return the job of this key if there is one), export="all" | "none" | "NAME,…". `after` takes jobs,
-        ids, names and tags, one or several. Raises GpuschedError for what cannot be right.
+        gpu_model, alone=True, cpus, ram, env={"NAME": "value"}) and of a submission: hold=True, begin_at (epoch
+        seconds), once="key" (return the job of this key if there is one), export="all" | "none" | "NAME,…". `after`
+        takes jobs, ids, names and tags, one or several. Raises GpuschedError for what cannot be right.
         """
         text = command if isinstance(command, str) else shlex.join(command)
         return self._add(lambda options: parse_command(text, options), "command", wanted)[0]

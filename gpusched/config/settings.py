@@ -98,7 +98,8 @@ def _switch(help: str, **more: Any) -> Any:
 def _choice(words: str, help: str, **more: Any) -> Any:
     """Return the field of a setting that is one of the `words`; the first one is the default."""
     choices = tuple(words.split())
-    return _row(choices[0], values.one_of(*choices), help, choices=choices, metavar="|".join(choices), **more)
+    more = {"metavar": "|".join(choices), **more}
+    return _row(choices[0], values.one_of(*choices), help, choices=choices, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,11 @@ class Settings:
     )
     poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
     free_when: str = _choice(
-        "memory idle",
-        "Idle: no process of others either",
-        more="memory judges a GPU by its memory alone; idle also wants no foreign compute process on it",
+        "auto memory idle",
+        "Judge by auto, memory or idle",
+        more="auto goes by memory, and no foreign compute process may have worked on it during the checks; "
+        "memory goes by memory alone; idle goes by memory, and wants no foreign compute process on it",
+        metavar="RULE",
         group=GPUS,
     )
     gpus_per_job: int = _count(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from gpusched.common.text import mask_secrets
-from gpusched.core.model import DIRTY, AttemptRow, JobRow, JobState
+from gpusched.common.text import clean, mask_secrets
+from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
 _MEASURED = ("peak_memory_bytes", "peak_device_bytes", "mean_memory_bytes", "mean_utilisation", "energy_j")
@@ -74,6 +75,7 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "items": job.items or None,
         "stated_mem_bytes": job.stated_mem_bytes or None,
         "mem_bytes": job.mem_bytes or None,
+        "alone": job.alone,
         "queued_at": job.submitted_at,
         "started_at": last.started_at if attempts else None,
         "ended_at": job.ended_at,
@@ -101,9 +103,15 @@ def attempt_document(attempt: AttemptRow, queue_path: str) -> dict[str, Any]:
         "error_log": f"{queue_path}/{attempt.error_log}" if attempt.error_log else None,
         "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
         **{name: getattr(usage, name) for name in _MEASURED},
+        "foreign_use": foreign_document(usage.foreign_use),
         "max_rss_bytes": attempt.max_rss_bytes,
         "cpu_s": attempt.cpu_s,
     }
+
+
+def foreign_document(use: ForeignUse) -> dict[str, Any] | None:
+    """Return the processes of others beside an attempt; None where nobody knows."""
+    return None if use.share is None else {"share": use.share, **asdict(use), "who": [*map(clean, use.who)]}
 
 
 def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], now: float) -> dict[str, Any]:

@@ -79,13 +79,14 @@ def nameless_uuid(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process that a device reports. `used_bytes` is None if the driver does not report it."""
+    """A process that a device reports. What the driver does not report of it is None."""
 
     pid: int
     used_bytes: int | None
     kind: str = "C"  # C compute | G graphics | M MPS client
     user: str = "?"
     program: str = "?"
+    utilisation: float | None = None  # 0 to 1, the most since the last complete reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,26 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignUse:
+    """The processes of others on the devices of an attempt, summed up from the samples that list all processes."""
+
+    samples: int = 0
+    shared: int = 0  # of these samples, the ones with processes of others
+    who: tuple[str, ...] = ()  # the first few of them: "bo's python"
+    peak_bytes: int | None = None  # together
+    peak_utilisation: float | None = None  # of one of them, 0 to 1
+    disturbed: bool = False  # there were some although the job had asked to be alone
+
+    @property
+    def share(self) -> float | None:
+        """The share of the samples with processes of others; None: never known."""
+        return self.shared / self.samples if self.samples else None
+
+
+NOBODY_SEEN = ForeignUse()
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The resources that an attempt used, summed up from samples. None: never measured."""
 
@@ -211,6 +232,7 @@ class Usage:
     energy_j: float | None = None
     peak_device_bytes: int | None = None  # on one device
     by_device: bool = False  # memory is the change of the device's total, since its processes are not listed
+    foreign_use: ForeignUse = NOBODY_SEEN
 
 
 NOTHING_USED = Usage()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpusched.common.text import clean
 from gpusched.core.documents import job_title, shown_line
 from gpusched.core.jobs import environment
 from gpusched.core.jobs.failure import without_repetition
@@ -185,9 +186,10 @@ class Actor:
         attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         outcome = close.attempt.outcome
         assert outcome is not None, "an attempt is closed only with an outcome"
-        if attempt.use.unassigned_device:
-            notes = [f"chose its own GPU ({attempt.use.unassigned_device})", outcome.note]
-            outcome = replace(outcome, note=", ".join(filter(None, notes)))
+        foreign, other_device = attempt.use.usage.foreign_use, attempt.use.unassigned_device
+        notes = [f"chose its own GPU ({other_device})" if other_device else ""]
+        notes += [f"disturbed by {clean(foreign.who[0])}" if foreign.disturbed else "", outcome.note]
+        outcome = replace(outcome, note=", ".join(filter(None, notes)))
         job, fields = attempt.job, attempt.life.fields
         avoid, above = steer(outcome, attempt.row.devices, job.avoid, job.above_bytes)
         return attempt_table.close(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
+from gpusched.common import processes
 from gpusched.core.jobs import usage
-from gpusched.core.model import Sample
+from gpusched.core.model import ForeignUse, Sample
 from gpusched.core.plan.snapshot import Resident
 from gpusched.dispatcher.attempt_book import AttemptBook
 from gpusched.dispatcher.open_attempt import OpenAttempt
@@ -17,6 +18,7 @@ class UsageMeter:
     def __init__(self, attempts: AttemptBook) -> None:
         self._attempts = attempts
         self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
+        self._ours: set[int] = set()  # pids that were ours at some reading, and are still listed
 
     def owners(self, samples: Iterable[Sample]) -> dict[int, OpenAttempt]:
         """Return which processes on the devices belong to which of our attempts, by pid."""
@@ -32,11 +34,14 @@ class UsageMeter:
         """Fold one poll into the use of each attempt; note the devices that one uses without having been given them."""
         energy = self._energy_used(samples)
         owners = self.owners(samples.values())
+        foreign = self._find_foreign(samples.values(), owners.keys())
         for attempt in self._attempts:
             if attempt.has_ended:
                 continue
             pids = {pid for pid, owner in owners.items() if owner is attempt}
-            self._measure_own(attempt, samples, pids, energy, now)
+            own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
+            others = usage.foreign_use_of(own, foreign, alone=attempt.job.alone)
+            self._measure_own(attempt, own, pids, energy, others, now)
             attempt.read_progress()
             for uuid, sample in samples.items():
                 listed = any(p.pid in pids for p in sample.processes or ())
@@ -46,13 +51,13 @@ class UsageMeter:
     def _measure_own(
         self,
         attempt: OpenAttempt,
-        samples: Mapping[str, Sample],
+        own: list[Sample],
         pids: set[int],
         energy: Mapping[str, float],
+        others: ForeignUse,
         now: Moment,
     ) -> None:
         """Fold the samples of its own devices into the use of one attempt."""
-        own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
         if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in own):
             attempt.use.seen_s = now.monotonic_s  # where processes cannot be told apart, nobody is called idle
             attempt.use.reported.discard("idle")
@@ -63,7 +68,14 @@ class UsageMeter:
                 attempt.use.used_bytes[sample.uuid] = used_bytes
         if own:
             joules = [energy[uuid] for uuid in attempt.devices if uuid in energy]
-            attempt.use.usage = usage.add(attempt.use.usage, own, pids, sum(joules) if joules else None, before)
+            joules_used = sum(joules) if joules else None
+            attempt.use.usage = usage.add(attempt.use.usage, own, pids, joules_used, before, others)
+
+    def _find_foreign(self, samples: Iterable[Sample], ours: Set[int]) -> set[int]:
+        """Return the pids on the devices that are not ours; nobody knows whose one was that has ended meanwhile."""
+        listed = {process.pid for sample in samples for process in sample.processes or ()}
+        self._ours = (self._ours & listed) | ours
+        return {pid for pid in listed - self._ours if processes.process_stat(pid) is not None}
 
     def _energy_used(self, samples: Mapping[str, Sample]) -> dict[str, float]:
         """Return the joules that each board has used since its last reading."""
@@ -83,7 +95,7 @@ class UsageMeter:
         for attempt in self._attempts:
             if not attempt.has_ended:
                 for uuid in attempt.devices:
-                    resident = Resident(attempt.job.id, attempt.job.mem_bytes, attempt.use.used_bytes.get(uuid))
+                    resident = Resident(attempt.job.id, attempt.job.budget_bytes, attempt.use.used_bytes.get(uuid))
                     residents[uuid] = (*residents.get(uuid, ()), resident)
         return residents
 

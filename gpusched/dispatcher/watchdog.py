@@ -42,7 +42,7 @@ class Watchdog:
             if attempt.use.unassigned_device and attempt.is_first("unassigned"):
                 self._check_place(attempt, is_ours=attempt.has_indices and devices.changed_s >= attempt.opened_s)
             for use in attempt.row.devices:
-                used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.mem_bytes
+                used, budget = attempt.use.used_bytes.get(use.uuid, 0), attempt.job.budget_bytes
                 if 0 < budget < used and attempt.is_first("over budget"):
                     text = f"uses {used // MIB} MiB on GPU {use.index} of a budget of {budget // MIB}"
                     self._warn(attempt, f"{text}: counted at its real use")

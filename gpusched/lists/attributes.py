@@ -15,7 +15,7 @@ from typing import Any
 from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_size, parse_size
 from gpusched.common.text import clean
-from gpusched.config.values import duration, whole
+from gpusched.config.values import duration, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import AttributeBlock, Word
 from gpusched.lists.finding_table import Fault, fault, suggest
@@ -73,11 +73,13 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "items": whole(1),
     "cpus": whole(1),
     "ram": parse_size,
+    "alone": switch,
 }
 KEYS = (*_TEXTS, "cwd")
 FIELDS = {  # key -> field of Attributes, in the order in which they are shown
     **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
     **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
+    "alone": "alone",
     "cwd": "cwd",
 }
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
@@ -85,6 +87,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ram": format_size,
     "time": format_duration,
     "tag": ",".join,
+    "alone": lambda is_wanted: "yes" if is_wanted else "no",
 }
 _KEY_SET = frozenset(KEYS)
 
@@ -160,10 +163,10 @@ def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | No
 
 
 def make(values: Mapping[str, Any]) -> Attributes:
-    """Make the attributes of one job. A job without GPUs has neither a memory budget nor a GPU model."""
+    """Make the attributes of one job. A job without GPUs has no needs of GPUs."""
     if not values:
         return NO_ATTRIBUTES
-    unused = ("mem", "gpu-model") if values.get("gpus") == 0 else ()
+    unused = ("mem", "gpu-model", "alone") if values.get("gpus") == 0 else ()
     return Attributes(
         **{field: values[key] for key, field in FIELDS.items() if key in values and key not in unused},
         env=tuple([(key[4:].encode(), value) for key, value in values.items() if key[:4] == ENV]),

@@ -92,6 +92,7 @@ class SubmitOptions:
             git=git,
             cpus=own.cpus,
             ram_bytes=own.ram_bytes,
+            alone=bool(own.alone and gpus),
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
             items=own.items,
             begin_at=self.begin_at,

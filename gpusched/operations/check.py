@@ -87,6 +87,7 @@ def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
         "gpus": gpus,
         "mem_bytes": own.mem_bytes or (settings.mem_bytes if gpus else 0) or None,
         "gpu_model": own.gpu_model or None,
+        "alone": bool(own.alone),
         "time_limit_s": settings.time_limit if own.time_limit_s is None else own.time_limit_s,
         "retries": settings.retries if own.retries is None else own.retries,
         "prio": own.prio,

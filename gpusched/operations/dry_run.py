@@ -154,7 +154,9 @@ def _first_board(
     claims = Claims(options.settings.claims_dir)
     for uuid in uuids:
         residents = tuple(
-            Resident(job.id, job.mem_bytes) for job, row in running if uuid in {device.uuid for device in row.devices}
+            Resident(job.id, job.budget_bytes)
+            for job, row in running
+            if uuid in {device.uuid for device in row.devices}
         )
         holder = None if residents else claims.holder(uuid)
         refused = observe.claimed_by(holder.user) if holder else claims.obstacle(uuid)

@@ -13,7 +13,7 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED
-from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.model import AttemptRow, ForeignUse, JobRow, JobState
 from gpusched.views.changes import change_lines
 from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, places, shorten_commands, tally
@@ -276,11 +276,23 @@ def usage_table(by: str, sums: Mapping[str, UsageSum], together: UsageSum) -> li
             f"{each.job_s / 3600:.2f}",
             f"{each.gpu_s / 3600:.2f}",
             f"{each.energy_j / 3.6e6:.2f}" if each.energy_j else "",
+            "" if each.foreign_use.share is None else f"{each.foreign_use.share:.0%}",
         ]
         for key, each in [*named, ("all", together)]
     ]
-    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "KWH"]
-    return grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS KWH")
+    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "KWH", "SHARED"]
+    lines = grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS KWH SHARED")
+    return (
+        [*lines, line(), line(f"shared with {_others(together.foreign_use)}")] if together.foreign_use.shared else lines
+    )
+
+
+def _others(use: ForeignUse) -> str:
+    """Return the processes of others in words, and what they have used of the GPUs at most."""
+    most = [] if use.peak_bytes is None else [f"{mib(use.peak_bytes)} MiB"]
+    most += [] if use.peak_utilisation is None else [f"{use.peak_utilisation:.0%} GPU use"]
+    samples = f"in {use.shared} of {count(use.samples, 'sample')}"
+    return f"{clean(', '.join(use.who))} {samples}{', at most ' + ' and '.join(most) if most else ''}"
 
 
 # ---- explain ---------------------------------------------------------------------------------------
@@ -334,8 +346,13 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
         lines.append(line("  how   ", (clean(describe(attempt.outcome)), "" if attempt.outcome.ok else "red")))
         lines += [line(f"  hint  {clean(advice)}")] if (advice := hint(job, attempt)) else []
     lines += [line(f"  log   {scene.path(name)}") for name in (attempt.log, attempt.error_log) if name]
-    used = _usage_text(job, attempt)
-    return [*lines, line(f"  used  {used}")] if used else lines
+    used, others = _usage_text(job, attempt), attempt.usage.foreign_use
+    lines += [line(f"  used  {used}")] if used else []
+    if others.shared:
+        lines.append(line(f"  with  {_others(others)}", (" (disturbed: alone=yes)" if others.disturbed else "", "red")))
+    elif others.samples:
+        lines.append(line(f"  alone in {count(others.samples, 'sample')}"))
+    return lines
 
 
 def _usage_text(job: JobRow, attempt: AttemptRow) -> str:

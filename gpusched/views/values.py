@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.core.documents import foreign_document
 from gpusched.core.jobs.group_summary import GroupSummary
 from gpusched.core.jobs.progress import StartTotals
-from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.jobs.usage import add_foreign
+from gpusched.core.model import NOBODY_SEEN, AttemptRow, ForeignUse, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
 from gpusched.views.words import short_path
@@ -119,6 +122,7 @@ class UsageSum:
     job_s: float = 0.0
     gpu_s: float = 0.0
     energy_j: float = 0.0
+    foreign_use: ForeignUse = NOBODY_SEEN
 
     def add(self, other: UsageSum, part: float = 1.0) -> None:
         """Add another sum, of which this part was used here."""
@@ -128,8 +132,9 @@ class UsageSum:
         self.job_s += other.job_s * part
         self.gpu_s += other.gpu_s * part
         self.energy_j += other.energy_j * part
+        self.foreign_use = add_foreign(self.foreign_use, other.foreign_use)
 
-    def document(self) -> dict[str, float]:
+    def document(self) -> dict[str, Any]:
         return {
             "jobs": len(self.jobs),
             "attempts": self.attempts,
@@ -137,6 +142,7 @@ class UsageSum:
             "job_hours": self.job_s / 3600,
             "gpu_hours": self.gpu_s / 3600,
             "energy_j": self.energy_j,
+            "foreign_use": foreign_document(self.foreign_use),
         }
 
 

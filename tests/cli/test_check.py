@@ -101,6 +101,7 @@ def test_the_same_for_programs(capsys: Capture) -> None:
         "gpus": 1,
         "mem_bytes": 30 << 30,
         "gpu_model": None,
+        "alone": False,
         "time_limit_s": None,
         "retries": 2,
         "prio": 5,

@@ -39,14 +39,14 @@ def call(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize(
     ("argv", "got"),
     [
-        (["f"], ["f", False, None, None, False, "memory", None]),
-        (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "memory", None]),
-        (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "memory", None]),
-        (["f", "--gpu-list", "all"], ["f", False, None, None, False, "memory", None]),
-        (["f", "--gpu-list", "0, 2"], ["f", False, None, "0,2", False, "memory", None]),
-        (["--gpu-list=0", "1", "f"], ["f", False, None, "0,1", False, "memory", None]),
-        (["--gpu-list", "0,", "2", "f"], ["f", False, None, "0,2", False, "memory", None]),
-        (["--strip-gpu-env", "f"], ["f", False, None, None, True, "memory", None]),
+        (["f"], ["f", False, None, None, False, "auto", None]),
+        (["f", "--max-gpus", "2", "--force"], ["f", True, 2, None, False, "auto", None]),
+        (["--gpu-list", "4", "5", "6", "7", "f"], ["f", False, None, "4,5,6,7", False, "auto", None]),
+        (["f", "--gpu-list", "all"], ["f", False, None, None, False, "auto", None]),
+        (["f", "--gpu-list", "0, 2"], ["f", False, None, "0,2", False, "auto", None]),
+        (["--gpu-list=0", "1", "f"], ["f", False, None, "0,1", False, "auto", None]),
+        (["--gpu-list", "0,", "2", "f"], ["f", False, None, "0,2", False, "auto", None]),
+        (["--strip-gpu-env", "f"], ["f", False, None, None, True, "auto", None]),
         (["f", "--free-when", "idle", "--time-limit", "2h"], ["f", False, None, None, False, "idle", 7200.0]),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_flag_wins_over_a_file_and_a_switch_can_be_taken_back(
 ) -> None:
     Path("gpusched.yaml").write_text("strip_gpu_env: true\nmax_gpus: 3\ngpu_list: [1]\n")
     assert call(["f", "--no-strip-gpu-env", "--max-gpus", "1"], monkeypatch) == 0
-    assert json.loads(capsys.readouterr().out) == ["f", False, 1, "1", False, "memory", None]
+    assert json.loads(capsys.readouterr().out) == ["f", False, 1, "1", False, "auto", None]
 
 
 @pytest.mark.parametrize(

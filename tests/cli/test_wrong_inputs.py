@@ -119,7 +119,7 @@ WRONG = [
     ("run list.txt --mem 18X", "--mem: mem is '18X', but must be MiB"),
     ("run list.txt --mem 900G", "wants 921600 MiB on a GPU"),
     ("run list.txt --retries -1", "retries is '-1', but must be a whole number, at least 0"),
-    ("run list.txt --free-when never", "'never' is not one of 'memory', 'idle'"),
+    ("run list.txt --free-when never", "'never' is not one of 'auto', 'memory', 'idle'"),
     ("run list.txt --simulate x", "no model X; there are A100"),
     ("run list.txt --setup nosuch.sh", "nosuch.sh: cannot be read"),
     ("run list.txt --shell nosuch", "no shell 'nosuch' on PATH"),

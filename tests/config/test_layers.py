@@ -183,7 +183,7 @@ def test_a_file_that_is_wrong_is_refused_by_line(
         ("poll_interval", "0", "more than 0"),
         ("poll_interval", "nan", "seconds"),
         ("time_limit", "1:30", "1h30m"),
-        ("free_when", "never", "one of memory, idle"),
+        ("free_when", "never", "one of auto, memory, idle"),
         ("leftovers", "kill", "one of wait, stop"),
         ("strip_gpu_env", "maybe", "true or false"),
         ("gpu_list", "a", "a list such as"),

@@ -108,7 +108,7 @@ def test_what_is_no_list_of_gpus_is_refused(text: str) -> None:
 def test_the_defaults_are_those_that_are_promised() -> None:
     s = Settings()
     assert (s.max_gpus, s.gpu_mem_threshold, s.max_checks, s.poll_interval) == (None, 500, 10, 2.0)
-    assert (s.free_when, s.gpus_per_job, s.cpu_jobs, s.retries, s.grace) == ("memory", 1, 2, 0, 10.0)
+    assert (s.free_when, s.gpus_per_job, s.cpu_jobs, s.retries, s.grace) == ("auto", 1, 2, 0, 10.0)
     assert (s.visible_devices, s.shell, s.leftovers, s.time_limit) == ("auto", "bash", "wait", None)
     assert s.gpus_at_once == 4
 

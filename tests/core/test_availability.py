@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,8 +33,8 @@ FREE, CHECKING, BUSY, RUNNING = DeviceState.FREE, DeviceState.CHECKING, DeviceSt
 SETTLING, LOST, SET_ASIDE = DeviceState.SETTLING, DeviceState.LOST, DeviceState.SET_ASIDE
 
 
-def process(pid: int, mib: int | None, *, user: str = "bo", kind: str = "C") -> DeviceProcess:
-    return DeviceProcess(pid, None if mib is None else mib * MIB, kind, user, "python")
+def process(pid: int, mib: int | None, *, user: str = "bo", kind: str = "C", use: float | None = None) -> DeviceProcess:
+    return DeviceProcess(pid, None if mib is None else mib * MIB, kind, user, "python", use)
 
 
 def sample(
@@ -207,8 +208,8 @@ def test_a_last_look_gives_the_card_up_and_its_count_begins_again() -> None:
 
 def test_the_threshold_itself_is_not_free() -> None:
     at_threshold = replace(sample(0), used_bytes=500 * MIB)
-    assert obstacle(GPU, at_threshold, frozenset(), False, ONE) == "500 MiB in use, threshold 500 MiB"
-    assert obstacle(GPU, replace(at_threshold, used_bytes=500 * MIB - 1), frozenset(), False, ONE) is None
+    assert obstacle(GPU, at_threshold, OwnUse(), ONE) == "500 MiB in use, threshold 500 MiB"
+    assert obstacle(GPU, replace(at_threshold, used_bytes=500 * MIB - 1), OwnUse(), ONE) is None
 
 
 def test_only_polls_raise_the_count_but_any_look_can_reset_it() -> None:
@@ -421,7 +422,7 @@ def test_hidden_processes_while_memory_settles() -> None:
 
 
 def test_idle_only_waits_for_our_dead_process_and_not_for_a_colleague() -> None:
-    watch = after_a_job(Criteria(max_checks=3, idle_only=True))
+    watch = after_a_job(Criteria(max_checks=3, free_when="idle"))
     assert watch.look(sample(20, process(7, 16, user="me"), at=100.1)) is SETTLING
     assert watch.look(sample(120, process(8, 100), at=100.2)) is BUSY
 
@@ -541,7 +542,7 @@ def test_our_own_process_is_no_obstacle_to_its_count_in_exclusive_mode() -> None
 
 
 def test_free_when_idle_asks_for_no_compute_process() -> None:
-    watch = Watch(Criteria(max_checks=1, idle_only=True))
+    watch = Watch(Criteria(max_checks=1, free_when="idle"))
     assert watch.see(sample(100, process(5, 90), process(6, 1))) is BUSY
     assert watch.now.why == "bo's python (pid 5) and 1 more is on it (--free-when idle)"
     assert watch.see(sample(100, process(5, 90, kind="G"))) is FREE
@@ -550,7 +551,106 @@ def test_free_when_idle_asks_for_no_compute_process() -> None:
 
 
 def test_free_when_idle_still_goes_by_memory() -> None:
-    assert Watch(Criteria(max_checks=1, idle_only=True)).see(sample(600)) is BUSY
+    assert Watch(Criteria(max_checks=1, free_when="idle")).see(sample(600)) is BUSY
+
+
+# ---- work of others in little memory ---------------------------------------------------------------
+
+SMALL = 90  # MiB, below the threshold
+
+
+def busy_neighbour(use: float | None = 0.95, **more: Any) -> Sample:
+    return sample(SMALL, process(5, SMALL, use=use), utilisation=use, **more)
+
+
+def test_who_works_in_little_memory_keeps_the_gpu_and_who_idles_does_not() -> None:
+    watch = Watch()
+    assert watch.polls(3, busy_neighbour(0.0)) is FREE
+    assert watch.see(busy_neighbour(0.01)) is BUSY  # any work
+    assert (watch.now.why, watch.now.count) == ("bo's python (pid 5) works on it (1% GPU use)", 0)
+    assert watch.polls(2, busy_neighbour(0.0)) is CHECKING
+
+
+@pytest.mark.parametrize(("rule", "state"), [("auto", BUSY), ("memory", FREE), ("idle", BUSY)])
+def test_only_auto_and_idle_mind_work_in_little_memory(rule: str, state: DeviceState) -> None:
+    assert Watch(Criteria(max_checks=1, free_when=rule)).see(busy_neighbour()) is state
+
+
+def test_the_last_look_asks_for_work_too() -> None:
+    watch = Watch(ONE)
+    assert watch.see(sample(4)) is FREE
+    assert watch.look(busy_neighbour()) is BUSY
+
+
+def test_the_work_of_a_desktop_and_of_our_job_is_not_others_work() -> None:
+    assert Watch(ONE).see(sample(SMALL, process(5, SMALL, kind="G", use=0.5), utilisation=0.5)) is FREE
+    watch = Watch(ONE)
+    ours, other = process(7, 9000, use=0.9), process(5, SMALL, use=0.3)
+    watch.see(sample(9000, ours, utilisation=0.9), ours={7}, occupied=True)
+    assert (watch.now.state, watch.now.count) == (RUNNING, 1)
+    watch.see(sample(9090, ours, other, utilisation=1.0), ours={7}, occupied=True)
+    assert (watch.now.state, watch.now.count) == (RUNNING, 0)  # the next job waits until it is free of others again
+    watch.job_ends(at=5.0)
+    assert watch.look(sample(SMALL, other, at=5.1)) is BUSY
+
+
+def test_our_last_process_that_is_still_listed_is_waited_for_and_not_blamed() -> None:
+    watch = Watch(ONE)
+    watch.see(sample(9000, process(7, 9000, use=0.9)), ours={7}, occupied=True)
+    watch.job_ends(at=5.0)
+    assert watch.look(sample(SMALL, process(7, SMALL, use=0.9), at=5.1)) is SETTLING
+    assert watch.look(sample(4, at=5.2)) is FREE
+
+
+UNTOLD = process(5, SMALL)
+
+
+@pytest.mark.parametrize(
+    "found", [sample(SMALL, UNTOLD, utilisation=0.05), sample(SMALL, hidden=True, utilisation=0.05)]
+)
+def test_where_processes_do_not_tell_the_mean_of_the_device_does(found: Sample) -> None:
+    assert Watch(ONE).see(found) is BUSY
+    assert Watch(ONE).see(replace(found, utilisation=0.049)) is FREE
+    assert Watch(ONE).see(replace(found, utilisation=None)) is FREE  # unknown: by memory
+    assert Watch(Criteria(max_checks=1, free_when="memory")).see(found) is FREE
+
+
+def test_the_mean_of_the_device_in_words() -> None:
+    why = "30% in use, and bo's python (pid 5) is on it (--free-when memory ignores that)"
+    assert obstacle(GPU, sample(SMALL, UNTOLD), OwnUse(), ONE, mean_use=0.3) == why
+    why = "30% in use by an unknown process (--free-when memory ignores that)"
+    assert obstacle(GPU, sample(SMALL, hidden=True), OwnUse(), ONE, mean_use=0.3) == why
+    assert obstacle(GPU, sample(SMALL, utilisation=0.3), OwnUse(), ONE, mean_use=0.3) is None  # nobody computes there
+
+
+def test_the_mean_is_over_the_checks_and_a_look_stands_for_itself() -> None:
+    watch = Watch(Criteria(max_checks=10))
+    quiet = sample(SMALL, hidden=True, utilisation=0.0)
+    assert watch.polls(9, quiet) is CHECKING
+    assert watch.see(replace(quiet, utilisation=0.45)) is FREE  # 4.5 % over ten checks
+    assert watch.look(replace(quiet, utilisation=0.04)) is FREE
+    assert watch.look(replace(quiet, utilisation=0.45)) is BUSY
+    assert watch.polls(10, quiet) is FREE  # what was before does not count any more
+
+
+def test_the_use_of_our_own_job_is_not_taken_for_others_work() -> None:
+    """A driver's utilisation is that of the last second; without this no job would follow at once."""
+    watch = Watch(ONE)
+    watch.see(sample(9000, process(7, 9000), UNTOLD, utilisation=0.99), ours={7}, occupied=True)
+    watch.job_ends(at=100.0)
+    assert watch.look(sample(SMALL, UNTOLD, utilisation=0.99, at=100.1)) is FREE
+    assert watch.see(sample(SMALL, UNTOLD, utilisation=0.6, at=101.0)) is FREE
+    assert watch.see(sample(SMALL, UNTOLD, utilisation=0.6, at=102.2)) is BUSY  # somebody else's by now
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 90, 600]), st.booleans()), min_size=1, max_size=8))
+def test_where_no_use_is_known_auto_is_the_rule_of_memory(story: list[tuple[bool, int, bool]]) -> None:
+    watches = [Watch(Criteria(max_checks=2, free_when=rule)) for rule in ("auto", "memory")]
+    for polled, mib, hidden in story:
+        found = sample(mib, process(5, mib), hidden=hidden, utilisation=None)
+        states = {watch.see(found, polled=polled) for watch in watches}
+        assert len(states) == 1
 
 
 # ---- unified memory --------------------------------------------------------------------------------
@@ -575,7 +675,7 @@ def test_unified_memory_goes_by_processes_and_utilisation(found: Sample, why: st
 
 
 def test_a_look_between_polls_at_unified_memory_goes_by_processes_alone() -> None:
-    """Utilisation is read at polls only; without this no job would ever start there."""
+    """Where utilisation is read at polls only; without this no job would ever start there."""
     watch = Watch(BY_PROCESS, UNIFIED)
     assert watch.polls(2, sample(None)) is FREE
     assert watch.look(sample(None, utilisation=None)) is FREE
@@ -603,6 +703,7 @@ PROCESSES = st.lists(
     max_size=3,
     unique_by=lambda p: p.pid,
 )
+RULES = st.sampled_from(["auto", "memory", "idle"])
 MODES = st.sampled_from([GPU, EXCLUSIVE, UNIFIED, replace(UNIFIED, compute_mode="exclusive_process")])
 
 
@@ -636,19 +737,19 @@ def veiled(draw: st.DrawFn, found: Sample) -> Sample:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(st.data(), MODES, known_samples(), st.frozensets(PIDS), st.booleans(), st.booleans())
+@given(st.data(), MODES, known_samples(), st.frozensets(PIDS), st.booleans(), st.sampled_from(["memory", "idle"]))
 def test_what_cannot_be_read_only_makes_a_device_less_free(
-    data: st.DataObject, device: Device, found: Sample, ours: frozenset[int], occupied: bool, idle_only: bool
+    data: st.DataObject, device: Device, found: Sample, ours: frozenset[int], occupied: bool, rule: str
 ) -> None:
-    criteria = Criteria(idle_only=idle_only)
+    criteria = Criteria(free_when=rule)
     seen = data.draw(veiled(found))
-    if obstacle(device, seen, ours, occupied, criteria) is None:
-        assert obstacle(device, found, ours, occupied, criteria) is None
+    if obstacle(device, seen, OwnUse(ours, occupied), criteria) is None:
+        assert obstacle(device, found, OwnUse(ours, occupied), criteria) is None
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(st.data(), MODES, known_samples(), st.frozensets(PIDS), st.booleans(), st.booleans(), st.booleans())
+@given(st.data(), MODES, known_samples(), st.frozensets(PIDS), st.booleans(), st.booleans(), RULES)
 def test_unreadable_memory_is_free_only_where_nobody_is_seen(
     data: st.DataObject,
     device: Device,
@@ -656,12 +757,12 @@ def test_unreadable_memory_is_free_only_where_nobody_is_seen(
     ours: frozenset[int],
     occupied: bool,
     polled: bool,
-    idle_only: bool,
+    rule: str,
 ) -> None:
     """Under the option too: on a unified board, with every process listed and nothing of others there."""
-    criteria = Criteria(idle_only=idle_only, allow_unreadable_memory=True)
+    criteria = Criteria(free_when=rule, allow_unreadable_memory=True)
     seen = replace(data.draw(veiled(found)), used_bytes=None)
-    if obstacle(device, seen, ours, occupied, criteria, polled=polled) is None:
+    if obstacle(device, seen, OwnUse(ours, occupied), criteria, polled=polled) is None:
         assert device.unified_memory
         assert not occupied
         assert seen.processes is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow, Sample
+from gpusched.core.model import MIB, Attempt, AttemptFact, DeviceProcess, JobRow, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import (
@@ -636,3 +636,53 @@ def test_every_job_runs_within_all_limits(
         box.step(10)
     assert not box.waiting and not box.running
     assert len(box.started_at) == len(jobs)
+
+
+# ---- alone=yes -------------------------------------------------------------------------------------
+
+IDLER = DeviceProcess(5, 90 * MIB, "C", "bo", "python", 0.0)
+
+
+def shown(n: int, *listed: DeviceProcess, hidden: bool = False, **more: Any) -> DeviceView:
+    """A card that lists these processes."""
+    view = card(n, **more)
+    found = Sample(view.uuid, NOW, processes=None if hidden else listed)
+    return replace(view, availability=replace(view.availability, sample=found))
+
+
+def plan_of(*devices: DeviceView, waiting: Sequence[JobRow]) -> Plan:
+    return make_plan(Snapshot(now=NOW, limits=Limits(), devices=devices, waiting=tuple(waiting), max_checks=CHECKS))
+
+
+def test_a_job_that_wants_to_be_alone_passes_over_gpus_with_any_process() -> None:
+    first, second = build.job(1, alone=True), build.job(2)
+    plan = plan_of(shown(0, IDLER), shown(1), waiting=[first, second])
+    assert plan.actions == (Claim(1, ("GPU-1",)), Claim(2, ("GPU-0",)))
+
+
+def test_a_job_that_wants_to_be_alone_waits_and_says_for_whom() -> None:
+    desktop = replace(IDLER, kind="G", program="Xorg")
+    plan = plan_of(shown(0, IDLER), shown(1, desktop), shown(2, hidden=True), waiting=[build.job(1, alone=True)])
+    assert plan.actions == ()
+    assert plan.reasons[1].text == (
+        "waits for a GPU without processes of others (GPU 0: bo's python (pid 5) is on it (alone=yes), "
+        "GPU 1: bo's Xorg (pid 5) is on it (alone=yes), "
+        "GPU 2: its processes cannot be listed, which alone=yes needs)"
+    )
+
+
+def test_who_comes_before_the_last_look_keeps_a_job_that_wants_to_be_alone_from_starting() -> None:
+    job = build.job(1, alone=True)
+    assert plan_of(shown(0, held=True, looked=True), waiting=[job]).actions == (Start(1, ("GPU-0",)),)
+    assert plan_of(shown(0, IDLER, held=True, looked=True), waiting=[job]).actions == (Release("GPU-0"),)
+
+
+def test_a_job_that_wants_to_be_alone_shares_with_no_job_of_ours() -> None:
+    """Although it states its memory."""
+    alone, other = build.job(1, mem_gib=2, alone=True), build.job(2, mem_gib=2)
+    assert build.job(mem_gib=2, alone=True).budget_bytes == 0
+    free, shared = shown(0, held=True, looked=True), card(0, 2)
+    for device, waiting, started in ((free, [alone, other], [1]), (free, [other, alone], [2]), (shared, [alone], [])):
+        actions = plan_of(device, waiting=waiting).actions
+        assert [action.job_id for action in actions if isinstance(action, Start | Claim)] == started
+        assert not any(isinstance(action, Look) for action in actions)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.jobs.usage import add, memory_of
-from gpusched.core.model import NOTHING_USED, DeviceProcess, Sample, Usage
+from gpusched.core.jobs.usage import add, add_foreign, foreign_use_of, memory_of
+from gpusched.core.model import NOBODY_SEEN, NOTHING_USED, DeviceProcess, ForeignUse, Sample, Usage
 
 
 def sample(*processes: tuple[int, int | None], use: float | None = None, error: str | None = None) -> Sample:
@@ -55,6 +58,40 @@ def test_peak_mean_and_energy() -> None:
 def test_utilisation_is_the_mean_over_the_devices_that_tell_it() -> None:
     usage = add(NOTHING_USED, [sample(use=0.2), sample(use=0.6), sample()], {1}, None)
     assert usage.mean_utilisation == pytest.approx(0.4)
+
+
+def others(*listed: DeviceProcess, alone: bool = False) -> ForeignUse:
+    """What one sample says in which the processes from 8 on are those of others."""
+    return foreign_use_of([replace(HIDDEN, processes=listed)], {8, 9}, alone=alone)
+
+
+BO, EVE = DeviceProcess(8, 490, "C", "bo", "python", 0.95), DeviceProcess(9, None, "G", "eve", "Xorg")
+OWN = DeviceProcess(1, 7000, "C", "me", "train", 1.0)
+
+
+def test_a_sample_tells_the_processes_of_others() -> None:
+    assert others(OWN) == ForeignUse(samples=1)
+    assert others(OWN, BO, EVE) == ForeignUse(1, 1, ("bo's python", "eve's Xorg"), 490, 0.95)
+    assert others(EVE) == ForeignUse(1, 1, ("eve's Xorg",))  # what it uses is unknown
+    assert (others(BO, alone=True).disturbed, others(OWN, alone=True).disturbed) == (True, False)
+
+
+@pytest.mark.parametrize("samples", [[], [HIDDEN], [LOST], [sample((1, 5)), HIDDEN]])
+def test_where_processes_are_not_listed_nobody_knows_of_others(samples: list[Sample]) -> None:
+    assert foreign_use_of(samples, {8}, alone=True) == NOBODY_SEEN
+    assert NOBODY_SEEN.share is None
+
+
+def test_the_use_of_others_is_summed_up_over_the_polls() -> None:
+    usage = NOTHING_USED
+    for one in (others(OWN), others(OWN, BO), NOBODY_SEEN, others(OWN, EVE), others(OWN, replace(BO, utilisation=0.2))):
+        usage = add(usage, [sample((1, 100))], {1}, None, foreign_use=one)
+    use = usage.foreign_use
+    assert use == ForeignUse(4, 3, ("bo's python", "eve's Xorg"), 490, 0.95)
+    assert use.share == 0.75
+    many = [others(DeviceProcess(8, 1, "C", name, "x")) for name in "abcd"]
+    assert reduce(add_foreign, many).who == ("a's x", "b's x", "c's x")
+    assert add_foreign(others(BO, alone=True), others(OWN)).disturbed
 
 
 def test_what_is_never_told_stays_unknown() -> None:

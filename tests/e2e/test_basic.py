@@ -224,6 +224,15 @@ def test_free_when_idle(tmp_path: Path) -> None:
         assert box.jobs()[0].indices == [1]
 
 
+@pytest.mark.parametrize(("rule", "used"), [("auto", 1), ("memory", 0), ("idle", 2)])
+def test_a_colleague_who_works_in_little_memory_and_one_who_idles(tmp_path: Path, rule: str, used: int) -> None:
+    with Box(tmp_path, gpus="3") as box:
+        box.colleague(0, 490)
+        box.colleague(1, 490, util=0)
+        assert box.run("true", options=f"--free-when {rule}").code == 0
+        assert box.jobs()[0].indices == [used]
+
+
 def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
     with Box(tmp_path, gpus="1") as box:
         box.set_box(release_ms=300)
@@ -470,6 +479,49 @@ def test_metrics_tell_what_a_job_used(box: Box) -> None:
     assert job["peak_memory_bytes"] == 3000 << 20
     assert 0 < job["mean_memory_bytes"] <= 3000 << 20
     assert 0 < job["mean_utilisation"] <= 0.7
+
+
+def test_the_record_of_an_attempt_tells_who_else_was_there(tmp_path: Path) -> None:
+    with Box(tmp_path, gpus="2") as box:
+        box.colleague(0, 490, util=0)
+        lines = [f"{SIMJOB} --mem 3000 --hold 1", f"[alone=yes] {SIMJOB} --mem 3001 --hold 1"]
+        running = box.start("run", box.write(*lines), "--max-gpus", "2")
+        wait_for(lambda: box.running() == 2)
+        box.colleague(1, 300, util=40)
+        assert running.wait().code == 0
+        shared, disturbed = box.metrics()["jobs"]
+        others = shared["foreign_use"]
+        assert (others["share"], others["who"], others["disturbed"]) == (1.0, ["bo's simjob"], False)
+        assert (others["peak_bytes"], others["peak_utilisation"]) == (490 << 20, 0.0)
+        others = disturbed["foreign_use"]
+        assert disturbed["alone"] and disturbed["devices"][0]["index"] == 1
+        assert 0 < others["shared"] < others["samples"] and others["disturbed"]
+        assert (others["peak_bytes"], others["peak_utilisation"]) == (300 << 20, 0.4)
+        assert disturbed["note"] == "disturbed by bo's simjob"
+        assert (
+            "with  bo's simjob in " in (page := box.gpusched("explain", "2").out) and "(disturbed: alone=yes)" in page
+        )
+        assert "at most 490 MiB and 40% GPU use" in box.gpusched("usage").out
+        total = json.loads(box.gpusched("usage", "--json").out)["total"]["foreign_use"]
+        assert (total["who"], total["disturbed"]) == (["bo's simjob"], True)
+
+
+def test_an_attempt_that_was_alone_says_so(box: Box) -> None:
+    assert box.run(f"[alone=yes] {SIMJOB} --mem 3000 --hold 0.5; {SIMJOB} --mem 900 --hold 0.2").code == 0
+    (job,) = box.metrics()["jobs"]
+    assert job["foreign_use"]["share"] == 0.0 and job["note"] is None
+    assert "alone in " in box.gpusched("explain", "1").out
+    assert json.loads(box.gpusched("usage", "--json").out)["total"]["foreign_use"]["share"] == 0.0
+
+
+def test_a_job_that_wants_to_be_alone_waits_for_a_gpu_without_processes(tmp_path: Path) -> None:
+    with Box(tmp_path, gpus="1") as box:
+        idler = box.colleague(0, 100, util=0)
+        running = box.start("run", box.write(f"[alone=yes] {SIMJOB} --mem 500 --hold 0"))
+        running.wait_until_said("without processes of others (GPU 0: bo's simjob")
+        assert box.states() == ["queued"]
+        idler.kill()
+        assert running.wait().code == 0
 
 
 def test_files_are_for_their_user_alone(box: Box) -> None:

@@ -114,14 +114,50 @@ sys.exit(code)
 """
 
 
-def test_a_colleague_who_comes_between_check_and_launch(pair: Rigged) -> None:
+@pytest.mark.parametrize(("mib", "util"), [(3000, 0), (490, 95)])
+def test_a_colleague_who_comes_between_check_and_launch(pair: Rigged, mib: int, util: int) -> None:
     pair.write(pair.job(1000))
     fakegpu = [sys.executable, f"{pair.machine.tools}/fakegpu", "hold", str(pair.machine.directory)]
-    words = ["-c", COMING, *fakegpu, "0", "3000", "--hold", "60"]
+    words = ["-c", COMING, *fakegpu, "0", str(mib), "--hold", "60", "--util", str(util)]
     ended = pair.spawn(*words, program=[sys.executable], environment={"GPUSCHED_MAX_CHECKS": "3"}).wait()
     assert ended.code == 0, ended.text
     assert pair.landed() == [([pair.machine.uuid(1)],) * 2]
     assert clean(pair.machine)
+
+
+@pytest.mark.parametrize(
+    "keys", [(), ("err.nvmlDeviceGetProcessUtilization=NOT_SUPPORTED",), ("pids=hidden", "util=95")]
+)
+def test_a_colleague_who_works_in_little_memory_keeps_his_gpu(pair: Rigged, keys: tuple[str, ...]) -> None:
+    """By the use of his process, or by that of the device where that is not told."""
+    pair.machine.start("hold", 0, 490, "--hold", 300, "--util", 95)
+    if keys:
+        pair.machine.set(0, *keys)
+    ended = pair.run(*[pair.job(1000 + n) for n in range(3)], options="--max-gpus 2")
+    assert ended.code == 0, ended.text
+    assert [devices for devices, _ in pair.landed()] == [[pair.machine.uuid(1)]] * 3
+    assert clean(pair.machine)
+
+
+def test_a_colleague_who_idles_in_little_memory_does_not_keep_it(pair: Rigged) -> None:
+    for gpu in (0, 1):
+        pair.machine.start("hold", gpu, 490, "--hold", 300, "--util", 0)
+    assert pair.run(pair.job(1000)).code == 0
+
+
+def test_a_job_knows_if_it_was_alone(pair: Rigged) -> None:
+    """Also where processes of ours come and go: a driver lists them as it lists those of others."""
+    churn = "for i in 1 2 3 4 5 6; do " + pair.job(600, "--hold 0.1") + "; done"
+    running = pair.start("run", pair.write(f"[alone=yes] {churn}", f"[alone=yes] {pair.job(900, '--hold 2')}"))
+    wait_for(lambda: pair.running() == 2)
+    pair.machine.start("hold", 1, 300, "--hold", 300, "--util", 0)
+    assert running.wait().code == 0
+    alone, disturbed = [job["foreign_use"] for job in pair.metrics()["jobs"]]
+    assert (alone["share"], alone["disturbed"]) == (0.0, False)
+    assert disturbed["disturbed"] and (disturbed["peak_bytes"], disturbed["peak_utilisation"]) == (300 << 20, 0.0)
+    pair.machine.set("all", "pids=hidden", "foreign=300")
+    waiting = pair.start("run", pair.write(f"[alone=yes] {pair.job(901)}"))
+    waiting.wait_until_said("its processes cannot be listed, which alone=yes needs")
 
 
 def test_a_colleague_who_comes_while_our_job_runs_is_respected_after_it(pair: Rigged) -> None:

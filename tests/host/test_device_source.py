@@ -28,7 +28,7 @@ class Box(Protocol):
 
     def set(self, n: int, key: str, value: str) -> None: ...
 
-    def occupy(self, n: int, mib: int, pid: int) -> None: ...
+    def occupy(self, n: int, mib: int, pid: int, use: int = 0) -> None: ...
 
     def fail(self, broken: bool) -> None: ...
 
@@ -42,9 +42,9 @@ class SimulatedBox:
     def set(self, n: int, key: str, value: str) -> None:
         simulation.change_keys(f"{self.directory}/gpu{n}/state", **{key: value})
 
-    def occupy(self, n: int, mib: int, pid: int) -> None:
+    def occupy(self, n: int, mib: int, pid: int, use: int = 0) -> None:
         path = f"{self.directory}/gpu{n}/p/{pid}-{process_start(pid)}"
-        simulation.write_keys(path, {"mib": mib, "user": "bo", "program": "python"})
+        simulation.write_keys(path, {"mib": mib, "user": "bo", "program": "python", "util": use})
 
     def fail(self, broken: bool) -> None:
         simulation.change_keys(f"{self.directory}/box", fail="the driver is gone" if broken else None)
@@ -54,6 +54,7 @@ class NvmlBox:
     KEYS: ClassVar = {
         "hidden": ("pids", {"1": "hidden"}),
         "memory": ("err.nvmlDeviceGetMemoryInfo", {"na": "NOT_SUPPORTED"}),
+        "process_util": ("err.nvmlDeviceGetProcessUtilization", {"na": "NOT_SUPPORTED"}),
     }
 
     def __init__(self, machine: Machine) -> None:
@@ -65,8 +66,8 @@ class NvmlBox:
         modes = {"prohibited": "2", "exclusive_process": "3"}
         self.machine.set(n, f"{name}={values.get(value, modes.get(value, value))}")
 
-    def occupy(self, n: int, mib: int, pid: int) -> None:
-        self.machine.occupy(n, mib, pid)
+    def occupy(self, n: int, mib: int, pid: int, use: int = 0) -> None:
+        self.machine.occupy(n, mib, pid, sm=use)
 
     def fail(self, broken: bool) -> None:
         keys = ("err.nvml=UNINITIALIZED", "init=nodriver") if broken else ("err.nvml=", "init=ok")
@@ -143,7 +144,26 @@ def test_single_devices_are_read_without_what_is_dear(box: Box) -> None:
     (sample,) = reading.samples
     assert (reading.complete, reading.devices, sample.uuid) == (False, (), uuid)
     assert (sample.used_bytes, sample.processes) == (0, ())
-    assert (sample.utilisation, sample.energy_j) == (None, None)
+    assert (sample.utilisation, sample.energy_j) == (0.0, None)
+
+
+def test_every_reading_tells_how_much_each_process_works(box: Box) -> None:
+    uuid = ask(box.source).devices[1].uuid
+    with subprocess.Popen(["sleep", "60"]) as idle, subprocess.Popen(["sleep", "60"]) as working:
+        box.occupy(1, 100, idle.pid)
+        assert {p.utilisation for p in ask(box.source, uuid).samples[0].processes or ()} == {0.0}
+        box.occupy(1, 100, working.pid, use=60)
+        for reading in (ask(box.source), ask(box.source, uuid), ask(box.source, uuid)):
+            (sample,) = [sample for sample in reading.samples if sample.uuid == uuid]
+            used = {process.pid: process.utilisation for process in sample.processes or ()}
+            assert used == {idle.pid: 0.0, working.pid: 0.6}
+            assert sample.utilisation == 0.6
+        box.set(1, "process_util", "na")
+        (sample,) = ask(box.source, uuid).samples
+        assert {process.utilisation for process in sample.processes or ()} == {None}
+        assert (sample.utilisation, sample.error) == (0.6, None)
+        idle.kill()
+        working.kill()
 
 
 def test_no_request_is_lost(box: Box) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.core.model import JobState
-from gpusched.host.store import Store, environment_table, job_table, migration, request_table
+from gpusched.core.model import NOBODY_SEEN, JobState
+from gpusched.host.store import Store, attempt_table, environment_table, job_table, migration, request_table
 from tests.support.paths import CASES
 
 OLD = (CASES / "queue-0.1").rglob("queue.sql")
@@ -53,6 +53,9 @@ def test_a_reader_sees_an_old_database_as_a_new_one_and_changes_nothing(old: Pat
         row = next(job_table.jobs(store))
         assert (row.origin, row.environment_id, row.begin_at, row.cpus) == ("list", None, 0.0, 0)
         assert environment_table.read(store, 1) == b""
+        assert not row.alone
+        assert attempt_table.attempts(store, row.id)[0].usage.foreign_use == NOBODY_SEEN
+        assert {others for *_, others in attempt_table.spent(store)} == {NOBODY_SEEN}
         assert job_table.last_id(store) >= row.id
     assert old.read_bytes() == before
 

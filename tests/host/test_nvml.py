@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.processes import process_start
 from gpusched.core.model import MIB, Reading
 from gpusched.host.gpus.device_source import DeviceSource, open_source, read_once
-from gpusched.host.gpus.nvml import People
+from gpusched.host.gpus.nvml import People, Reader
 from gpusched.host.gpus.nvml_source import NvmlSource
 from tests.support.rig import GENERATIONS, Machine, Rig, build_rig
 
@@ -129,6 +132,39 @@ def test_complete_readings_have_all_that_the_board_tells(machine: Machine, sourc
     assert told.energy_j is not None
     assert (silent.utilisation, silent.energy_j) == (None, None)
     assert silent.error is None and silent.used_bytes == 0
+
+
+def test_work_of_a_process_that_is_not_listed_makes_that_of_idle_ones_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may name processes of a container by other pids in its list of who has worked."""
+    worked: list[tuple[int, int, int]] = []  # pid, use of the cores and of the decoder
+
+    def records(handle: object, since_us: int) -> list[SimpleNamespace]:
+        assert time.time() - since_us / 1e6 == pytest.approx(2, abs=1)
+        return [SimpleNamespace(pid=pid, smUtil=use, encUtil=0, decUtil=coded) for pid, use, coded in worked]
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", records)
+    reader = Reader.__new__(Reader)
+    reader._read_us = {}
+    listed: list[dict[str, Any]] = [{"pid": 5}, {"pid": 6}]
+    for worked_now, expected in (
+        ([(5, 30, 0), (5, 10, 70), (6, 4_000_000, 0)], [0.7, 0.0]),  # the last one was never filled
+        ([(5, 30, 0), (900, 50, 0)], [0.3, None]),
+        ([(900, 0, 0)], [0.0, 0.0]),
+    ):
+        worked[:] = worked_now
+        reader._add_utilisation("GPU-a", None, listed, whole=False)
+        assert [process["utilisation"] for process in listed] == expected
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT"])
+def test_a_gpu_is_read_although_the_work_of_its_processes_is_not_told(
+    machine: Machine, source: NvmlSource, code: str
+) -> None:
+    machine.occupy(0, 400, sm=30)
+    machine.set(0, f"err.nvmlDeviceGetProcessUtilization={code}")
+    sample = ask(source).samples[0]
+    assert [(p.pid, p.utilisation) for p in sample.processes or ()] == [(os.getpid(), None)]
+    assert (sample.used_bytes, sample.utilisation, sample.error) == (400 * MIB, 0.3, None)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -295,7 +331,7 @@ def test_programs_are_named_without_their_secrets(tmp_path: Path) -> None:
 
 PEOPLE = """
 import os, subprocess, time
-from gpusched.host.gpus.nvml import People
+from gpusched.host.gpus.nvml import People, Reader
 
 def start():
     time.sleep(0.05)

@@ -153,7 +153,7 @@ options = st.builds(
     max_gpus=st.integers(1, 4),
     cpu_jobs=st.integers(1, 2),
     gpu_mem_threshold=st.sampled_from([1, 500, 30000]),
-    free_when=st.sampled_from(["memory", "idle"]),
+    free_when=st.sampled_from(["auto", "memory", "idle"]),
     allow_unreadable_memory=st.booleans(),
     max_jobs_per_gpu=st.integers(1, 3),
     gpu_strategy=st.sampled_from(["fill-first", "round-robin", "memory-aware"]),
@@ -197,7 +197,7 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     chosen = options.settings
     uuids = [device.uuid for device in box.reading.devices]
     book = DeviceBook(OneReading(box.reading), OthersClaims(box.holders), "/q", box.reading)
-    criteria = Criteria(chosen.gpu_mem_threshold * MIB, 1, chosen.free_when == "idle", chosen.allow_unreadable_memory)
+    criteria = Criteria(chosen.gpu_mem_threshold * MIB, 1, chosen.free_when, chosen.allow_unreadable_memory)
     book.configure(uuids, criteria)
     moment = Moment(NOW, NOW)
     book.take_in(moment, lambda sample: pids_of_ours(box, sample), box.residents.keys())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpusched.common.errors import GpuschedError
@@ -28,9 +30,11 @@ def shape(sample: Sample9, job_id: int, **needs: object) -> str:
 def test_every_attribute_can_be_edited(sample: Sample9, capsys: Capture) -> None:
     options = "--mem 3G --gpus 2 --time 5m --prio 4 --name it --tag a,b --retries 2 --gpu-model A100 --cpus 3 --ram 8G"
     before = row(sample)
-    out = call(capsys, "edit", "5", *options.split(), "--env", "A=1", "--items", "7", "--command", "echo hi")
+    out = call(
+        capsys, "edit", "5", *options.split(), "--alone", "yes", "--env", "A=1", "--items", "7", "--command", "echo hi"
+    )
     assert out.splitlines() == [
-        "job 5: edited: command, name, tag, gpus, mem, gpu-model, cpus, ram, time, prio, retries, items, env.A",
+        "job 5: edited: command, name, tag, gpus, mem, gpu-model, alone, cpus, ram, time, prio, retries, items, env.A",
         f"job 5 {OF_A_LIST}",
         NO_DISPATCHER,
     ]
@@ -39,8 +43,9 @@ def test_every_attribute_can_be_edited(sample: Sample9, capsys: Capture) -> None
     assert (now.prio, now.name, now.tags, now.retries, now.gpu_model) == (4, "it", ("a", "b"), 2, "A100")
     assert (now.cpus, now.ram_bytes, now.items, now.command) == (3, 8192 * MIB, 7, b"echo hi")
     assert now.env == ((b"A", b"1"),)
-    wanted = Requirements(gpus=2, mem_bytes=3072 * MIB, gpu_model="A100", cpus=3, ram_bytes=8192 * MIB)
-    assert now.shape == wanted.shape != before.shape
+    wanted = Requirements(gpus=2, mem_bytes=3072 * MIB, gpu_model="A100", cpus=3, ram_bytes=8192 * MIB, alone=True)
+    assert now.shape == wanted.shape != replace(wanted, alone=False).shape != before.shape
+    assert now.alone and not before.alone
     assert (now.position, now.line, now.cwd, now.state) == (before.position, before.line, before.cwd, before.state)
 
 

@@ -220,9 +220,10 @@ class Box:
         """`gpusched run` on a file list.txt of these lines, to its end."""
         return self.gpusched("run", self.write(*lines), *options.split(), **environment)
 
-    def colleague(self, gpu: int, mib: int, *, hold_s: float = 120.0) -> subprocess.Popen[bytes]:
+    def colleague(self, gpu: int, mib: int, *, hold_s: float = 120.0, util: int = 90) -> subprocess.Popen[bytes]:
         """Somebody else's process on a GPU; returns once it holds its memory."""
         words = ["--device", str(gpu), "--mem", str(mib), "--hold", str(hold_s), "--user", "bo"]
+        words += ["--util", str(util)]
         process = subprocess.Popen(
             [*SIMJOB.split(), *words], env=self.environment, cwd=self.root, stdout=subprocess.PIPE
         )

@@ -22,6 +22,7 @@ ATTRIBUTES = {
     "gpus": ("N", "Give each job N GPUs; 0: a CPU job.  [default: 1]"),
     "mem": ("SIZE", "State the GPU memory that each job needs: 18G."),
     "gpu-model": ("NAME", "Use only GPUs with this in their name: A100."),
+    "alone": ("yes|no", "Start only on a GPU without any process of others."),
     "cpus": ("N", "State the cores that each job needs."),
     "ram": ("SIZE", "State the memory of the host that each job needs."),
     "time": ("TIME", "Stop a job after this time: 90m, 2:00:00."),

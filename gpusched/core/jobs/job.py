@@ -69,6 +69,7 @@ class Attributes:
     items: int = 0  # items of its group that this job does; 0: not stated
     cpus: int = 0  # 0: not stated
     ram_bytes: int = 0  # 0: not stated
+    alone: bool | None = None
 
 
 NO_ATTRIBUTES = Attributes()
@@ -106,6 +107,7 @@ class Requirements:
     items: int = 0
     cpus: int = 0
     ram_bytes: int = 0
+    alone: bool = False  # starts only on devices without any foreign process, and shares them with no job
     begin_at: float = 0.0
     environment: bytes = b""  # of its submission; empty: that of the dispatcher
 
@@ -116,6 +118,7 @@ class Requirements:
         if not self.gpus:
             return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
         shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
+        shape += "|alone" if self.alone else ""
         return f"{shape}|{host}" if host else shape
 
 
@@ -174,11 +177,17 @@ class JobRow:
     begin_at: float = 0.0  # it starts no earlier
     cpus: int = 0
     ram_bytes: int = 0
+    alone: bool = False
 
     @property
     def states_host(self) -> bool:
         """True if it states its cores or its memory of the host: it is counted by these."""
         return bool(self.cpus or self.ram_bytes)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The memory that it has on each of its devices, which others may share; 0: it shares them with no job."""
+        return 0 if self.alone else self.mem_bytes
 
 
 class OutcomeKind(str, Enum):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
+from typing import TypeVar
 
-from gpusched.core.model import Sample, Usage
+from gpusched.core.model import NOBODY_SEEN, ForeignUse, Sample, Usage
 
+N = TypeVar("N", int, float)
+NAMED = 3  # processes of others that are remembered by name
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -41,10 +44,11 @@ def add(
     pids: Set[int],
     energy_j: float | None,
     before: Mapping[str, int] = NOTHING,
+    foreign_use: ForeignUse = NOBODY_SEEN,
 ) -> Usage:
     """Return the usage after one more poll of the attempt's devices.
 
-    `energy_j` is the energy that the boards used since the last poll.
+    `energy_j` is the energy that the boards used since the last poll, `foreign_use` what that poll says of others.
     """
     samples = list(samples)
     memory = memory_of(samples, pids, before)
@@ -60,11 +64,42 @@ def add(
         energy_j=usage.energy_j if energy_j is None else (usage.energy_j or 0.0) + energy_j,
         peak_device_bytes=_larger(usage.peak_device_bytes, max(each, default=None)),
         by_device=usage.by_device or (bool(each) and any(_is_blind(sample, pids) for sample in samples)),
+        foreign_use=add_foreign(usage.foreign_use, foreign_use),
     )
 
 
-def _larger(before: int | None, now: int | None) -> int | None:
-    return before if now is None else max(before or 0, now)
+def foreign_use_of(samples: Sequence[Sample], foreign: Set[int], *, alone: bool) -> ForeignUse:
+    """Return what one poll says of others on these devices; `foreign` are their pids.
+
+    `alone`: the job had asked to be alone.
+    """
+    if not samples or any(sample.processes is None for sample in samples):
+        return NOBODY_SEEN
+    others = [p for sample in samples for p in sample.processes or () if p.pid in foreign]
+    return ForeignUse(
+        samples=1,
+        shared=int(bool(others)),
+        who=tuple(dict.fromkeys(f"{p.user}'s {p.program}" for p in others))[:NAMED],
+        peak_bytes=sum(known) if (known := [p.used_bytes for p in others if p.used_bytes is not None]) else None,
+        peak_utilisation=max((p.utilisation for p in others if p.utilisation is not None), default=None),
+        disturbed=alone and bool(others),
+    )
+
+
+def add_foreign(one: ForeignUse, other: ForeignUse) -> ForeignUse:
+    """Return the use of both together."""
+    return ForeignUse(
+        samples=one.samples + other.samples,
+        shared=one.shared + other.shared,
+        who=tuple(dict.fromkeys((*one.who, *other.who)))[:NAMED],
+        peak_bytes=_larger(one.peak_bytes, other.peak_bytes),
+        peak_utilisation=_larger(one.peak_utilisation, other.peak_utilisation),
+        disturbed=one.disturbed or other.disturbed,
+    )
+
+
+def _larger(before: N | None, now: N | None) -> N | None:
+    return before if now is None or (before is not None and before > now) else now
 
 
 def _mean(before: float | None, now: float | None, n: int) -> float | None:

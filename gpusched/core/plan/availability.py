@@ -13,6 +13,8 @@ from enum import Enum
 from gpusched.core.model import MIB, Device, DeviceProcess, Sample
 
 IDLE_UTILISATION = 0.05  # at or under this a device without readable memory may count as idle
+WORKING_UTILISATION = 0.05  # of a device, on average: somebody works there, where processes do not tell
+STALE_USE_S = 2.0  # so long after a job of ours its work may be in the device's utilisation
 
 
 class DeviceState(str, Enum):
@@ -36,9 +38,17 @@ class Criteria:
 
     threshold_bytes: int = 500 * MIB
     max_checks: int = 10
-    idle_only: bool = False
+    free_when: str = "auto"  # auto | memory | idle
     allow_unreadable_memory: bool = False
     settle_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUse:
+    """The use of a device by this queue: `occupied` says that an attempt is on it, `pids` are its known processes."""
+
+    pids: Set[int] = frozenset()
+    occupied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class Availability:
     settling_since: float | None = None  # on a clock that is never set
     withheld: bool = False  # set aside because the memory of a job of ours was not freed
     ours: tuple[int, ...] = ()  # pids of our last attempt that the driver still lists, some of them perhaps dead
+    mean_use: float | None = None  # utilisation over the polls that `count` counts; None: not known, or partly ours
+    ours_until: float | None = None  # when a job of ours was last there, on a clock that is never set
 
     @property
     def at(self) -> float:
@@ -88,23 +100,32 @@ def never_used(device: Device) -> str | None:
 
 
 def obstacle(
-    device: Device, sample: Sample, ours: Set[int], occupied: bool, criteria: Criteria, *, polled: bool = True
+    device: Device,
+    sample: Sample,
+    own: OwnUse,
+    criteria: Criteria,
+    *,
+    polled: bool = True,
+    mean_use: float | None = None,
 ) -> str | None:
-    """Return why the device is not free of others at this sample, as one short clause; None if it is free of them."""
+    """Return why the device is not free of others at this sample, as one short clause; None if it is free of them.
+
+    `mean_use` is the utilisation of the device over these checks; None if it is not known, or may be ours.
+    """
     if sample.error:
         return "lost" if sample.error == "lost" else f"cannot be read: {sample.error}"
     closed = never_used(device)
     if closed:
         return closed
-    others = [p for p in sample.processes or () if p.pid not in ours and p.kind != "G"]
+    others = [p for p in sample.processes or () if p.pid not in own.pids and p.kind != "G"]
     if device.compute_mode == "exclusive_process":
         if sample.processes is None:
             return "exclusive-process mode, and its processes cannot be listed"
         if others:
             return f"exclusive-process mode, and {name_processes(others)} is on it"
-    foreign = foreign_bytes(sample, ours)
+    foreign = foreign_bytes(sample, own.pids)
     if foreign is None:
-        if occupied or sample.used_bytes is not None:
+        if own.occupied or sample.used_bytes is not None:
             return "memory of others is unknown while a job is on it"
         return _unreadable(device, sample, others, criteria, polled)
     if foreign >= criteria.threshold_bytes:
@@ -112,7 +133,21 @@ def obstacle(
         by = f" by {name_processes(others)}" if others else unknown
         reserve = " (with the driver's reserve)" if sample.memory_includes_reserve else ""
         return f"{foreign // MIB} MiB in use{by}{reserve}, threshold {criteria.threshold_bytes // MIB} MiB"
-    return _not_idle(sample, others) if criteria.idle_only else None
+    if criteria.free_when == "idle":
+        return _not_idle(sample, others)
+    return _in_use(sample, others, mean_use) if criteria.free_when == "auto" else None
+
+
+def _in_use(sample: Sample, others: Sequence[DeviceProcess], mean_use: float | None) -> str | None:
+    """Return who works on a device although little of its memory is in use; None if nobody is seen to."""
+    working = [p for p in others if p.utilisation]
+    if working:
+        return f"{name_processes(working)} works on it ({max(p.utilisation or 0.0 for p in working):.0%} GPU use)"
+    by_process = sample.processes is not None and all(p.utilisation is not None for p in others)
+    if by_process or mean_use is None or mean_use < WORKING_UTILISATION:
+        return None
+    on_it = f", and {name_processes(others)} is on it" if others else " by an unknown process"
+    return f"{mean_use:.0%} in use{on_it} (--free-when memory ignores that)"
 
 
 def _not_idle(sample: Sample, others: Sequence[DeviceProcess]) -> str | None:
@@ -145,21 +180,24 @@ def name_processes(processes: Sequence[DeviceProcess]) -> str:
     return f"{first.user}'s {first.program} (pid {first.pid}){more}"
 
 
+def company(known: Availability) -> str:
+    """Return who is on a free device, or that nobody can know, for a job that wants to be alone; empty if nobody is."""
+    listed = known.sample.processes if known.sample else None
+    if listed is None:
+        return "its processes cannot be listed, which alone=yes needs"
+    return f"{name_processes(listed)} is on it (alone=yes)" if listed else ""
+
+
 def explained(device: Device, sample: Sample, ours: Set[int], criteria: Criteria) -> bool:
     """Return True if the listed processes other than `ours` alone keep the device from being free."""
     others = [p for p in sample.processes or () if p.pid not in ours]
     if sum(p.used_bytes or 0 for p in others) >= criteria.threshold_bytes:
         return True
-    by_process = device.compute_mode == "exclusive_process" or criteria.idle_only or sample.used_bytes is None
-    return by_process and any(p.kind != "G" for p in others)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnUse:
-    """The use of a device by this queue: `occupied` says that an attempt is on it, `pids` are its known processes."""
-
-    pids: Set[int] = frozenset()
-    occupied: bool = False
+    others = [p for p in others if p.kind != "G"]
+    if criteria.free_when == "auto" and any(p.utilisation for p in others):
+        return True
+    by_process = device.compute_mode == "exclusive_process" or criteria.free_when == "idle" or sample.used_bytes is None
+    return by_process and bool(others)
 
 
 def fold(
@@ -178,7 +216,12 @@ def fold(
     the sample on the clock of `settling_since`; without it the sample's own time.
     """
     now = sample.at if now is None else now
-    why = obstacle(device, sample, own.pids, own.occupied, criteria, polled=polled)
+    was_ours = own.occupied or before.state in (DeviceState.RUNNING, DeviceState.SETTLING)
+    ours_until = now if was_ours else before.ours_until
+    use = (
+        None if ours_until is not None and now - ours_until < STALE_USE_S else _use_over_checks(before, sample, polled)
+    )
+    why = obstacle(device, sample, own, criteria, polled=polled, mean_use=use)
     listed = _still_listed({*before.ours, *own.pids}, sample)
     foreign = foreign_bytes(sample, own.pids)
     after = Availability(before.uuid, why=why or "", sample=sample, foreign_bytes=foreign)
@@ -196,7 +239,24 @@ def fold(
         after = _wait_for_memory(before, after, now, criteria.settle_timeout_s)
     is_ours = own.occupied or after.withheld or after.state is DeviceState.SETTLING
     since = before.since if after.state is before.state else sample.at
-    return replace(after, since=since, ours=tuple(sorted(listed)) if is_ours else ())
+    return replace(
+        after,
+        since=since,
+        ours=tuple(sorted(listed)) if is_ours else (),
+        mean_use=use if polled else before.mean_use,
+        ours_until=ours_until,
+    )
+
+
+def _use_over_checks(before: Availability, sample: Sample, polled: bool) -> float | None:
+    """Return the mean utilisation over the polls in a row at which the device was free of others, and this one.
+
+    A look between polls stands for itself: who came after the last poll must not hide behind the polls before.
+    """
+    use = sample.utilisation
+    if use is None or before.mean_use is None or not before.count or not polled:
+        return use
+    return before.mean_use + (use - before.mean_use) / (before.count + 1)
 
 
 def _count_free_poll(

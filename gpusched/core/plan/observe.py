@@ -24,7 +24,7 @@ class FreeSettings(Protocol):
     @property
     def max_checks(self) -> int: ...
     @property
-    def free_when(self) -> str: ...  # memory | idle
+    def free_when(self) -> str: ...  # auto | memory | idle
     @property
     def allow_unreadable_memory(self) -> bool: ...
     @property
@@ -36,7 +36,7 @@ def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criter
     return Criteria(
         threshold_bytes=settings.gpu_mem_threshold * MIB,
         max_checks=settings.max_checks if max_checks is None else max_checks,
-        idle_only=settings.free_when == "idle",
+        free_when=settings.free_when,
         allow_unreadable_memory=settings.allow_unreadable_memory,
         settle_timeout_s=settings.settle_timeout,
     )

@@ -124,6 +124,6 @@ class Occupancy:
         self.assigned.add(device.uuid)
         self.gpus_left -= 1
         self.whole.remove(device)
-        if job.mem_bytes and not device.alone:
+        if job.budget_bytes and not device.alone:
             left = device.free_bytes - job.mem_bytes - MARGIN_BYTES
             self.rooms[device.uuid] = Room(device, left, 1, startable and device.held and device.looked, True)

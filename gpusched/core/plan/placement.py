@@ -13,6 +13,7 @@ from math import ceil
 from gpusched.common.quantities import format_duration
 from gpusched.core.jobs.lifecycle import is_backing_off
 from gpusched.core.model import JobRow
+from gpusched.core.plan.availability import company
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.host_room import HostRoom
 from gpusched.core.plan.occupancy import Occupancy, Room
@@ -60,7 +61,7 @@ class Placement:
         if self._at.gpus_closed:
             return Reason("nvml", self._at.gpus_closed)
         tags = tuple(tag for tag in job.tags if tag in self._limits.tag_gpus)
-        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, job.cpus, job.ram_bytes, tags)
+        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, job.alone, job.cpus, job.ram_bytes, tags)
         if shape in self._shape_reasons:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)
@@ -90,6 +91,7 @@ class Placement:
         if full_tag:
             return full_tag
         whole = [d for d in self._occupancy.whole if _fits(d, job, needs_larger, d.free_bytes)]
+        whole = [d for d in whole if not company(d.availability)] if job.alone else whole
         reserved = self._backfill.reserved
         reservations = [reserved[d.uuid] for d in (*shared, *whole) if d.uuid in reserved]
         shared = [d for d in shared if d.uuid not in reserved]
@@ -158,7 +160,7 @@ class Placement:
         return None
 
     def _has_room(self, room: Room, job: JobRow) -> bool:
-        fits = job.mem_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
+        fits = job.budget_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
         return bool(fits) and room.device.is_model(job.gpu_model)
 
     def _rank(

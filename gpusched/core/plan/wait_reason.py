@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.common.text import count
 from gpusched.core.model import MIB, JobRow
-from gpusched.core.plan.availability import RUNS_OURS, DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, DeviceState, company
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapshot
 
@@ -16,7 +16,8 @@ def want(job: JobRow) -> str:
     """Return in words the devices that the job waits for: "2 A100 GPUs with 18432 MiB"."""
     model = f"{job.gpu_model} " if job.gpu_model else ""
     mem = f" with {job.mem_bytes // MIB} MiB" if job.mem_bytes else ""
-    return (f"a {model}GPU" if job.gpus == 1 else f"{job.gpus} {model}GPUs") + mem
+    alone = " without processes of others" if job.alone else ""
+    return (f"a {model}GPU" if job.gpus == 1 else f"{job.gpus} {model}GPUs") + mem + alone
 
 
 def minutes(seconds: float) -> str:
@@ -71,7 +72,7 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
     if not device.is_model(job.gpu_model):
         return f"is no {job.gpu_model}"
     room = occupancy.rooms.get(device.uuid)
-    if job.mem_bytes and room is not None:
+    if job.budget_bytes and room is not None:
         if room.jobs >= limits.jobs_per_gpu:
             return f"shared by {count(room.jobs, 'job')} (--max-jobs-per-gpu)"
         return f"{max(0, room.left_bytes) // MIB} MiB left beside {count(room.jobs, 'job')}"
@@ -79,7 +80,7 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return "goes to a job before this one"
     if device.refused:
         return device.refused
-    if job.mem_bytes and device.residents:
+    if job.budget_bytes and device.residents:
         if device.alone:
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
         if not device.held:
@@ -87,6 +88,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         has_it_alone = any(not resident.budget_bytes for resident in device.residents)
         why = "runs a job that has it alone (it states no mem)" if has_it_alone else device.availability.why
         return f"takes no other job now: {why}"
+    if job.alone and device.availability.state is DeviceState.FREE and (others := company(device.availability)):
+        return others
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
         return f"free, but only {max(0, device.free_bytes - MARGIN_BYTES) // MIB} MiB to give"
     return device.availability.why

@@ -27,10 +27,11 @@ from gpusched.host.gpus.nvml_groups import Groups
 UNKNOWN_BYTES = 2**64 - 1
 HIDDEN_BYTES = 256 << 20  # more than a driver keeps for itself: if nothing is listed, something is hidden
 RESERVE_BYTES = 1 << 30  # at most what memory v1 calls used although the driver has only reserved it
+RECENT_US = 2_000_000  # a driver samples what a process does once a second or more often
 UNIFIED = re.compile(r"\b(GB10|Thor|Orin|Xavier|Tegra|Jetson)\b", re.IGNORECASE)  # they use the host's memory
 COMPUTE_MODES = {1: "exclusive_process", 2: "prohibited", 3: "exclusive_process"}
 
-SUCCESS, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 7, 13
+SUCCESS, NOT_FOUND, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 6, 7, 13
 AS_A_WHOLE = (1, 9, 18)  # uninitialised, driver not loaded, library and driver differ: no device's own error
 UNSUPPORTED = (3, 4, 13, 25)  # not supported, no permission, no such function or version of its argument
 LOST = (6, 15, 28)  # not found, lost, GPU not found
@@ -103,6 +104,7 @@ class Reader:
         self._people = people
         self._handles: dict[str, Any] = {}  # of the newest complete reading, GPUs and MIG instances
         self._memory_v1 = False
+        self._read_us: dict[str, int] = {}  # when each device was last in a complete reading
         self._groups = Groups(pynvml)
         # Early R535 drivers put longer records into the _v3 lists; they are recognised by the functions that they have.
         size, details = "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"
@@ -168,15 +170,17 @@ class Reader:
             handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
             memory = self._memory(handle)
             processes = self._processes(handle, memory)
+            self._add_utilisation(uuid, handle, processes, whole)
+            use = _maybe(pynvml.nvmlDeviceGetUtilizationRates, handle)
             extra = self._extra(handle) if whole else {}
         except pynvml.NVMLError as error:
             self._handles.pop(uuid, None)
             return {**sample, "error": _words(error)}
         self._handles[uuid] = handle
-        return {**sample, **memory, **extra, "processes": processes}
+        utilisation = None if use is None else use.gpu / 100
+        return {**sample, **memory, **extra, "processes": processes, "utilisation": utilisation}
 
     def _extra(self, handle: Any) -> Fields:
-        use = _maybe(pynvml.nvmlDeviceGetUtilizationRates, handle)
         energy = _maybe(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         errors = _maybe(
             pynvml.nvmlDeviceGetTotalEccErrors,
@@ -188,7 +192,6 @@ class Reader:
         return {
             "uncorrectable": errors,
             "remap_failed": bool(rows and rows[3]),
-            "utilisation": None if use is None else use.gpu / 100,
             "energy_j": None if energy is None else energy / 1000,
         }
 
@@ -230,6 +233,30 @@ class Reader:
         hidden = HIDDEN_BYTES + (RESERVE_BYTES if "memory_includes_reserve" in memory else 0)
         are_known &= bool(listed) or (memory["used_bytes"] or 0) <= hidden
         return list(listed.values()) if are_known else None
+
+    def _add_utilisation(self, uuid: str, handle: Any, processes: list[Fields] | None, whole: bool) -> None:
+        """Add to each process how much it has worked at most since the last complete reading, where the driver tells.
+
+        It tells only who has worked. If that is somebody who is not listed, the others may be idle or not.
+        """
+        now_us = time.time_ns() // 1000
+        since_us = min(self._read_us.get(uuid, now_us), now_us - RECENT_US)
+        if whole:
+            self._read_us[uuid] = now_us
+        if not processes:
+            return
+        most: dict[int, float] = {}
+        try:
+            for record in pynvml.nvmlDeviceGetProcessUtilization(handle, since_us):
+                use = max(record.smUtil, record.encUtil, record.decUtil)
+                if use <= 100:  # some drivers leave records that are not filled
+                    most[record.pid] = max(use / 100, most.get(record.pid, 0.0))
+        except pynvml.NVMLError as error:
+            if error.value not in (SUCCESS, NOT_FOUND):  # else nobody has worked
+                return
+        unlisted = any(most[pid] for pid in most.keys() - {process["pid"] for process in processes})
+        for process in processes:
+            process["utilisation"] = most.get(process["pid"], None if unlisted else 0.0)
 
     def _list(self, handle: Any, name: str) -> list[Any]:
         function = pynvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{name}RunningProcesses{self._suffix}")

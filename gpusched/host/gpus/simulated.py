@@ -88,10 +88,10 @@ class SimulatedSource(LocalSource):
                 continue
             if uuids is None:
                 devices.append(_device(uuid, state, len(devices)))
-            samples.append(self._sample(uuid, state, simulation.number(box.get("release_ms")), whole=uuids is None))
+            samples.append(self._sample(uuid, state, simulation.number(box.get("release_ms"))))
         return Reading(now, now, tuple(devices), tuple(samples), uuids is None)
 
-    def _sample(self, uuid: str, state: dict[str, str], release_ms: int, *, whole: bool) -> Sample:
+    def _sample(self, uuid: str, state: dict[str, str], release_ms: int) -> Sample:
         at = time.time()
         fail = state.get("fail", "ok")
         if fail != "ok":
@@ -100,15 +100,16 @@ class SimulatedSource(LocalSource):
         used = simulation.number(state.get("foreign")) + sum(record.mib for record in records)
         alive = [record for record in records if record.alive]
         load = sum(simulation.number(record.keys.get("util")) for record in alive)
+        tells = state.get("process_util") != "na"
         return Sample(
             uuid,
             at,
             used_bytes=used * MIB,
             total_bytes=_total_bytes(state),
-            processes=None if state.get("hidden") == "1" else tuple(map(_process, alive)),
+            processes=None if state.get("hidden") == "1" else tuple(_process(record, tells) for record in alive),
             uncorrectable=simulation.number(state.get("ecc_uncorr")),
             remap_failed=state.get("remap_failed") == "1",
-            utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100 if whole else None,
+            utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100,
         )
 
 
@@ -128,8 +129,13 @@ def _device(uuid: str, state: dict[str, str], index: int) -> Device:
     )
 
 
-def _process(record: simulation.Record) -> DeviceProcess:
+def _process(record: simulation.Record, tells_use: bool) -> DeviceProcess:
     keys = record.keys
     return DeviceProcess(
-        record.pid, record.mib * MIB, keys.get("kind", "C"), keys.get("user", "?"), keys.get("program", "?")
+        record.pid,
+        record.mib * MIB,
+        keys.get("kind", "C"),
+        keys.get("user", "?"),
+        keys.get("program", "?"),
+        min(100, simulation.number(keys.get("util"))) / 100 if tells_use else None,
     )

@@ -13,6 +13,7 @@ from gpusched.core.model import (
     NOTHING_USED,
     AttemptRow,
     DeviceUse,
+    ForeignUse,
     JobRow,
     JobState,
     Outcome,
@@ -105,7 +106,7 @@ def close(
             max_rss_bytes=end.max_rss_bytes,
             cpu_s=end.cpu_s,
             progress=end.progress,
-            **asdict(end.usage),
+            **_usage_columns(end.usage),
         )
         if verdict.event is JobEvent.SUCCEEDED:
             columns = {"cause": "", "ended_at": end.ended_at, "tries": verdict.tries}
@@ -147,7 +148,7 @@ def blame_shutdown(store: Store, since: float) -> list[int]:
 def save_usage(store: Store, job_id: int, number: int, usage: Usage, progress: str) -> None:
     """Store what an open attempt has used so far, for the next dispatcher."""
     with store.transaction():
-        store.update("attempts", _OPEN, (job_id, number), progress=progress, **asdict(usage))
+        store.update("attempts", _OPEN, (job_id, number), progress=progress, **_usage_columns(usage))
 
 
 def attempts(store: Store, job_id: int) -> list[AttemptRow]:
@@ -173,10 +174,11 @@ def last_of_name(store: Store, name: str) -> AttemptRow | None:
 
 def spent(
     store: Store,
-) -> Iterator[tuple[int, int, str, float, float | None, str | None, int | None, str, float | None]]:
-    """Yield job and number of each attempt, tags, start, end, outcome, exit code, devices (JSON) and energy (J)."""
-    columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j"
-    yield from store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id")
+) -> Iterator[tuple[int, int, str, float, float | None, str | None, int | None, str, float | None, ForeignUse]]:
+    """Yield of each attempt: job, number, tags, start, end, outcome, exit code, devices (JSON), energy (J), others."""
+    columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j, foreign_use"
+    for *row, foreign_use in store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id"):
+        yield *row, _read_foreign_use(foreign_use)
 
 
 # ---- rows -------------------------------------------------------------------------------------------
@@ -197,11 +199,27 @@ def _attempt_row(columns: Sequence[Any]) -> AttemptRow:
         log=log,
         error_log=error_log,
         devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
-        usage=Usage(**{**usage, "by_device": bool(usage["by_device"])}),
+        usage=Usage(
+            **{
+                **usage,
+                "by_device": bool(usage["by_device"]),
+                "foreign_use": _read_foreign_use(usage["foreign_use"]),
+            }
+        ),
         max_rss_bytes=max_rss_bytes,
         cpu_s=cpu_s,
         progress=progress,
     )
+
+
+def _usage_columns(usage: Usage) -> dict[str, Any]:
+    return {**asdict(usage), "foreign_use": json.dumps(asdict(usage.foreign_use)) if usage.foreign_use.samples else ""}
+
+
+@stored_value()
+def _read_foreign_use(text: str) -> ForeignUse:
+    values = json.loads(text or "{}")
+    return ForeignUse(**{**values, "who": tuple(values.get("who", ()))})
 
 
 def devices_text(devices: Sequence[DeviceUse]) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 OLDEST_VERSION = 3  # of the schema: that of gpusched 0.1
 CURRENT_VERSION = 4
 VERSIONS = (OLDEST_VERSION, CURRENT_VERSION)
-_GROWN = ("sets", "jobs", "dispatches")  # tables with further columns
+_GROWN = ("sets", "jobs", "attempts", "dispatches")  # tables with further columns
 _NEW = ("environments", "finished")
 
 COUNT_SETS = """

@@ -26,7 +26,7 @@ _JOB_FIELDS = [field.name for field in fields(JobRow)]  # named as the columns a
 JOB = ", ".join(_JOB_FIELDS)
 NEEDS = (
     *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
-    *("name", "tags", "gpu_model", "env", "git", "items", "cpus", "ram_bytes", "begin_at", "shape"),
+    *("name", "tags", "gpu_model", "env", "git", "items", "cpus", "ram_bytes", "alone", "begin_at", "shape"),
 )  # the columns of a job that its requirements fill
 _read_needs = attrgetter(*NEEDS)
 _READERS: dict[str, Callable[[Any], object]] = {
@@ -36,6 +36,7 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "env": _environment,
     "blocked": bool,
     "listed": bool,
+    "alone": bool,
 }
 _JOB_READERS = [(_JOB_FIELDS.index(name), read) for name, read in _READERS.items()]
 

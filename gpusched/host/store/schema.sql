@@ -42,6 +42,7 @@ CREATE TABLE jobs (
     begin_at            REAL    NOT NULL DEFAULT 0, -- it starts no earlier
     cpus                INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
     ram_bytes           INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
+    alone               INTEGER NOT NULL DEFAULT 0, -- starts only where no process of others is
     first_started_at    REAL,
     ended_at            REAL,
     cancel_requested_at REAL,
@@ -166,6 +167,7 @@ CREATE TABLE attempts (
     max_rss_bytes     INTEGER,
     cpu_s             REAL,
     progress          TEXT    NOT NULL DEFAULT '',
+    foreign_use       TEXT    NOT NULL DEFAULT '', -- JSON, a core.model.ForeignUse; empty: not known
     PRIMARY KEY (job_id, number),
     CHECK ((ended_at IS NULL) = (outcome IS NULL))
 ) STRICT, WITHOUT ROWID;

@@ -102,7 +102,7 @@ def _needs(row: JobRow, changes: JobEdit, settings: Settings) -> Requirements:
     if changes.begin_at is not None:
         values["begin_at"] = changes.begin_at
     if not values["gpus"]:
-        values |= {"mem_bytes": 0, "stated_mem_bytes": 0, "gpu_model": ""}
+        values |= {"mem_bytes": 0, "stated_mem_bytes": 0, "gpu_model": "", "alone": False}
     values["env"] = tuple({**dict(row.env), **dict(own.env)}.items())
     return Requirements(**values, limited_tags=tuple(tag for tag in values["tags"] if tag in settings.tag_limits))
 

@@ -35,11 +35,21 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
 
     def add(queue: OpenQueue) -> None:
         name = queues.queue_name(queue.queue_dir, known)
-        for job_id, number, tags, began, ended, outcome, code, devices, energy_j in attempt_table.spent(queue.store):
+        for job_id, number, tags, began, ended, outcome, code, devices, energy_j, others in attempt_table.spent(
+            queue.store
+        ):
             labels = _device_labels(devices)
             job_s = _open_s(queue, job_id, number, began) if ended is None else max(0.0, ended - began)
             is_failed = outcome is not None and outcome not in NO_FAILURES and (outcome, code) != ("exited", 0)
-            share = UsageSum({(name, job_id)}, 1, int(is_failed), job_s, job_s * len(labels), energy_j or 0.0)
+            share = UsageSum(
+                {(name, job_id)},
+                attempts=1,
+                failed=int(is_failed),
+                job_s=job_s,
+                gpu_s=job_s * len(labels),
+                energy_j=energy_j or 0.0,
+                foreign_use=others,
+            )
             together.add(share)
             if by == "day":
                 parts = list(_days(began, job_s))

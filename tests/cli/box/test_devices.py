@@ -97,6 +97,7 @@ def test_counted_as_json(sample: Sample9, capsys: Capture) -> None:
         "program": "x\\x0ay",
         "used_bytes": 12 << 20,
         "kind": "C",
+        "utilisation": None,
     }
     assert found[3]["claim"]["queue"] == "/home/cy/runs/\\x1b[2Jsweep" and found[3]["claim"]["since"] == NOW - 600
 
