@@ -14,6 +14,7 @@ from gpusched.host.gpus import board as boards
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table, meta_table
+from gpusched.operations.interactive.booking import close_lost
 from gpusched.views.words import short_path
 
 SHOWN_QUEUES = 10
@@ -222,7 +223,8 @@ class OpenQueue:
 
 @contextmanager
 def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
-    """Open a queue to read it."""
+    """Open a queue to read it, once the interactive attempts that were killed are closed."""
+    close_lost(queue_dir)
     with open_store(queue_dir) as store:
         paused = paused_text(queue_dir.path) if meta_table.is_paused(store) else ""
         yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())

@@ -247,12 +247,17 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), "" if job.listed else "its line is gone")))
+        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), _unlisted(job))))
         state = (job.state.value, STATES[job.state.value])
         times = _times(job, last, now)
         rows.append([str(job.id), str(job.line), state, where, *times, how, priority(job), tag_text(job), text])
     columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
+
+
+def _unlisted(job: JobRow) -> str:
+    """Return why a job is in no list any more; empty if it is in one."""
+    return "interactive" if job.origin == "exec" else "" if job.listed else "its line is gone"
 
 
 def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float) -> list[Line]:
@@ -354,6 +359,8 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
 
 def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[str]:
     again = f"to queue it again: gpusched requeue {job.id} -q {scene.option}"
+    if job.origin == "exec":
+        return []
     if job.state is JobState.FAILED:
         is_spent = job.tries > job.retries
         return [f"no try is left (--retries {job.retries})" if is_spent else "it is not retried automatically", again]

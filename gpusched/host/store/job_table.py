@@ -140,7 +140,8 @@ def current_counts(store: Store) -> dict[JobState, int]:
 
 def has_work(store: Store) -> bool:
     """Return True if a dispatcher that starts now would have something to do."""
-    return bool(startable_jobs.has_any(store) or counts(store)[JobState.RUNNING] or request_table.open_requests(store))
+    query = "SELECT 1 FROM jobs WHERE state = 'running' AND origin <> 'exec' LIMIT 1"
+    return bool(startable_jobs.has_any(store) or store.row(query) or request_table.open_requests(store))
 
 
 def wants_gpus(store: Store) -> bool:
