@@ -72,7 +72,7 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
         kind, why = wait_reasons(queue, until=row.id).get(row.id, ("", ""))
         return goes_on + ([f"why   {why}"] if alive or kind in ("dependency", "closed") else [])
     if row.state is JobState.RUNNING:
-        return [*_running(queue, row, attempts), *goes_on]
+        return [*_running(queue, row, attempts), *(goes_on if row.origin != "exec" else [])]
     return []
 
 

@@ -132,7 +132,9 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
     return QueueSummary(
         name,
         dispatcher.pid,
-        runs_on=sum(read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone),
+        runs_on=sum(
+            job.origin != "exec" and read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone
+        ),
         counts=counts,
         started_at=queue_totals.times(store)["start_time"],
         waits_for=waits_for,

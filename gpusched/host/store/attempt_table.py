@@ -134,7 +134,8 @@ def blame_shutdown(store: Store, since: float) -> list[int]:
     with store.transaction():
         rows = store.rows(
             "SELECT j.id, a.number FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.number = j.attempts "
-            "WHERE j.state = 'failed' AND j.origin <> 'exec' AND j.ended_at >= ? AND a.outcome IN ('exited', 'signalled')",
+            "WHERE j.state = 'failed' AND j.origin <> 'exec' AND j.ended_at >= ? "
+            "AND a.outcome IN ('exited', 'signalled')",
             (since,),
         )
         for job_id, number in rows:

@@ -24,7 +24,7 @@ _LOST = Outcome(OutcomeKind.LOST, note="its parent process was killed, so nobody
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """An interactive attempt of this process, the first and only one of its job; `life` is the descriptor of its lock."""
+    """An interactive attempt of this process, the only one of its job; `life` is the descriptor of its lock."""
 
     queue_dir: QueueDir
     job_id: int

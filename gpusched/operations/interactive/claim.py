@@ -14,7 +14,7 @@ from gpusched.common.quantities import format_duration
 from gpusched.core.model import Attempt, DeviceUse, JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import Claim, Release, Snapshot, Start
+from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Release, Snapshot, Start
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.attempts import reaper
@@ -90,10 +90,11 @@ def claimed_gpus(
 
 
 def _refuse_too_large(devices: BoxDevices, uuids: tuple[str, ...], wish: Wish) -> None:
-    totals = [device.total_bytes or wish.mem_bytes for device in devices.first.devices if device.uuid in uuids]
-    fitting = sum(total >= wish.mem_bytes for total in totals)
-    if fitting < wish.gpus:
-        problem = f"{fitting} of the GPUs that you may use have so much memory, and {wish.gpus} are wanted"
+    boards = [device for device in devices.first.devices if device.uuid in uuids]
+    most = [each.total_bytes - each.reserved_bytes - MARGIN_BYTES for each in boards if each.total_bytes]
+    fitting = sum(wish.mem_bytes <= each for each in most) + len(boards) - len(most)
+    if wish.mem_bytes and fitting < wish.gpus:
+        problem = f"only {fitting} of your GPUs can have so much memory free, and you ask for {wish.gpus}"
         raise GpuschedError(problem, where="--mem", hint="`gpusched devices` shows the GPUs")
 
 
