@@ -17,7 +17,8 @@ from gpusched.core.jobs import environment
 from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
-from gpusched.core.model import MIB, AttemptRow, JobRow, JobState
+from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
+from gpusched.core.plan import selection
 from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attempt_book import AttemptBook, log_paths
 from gpusched.dispatcher.device_book import DeviceBook
@@ -161,7 +162,7 @@ class Actor:
             outcome=None,
             log=out,
             error_log=err,
-            devices=tuple([self._devices.use(uuid) for uuid in uuids]),
+            devices=tuple([device_use(self._devices, uuid) for uuid in uuids]),
         )
         return _Prepared(self._attempts.new(job, row, now), life)
 
@@ -241,7 +242,7 @@ class Actor:
             self._says_uuids = True
             text = f"{self._devices.degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on"
             self._reporter.report("device", text)
-        variables = self._devices.variables(uuids, settings.visible_devices)
+        variables = device_variables(self._devices, uuids, settings.visible_devices)
         attempt.has_indices = variables[b"CUDA_VISIBLE_DEVICES"][:1].isdigit()
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
@@ -258,3 +259,23 @@ class Actor:
 def _of(kind: type[A], plan: Plan) -> list[A]:
     """Return the actions of one kind, in their order."""
     return [action for action in plan.actions if type(action) is kind]
+
+
+def device_variables(devices: DeviceBook, uuids: Sequence[str], form: str) -> dict[bytes, bytes]:
+    """Return the variables that say to an attempt that these are its devices."""
+    variables = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": selection.visible_value(devices.devices(), uuids, form, bool(devices.degraded)),
+        "GPUSCHED_DEVICES": ",".join(uuids),
+        **devices.source.job_environment(),
+    }
+    return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+
+
+def device_use(devices: DeviceBook, uuid: str) -> DeviceUse:
+    """Return the device as an attempt that begins on it now is booked with it."""
+    device, known = devices.entries[uuid].device, devices.entries[uuid].availability
+    total = known.sample.total_bytes if known.sample else device.total_bytes
+    unknown = total is None or known.foreign_bytes is None
+    free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
+    return DeviceUse(uuid, device.index, device.name, free)

@@ -12,8 +12,7 @@ from dataclasses import replace
 from gpusched.common import processes
 from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
-from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow
-from gpusched.core.plan import observe
+from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, outcome_of
 from gpusched.dispatcher.options import QueueOptions
@@ -67,11 +66,6 @@ class AttemptBook:
             self.due.setdefault(notice.directory, "")
         else:
             self.due[notice.directory] = notice.error
-
-    def interactive(self, rows: Iterable[tuple[JobRow, AttemptRow]]) -> list[Attempt]:
-        """Return the interactive attempts that are alive, as the plan sees them: they count, and end by themselves."""
-        alive = [(job, row) for job, row in rows if reaper.is_alive(self._queue.state, job.id, row.number)]
-        return [replace(observe.open_attempt(job, row), stop_sent=True) for job, row in alive]
 
     # ---- beginning ----
 

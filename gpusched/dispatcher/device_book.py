@@ -5,14 +5,13 @@ Folds readings with core/plan/availability and takes claims when asked to. Decid
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.model import Device, DeviceUse, Reading, Sample, nameless_uuid
-from gpusched.core.plan import availability, observe, selection
+from gpusched.core.model import Device, Reading, Sample, nameless_uuid
+from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
@@ -341,24 +340,6 @@ class DeviceBook:
         return [fd for uuid in uuids if (claim := self.entries[uuid].claim) is not None for fd in claim.fds]
 
     # ---- values for others ----
-
-    def use(self, uuid: str) -> DeviceUse:
-        """Return the device as an attempt that begins on it now is booked with it."""
-        device, known = self.entries[uuid].device, self.entries[uuid].availability
-        total = known.sample.total_bytes if known.sample else device.total_bytes
-        unknown = total is None or known.foreign_bytes is None
-        free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
-        return DeviceUse(uuid, device.index, device.name, free)
-
-    def variables(self, uuids: Sequence[str], form: str) -> dict[bytes, bytes]:
-        """Return the variables that say to an attempt that these are its devices."""
-        variables = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": selection.visible_value(self.devices(), uuids, form, bool(self.degraded)),
-            "GPUSCHED_DEVICES": ",".join(uuids),
-            **self.source.job_environment(),
-        }
-        return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
 
     @property
     def has_devices(self) -> bool:

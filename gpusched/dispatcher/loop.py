@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gpusched.core.model import Attempt, Reading
+from gpusched.core.model import Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.planner import make_plan
@@ -32,7 +32,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, TransientError, attempt_table, meta_table
+from gpusched.host.store import Store, TransientError, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -55,12 +55,11 @@ class Dispatcher:
 
         Raises GpuschedError when the allowed set is empty or can never serve a job.
         """
-        self._queue, self._store, self._clock = queue, store, hooks.clock
+        self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
         self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
-        self._interactive: list[Attempt] = []  # of people, as of the last poll
         self._head = QueueHead(store)
         self._lists = ListReader(hooks.feed, store)
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
@@ -137,9 +136,9 @@ class Dispatcher:
             self._poll.repeat(now, self._options.settings.poll_interval)
             self._head.forget()
             self._leaving.renew()
-            self._interactive = self._attempts.interactive(attempt_table.interactive(self._store))
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
+                self._head.close_lost()
                 if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):
                     self._head.forget()
         frees_gpus = (polled or bool(self._attempts.due)) and self._look_at_attempts(now, everywhere=polled)
@@ -189,7 +188,7 @@ class Dispatcher:
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
-        board = _board_of(self._devices, self._watchdog.meter.residents(), now.at)
+        board = board_of(self._devices, self._watchdog.meter.residents(), now.at)
         closed = filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))
         limits, waited_since = self._options.submit.limits, self._head.waited_since(now)
         return replace(board, limits=limits, closed="; ".join(closed), waited_since=waited_since)
@@ -197,7 +196,7 @@ class Dispatcher:
     # ---- plan ----
 
     def _plan(self, now: Moment) -> Plan:
-        attempts = [*(attempt.planned() for attempt in self._attempts), *self._interactive]
+        attempts = [attempt.planned() for attempt in self._attempts]
         stopping = self._leaving.is_stopping
         board, hand_back = self._board(now), self._requests.take_hand_back()
         snapshot = observe.snapshot(board, now.at, attempts=attempts, stop_all=stopping, hand_back=hand_back)
@@ -264,7 +263,7 @@ class Dispatcher:
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
 
 
-def _board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
+def board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
     """Return what these devices are now; the limits of the queue are not in it."""
     return Board(
         at=at,

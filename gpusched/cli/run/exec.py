@@ -12,7 +12,7 @@ from gpusched.cli.run.interactive import gpu_options
 from gpusched.config.layers import LoadedSettings
 
 if TYPE_CHECKING:
-    from gpusched.operations.interactive.claim import Wish
+    from gpusched.operations.interactive.claim import GpuWish
 
 
 @click.command(
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
 @duration_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
 @gpu_options
-def exec(words: tuple[str, ...], for_s: float | None, wish: Wish, loaded: LoadedSettings) -> int:
+def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Run a command here, on a GPU of its own.
 
     Waits until a GPU is free, as jobs do, and says why it waits; runs COMMAND on this terminal, passes its exit code on

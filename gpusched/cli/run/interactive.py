@@ -35,8 +35,8 @@ def gpu_options(callback: F) -> F:
     @settings_options(*_SETTINGS)
     @functools.wraps(callback)
     def wrapper(gpus: int, mem: int, wait_s: float | None, **more: Any) -> Any:
-        from gpusched.operations.interactive.claim import Wish
+        from gpusched.operations.interactive.claim import GpuWish
 
-        return callback(wish=Wish(gpus, mem, wait_s), **more)
+        return callback(wish=GpuWish(gpus, mem, wait_s), **more)
 
     return cast(F, wrapper)

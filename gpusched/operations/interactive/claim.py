@@ -7,15 +7,17 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.quantities import format_duration
 from gpusched.core.model import Attempt, DeviceUse, JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Release, Snapshot, Start
+from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Release, Start
+from gpusched.dispatcher.actor import device_use, device_variables
 from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.loop import board_of
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.attempts import reaper
 from gpusched.host.gpus.claims import Claims, HeldClaim
@@ -29,7 +31,7 @@ CLOCK = Clock()
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GpuWish:
     """The GPUs that somebody wants for themselves: each with so much free memory, and so long a wait at most."""
 
     gpus: int = 1
@@ -66,7 +68,7 @@ class HeldGpus:
 
 @contextmanager
 def claimed_gpus(
-    devices: BoxDevices, options: SubmitOptions, queue_dir: QueueDir, wish: Wish, label: str, notify: Notify
+    devices: BoxDevices, options: SubmitOptions, queue_dir: QueueDir, wish: GpuWish, label: str, notify: Notify
 ) -> Iterator[HeldGpus]:
     """Wait until so many GPUs are free, and hold them; `label` tells others what for, `notify` gets why it waits.
 
@@ -79,9 +81,9 @@ def claimed_gpus(
     try:
         uuids = _Wait(book, options, queue_dir, wish, notify).run()
         yield HeldGpus(
-            tuple(map(book.use, uuids)),
+            tuple(device_use(book, uuid) for uuid in uuids),
             tuple(claim for uuid in uuids if (claim := book.entries[uuid].claim) is not None),
-            book.variables(uuids, options.settings.visible_devices),
+            device_variables(book, uuids, options.settings.visible_devices),
             label,
             time.time(),
         )
@@ -89,7 +91,7 @@ def claimed_gpus(
         book.release_all()
 
 
-def _refuse_too_large(devices: BoxDevices, uuids: tuple[str, ...], wish: Wish) -> None:
+def _refuse_too_large(devices: BoxDevices, uuids: tuple[str, ...], wish: GpuWish) -> None:
     boards = [device for device in devices.first.devices if device.uuid in uuids]
     most = [each.total_bytes - each.reserved_bytes - MARGIN_BYTES for each in boards if each.total_bytes]
     fitting = sum(wish.mem_bytes <= each for each in most) + len(boards) - len(most)
@@ -102,7 +104,7 @@ class _Wait:
     """The wait for GPUs: the plan of a dispatcher with a single job."""
 
     def __init__(
-        self, book: DeviceBook, options: SubmitOptions, queue_dir: QueueDir, wish: Wish, notify: Notify
+        self, book: DeviceBook, options: SubmitOptions, queue_dir: QueueDir, wish: GpuWish, notify: Notify
     ) -> None:
         self._book, self._options, self._queue_dir, self._wish, self._notify = book, options, queue_dir, wish, notify
         self._job = JobRow(0, gpus=wish.gpus, mem_bytes=wish.mem_bytes)
@@ -116,7 +118,8 @@ class _Wait:
         while True:
             now = CLOCK.moment()
             self._observe(now)
-            plan = make_plan(self._snapshot(now))
+            board = replace(board_of(self._book, {}, now.at), limits=self._options.limits)
+            plan = make_plan(observe.snapshot(board, now.at, waiting=[self._job], attempts=self._attempts))
             for action in plan.actions:
                 if isinstance(action, Start):
                     return action.devices
@@ -142,18 +145,6 @@ class _Wait:
             self._attempts = [observe.open_attempt(job, row) for job, row in alive]
         self._book.ask(now, poll=polled)
         self._book.take_in(now, lambda sample: frozenset(), frozenset())
-
-    def _snapshot(self, now: Moment) -> Snapshot:
-        return Snapshot(
-            now.at,
-            self._options.limits,
-            tuple(entry.view(()) for entry in self._book.entries.values()),
-            (self._job,),
-            tuple(self._attempts),
-            gpus_closed=self._book.error,
-            threshold_bytes=self._book.criteria.threshold_bytes,
-            max_checks=self._book.criteria.max_checks,
-        )
 
     def _say(self, reason: str) -> None:
         """Say why it waits, unless only numbers have changed since it was said."""

@@ -16,12 +16,13 @@ from gpusched.core.jobs.outcome import exit_code_of
 from gpusched.core.model import NOTHING_USED, Outcome, OutcomeKind, Sample
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
+from gpusched.host.queue import interactive
+from gpusched.host.queue.interactive import Booking
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.devices import open_devices
-from gpusched.operations.interactive.booking import Booking, book, close_lost
-from gpusched.operations.interactive.claim import CLOCK, HeldGpus, Wish, claimed_gpus
+from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, claimed_gpus
 from gpusched.operations.interactive.foreground import Foreground
 from gpusched.operations.interactive.watch import Terms, Watch
 from gpusched.operations.queues import Notify
@@ -38,12 +39,12 @@ def default_queue(loaded: LoadedSettings) -> tuple[QueueDir, SubmitOptions]:
     """Return this user's default queue, made if need be and without lost attempts, and the options by which it runs."""
     queue_dir = add.find_standing_queue(None, loaded.settings.state_dir)
     add.make_queue(queue_dir)
-    close_lost(queue_dir)
     with Store(queue_dir.database) as store:
+        interactive.close_lost(store)
         return queue_dir, SubmitOptions(with_stored(loaded, store), os.fsencode(os.getcwd()))
 
 
-def run_command(words: Sequence[str], loaded: LoadedSettings, wish: Wish, terms: Terms, notify: Notify) -> int:
+def run_command(words: Sequence[str], loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify) -> int:
     """Wait for GPUs, run a command on them, or a shell if there is none, and return its exit code."""
     argv = list(words) or [os.environ.get("SHELL") or "/bin/sh"]
     terms = terms if words else terms.or_else(OF_A_SHELL, loaded)
@@ -51,7 +52,7 @@ def run_command(words: Sequence[str], loaded: LoadedSettings, wish: Wish, terms:
     with ExitStack() as stack:
         devices = stack.enter_context(open_devices(options.settings, wish.gpus))
         held = stack.enter_context(claimed_gpus(devices, options, queue_dir, wish, LABEL, notify))
-        booking = book(queue_dir, shlex.join(argv), held.devices, terms.for_s)
+        booking = interactive.book(queue_dir, shlex.join(argv), held.devices, terms.for_s)
         session = _Session(held, booking, options, terms, notify)
         try:
             session.run(argv, devices.source)

@@ -74,15 +74,20 @@ def book(queue_dir: QueueDir, command: str, devices: Sequence[DeviceUse], time_l
     return Booking(queue_dir, job_id, life)
 
 
-def close_lost(queue_dir: QueueDir) -> None:
-    """Close the interactive attempts of a queue of which no process is left."""
-    with Store(queue_dir.database, read_only=True) as store:
-        running = attempt_table.interactive(store)
-    lost = [job.id for job, row in running if not reaper.is_alive(queue_dir.state, job.id, row.number)]
-    if lost:
-        with Store(queue_dir.database) as store:
-            for job_id in lost:
-                _close(store, job_id, _LOST)
+def is_alive(store: Store, job_id: int) -> bool:
+    """Return True while a process of this interactive job is left."""
+    return reaper.is_alive(os.path.dirname(store.path), job_id, 1)
+
+
+def lost_jobs(store: Store) -> list[int]:
+    """Return the interactive jobs that run by the queue, and of which no process is left."""
+    return [job.id for job, _ in attempt_table.interactive(store) if not is_alive(store, job.id)]
+
+
+def close_lost(store: Store) -> None:
+    """Close the interactive attempts of which no process is left."""
+    for job_id in lost_jobs(store):
+        _close(store, job_id, _LOST)
 
 
 def _close(store: Store, job_id: int, outcome: Outcome, usage: Usage = NOTHING_USED) -> None:
