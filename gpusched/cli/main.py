@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "run": "Run a file of commands on the GPUs that are free",
         "submit": "Add jobs to a queue that stays, from anywhere",
         "exec": "Run a command here, on a GPU of its own",
+        "reserve": "Hold a GPU for an editor or a notebook",
         "start": "Dispatch a queue that stays",
         "check": "Check a list without running it",
     },

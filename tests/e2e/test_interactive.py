@@ -250,3 +250,68 @@ def test_it_counts_in_the_limit_of_a_dispatcher_that_leaves_it_alone(tmp_path: P
         wait_for(lambda: seat.states("default") == ["succeeded", "succeeded"])
         seat.gpusched("stop")
         dispatcher.wait()
+
+
+# ---- a reservation ---------------------------------------------------------------------------------
+
+
+def test_reservation_holds_a_gpu_until_it_is_given_back(seat: Seat) -> None:
+    ended = seat.gpusched("reserve", "--for", "1h")
+    assert (ended.code, ended.out) == (0, "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0\n"), ended.text
+    assert seat.claimed() == {seat.uuid(0)} and seat.runs()
+    assert "for a reservation until " in seat.gpusched("devices").out
+    assert seat.gpusched("reserve", "--end", "7").code == 2 and seat.runs()
+    assert "reservation 1 is given back" in seat.gpusched("reserve", "--end").err
+    wait_for(lambda: not seat.runs())
+    assert seat.last() == "succeeded: exited 0" and not seat.claimed()
+    assert "your reservations: none" in seat.gpusched("reserve", "--end").err
+
+
+def test_reservation_ends_at_its_time_and_when_nothing_was_there_for_long(seat: Seat) -> None:
+    assert seat.gpusched("reserve", "--for", "1").code == 0
+    wait_for(lambda: seat.last() == "succeeded: exited 0" and not seat.claimed())
+    assert seat.gpusched("reserve", "--for", "1h", "--idle-timeout", "1", "--idle-action", "stop").code == 0
+    wait_for(lambda: seat.last() == "failed: timed_out None" and not seat.claimed())
+
+
+def test_reservation_whose_process_was_killed_is_closed_by_who_looks(seat: Seat) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    (holder,) = seat.processes()
+    os.kill(holder, signal.SIGKILL)
+    wait_for(lambda: not seat.claimed())
+    seat.gpusched("status")
+    assert seat.last() == "failed: lost None"
+
+
+# ---- a block of Python -----------------------------------------------------------------------------
+
+BLOCK = """
+import os, subprocess, sys, time, gpusched
+with gpusched.gpu(mem="10G") as device:
+    print(device.index, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)
+    if os.fork() == 0:
+        time.sleep(2)
+        os._exit(0)
+print("CUDA_VISIBLE_DEVICES" in os.environ, flush=True)
+"""
+
+
+def test_block_has_a_gpu_until_its_forked_children_have_ended(seat: Seat) -> None:
+    import sys
+
+    ended = seat.spawn("-c", BLOCK, program=[sys.executable]).wait()
+    assert (ended.code, ended.out) == (0, "0 0 PCI_BUS_ID\nFalse\n"), ended.text
+    assert seat.claimed() == {seat.uuid(0)} and seat.last() == "succeeded: exited 0"
+    wait_for(lambda: not seat.claimed())
+
+
+def test_block_is_refused_once_cuda_is_initialised(seat: Seat) -> None:
+    import sys
+
+    code = (
+        "import sys, types, gpusched\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))\n"
+        "with gpusched.gpu(): print('in')\n"
+    )
+    ended = seat.spawn("-c", code, program=[sys.executable]).wait()
+    assert ended.code == 1 and "CUDA is initialised already" in ended.err and not ended.out

@@ -21,27 +21,14 @@ HANG_UP_AFTER_S = 1.0  # from TERM, which a shell ignores, to HUP
 NOT_FOUND, NOT_STARTED = 127, 126  # as of a shell
 
 
-class Foreground:
-    """A command from its start to its end, and the signals of this process meanwhile. For the main thread."""
+class SignalPipe:
+    """Ends a wait when a signal comes that has a handler. For the main thread."""
 
-    def __init__(self, argv: list[str], environment: Mapping[bytes, bytes], fds: Sequence[int]) -> None:
-        """Start it with the descriptors `fds` at high numbers. Raises GpuschedError if it cannot be started."""
-        self.is_terminated = False  # somebody has sent TERM to this process
+    def __init__(self) -> None:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in _LEFT_TO_THE_COMMAND:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _ignore)
-        signal.signal(signal.SIGCHLD, _ignore)
+        self.is_terminated = False  # somebody has sent TERM to this process
         signal.signal(signal.SIGTERM, self._note_term)
-        first = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(fds))
-        inherit = [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(fds)]
-        try:
-            self.pid = os.posix_spawnp(argv[0], argv, environment, file_actions=inherit, setsigdef=_RESET)
-        except OSError as error:
-            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_STARTED
-            raise GpuschedError(f"cannot be started: {error.strerror}", where=argv[0], exit_code=code) from None
-        self._stopping_s: float | None = None
 
     def _note_term(self, *_: object) -> None:
         self.is_terminated = True
@@ -51,6 +38,26 @@ class Foreground:
         ready, _, _ = select.select([self._wake, *([] if fd is None else [fd])], [], [], max(0.0, timeout_s))
         if self._wake in ready:
             os.read(self._wake, 4096)
+
+
+class Foreground:
+    """A command from its start to its end, and the signals of this process meanwhile. For the main thread."""
+
+    def __init__(self, argv: list[str], environment: Mapping[bytes, bytes], fds: Sequence[int]) -> None:
+        """Start it with the descriptors `fds` at high numbers. Raises GpuschedError if it cannot be started."""
+        self.signals = SignalPipe()
+        for number in _LEFT_TO_THE_COMMAND:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _ignore)
+        signal.signal(signal.SIGCHLD, _ignore)
+        first = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(fds))
+        inherit = [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(fds)]
+        try:
+            self.pid = os.posix_spawnp(argv[0], argv, environment, file_actions=inherit, setsigdef=_RESET)
+        except OSError as error:
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_STARTED
+            raise GpuschedError(f"cannot be started: {error.strerror}", where=argv[0], exit_code=code) from None
+        self._stopping_s: float | None = None
 
     def poll(self, until_at: float | None) -> int | None:
         """Return its wait status if it has ended. If it was stopped, stop until both go on, or until `until_at`."""

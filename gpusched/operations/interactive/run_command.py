@@ -84,13 +84,13 @@ class _Session:
         stopped: Outcome | None = None
         while (status := command.poll(watch.end_at)) is None:
             stopped = stopped or watch.look(CLOCK.moment(), self._settings.poll_interval)
-            if command.is_terminated and stopped is None:
+            if command.signals.is_terminated and stopped is None:
                 kind = OutcomeKind.CANCELLED if booking.is_cancelled() else OutcomeKind.INTERRUPTED
                 stopped = Outcome(kind)
             if stopped is not None:
                 command.stop(self._settings.grace, booking.marker)
             pause_s = STOP_STEP_S if stopped is not None else watch.deadline_s() - time.monotonic()
-            command.wait(pause_s, source.fileno())
+            command.signals.wait(pause_s, source.fileno())
         code = os.waitstatus_to_exitcode(status)
         ended = Outcome(OutcomeKind.EXITED, code) if code >= 0 else Outcome(OutcomeKind.SIGNALLED, signal=-code)
         self.usage = watch.usage
