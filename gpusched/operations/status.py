@@ -141,6 +141,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
         can_start=can_start,
         full_disk=dispatcher.full_disk,
         is_paused=bool(dispatcher.paused),
+        interactive=len(attempt_table.interactive(store)),
     )
 
 

@@ -116,8 +116,10 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
         return f"{who}, which read the {gpus} {clock(scene.now - report.looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
-    if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
+    if head.counts.running > head.interactive or (head.counts.queued and (head.can_start or not head.counts.held)):
         return f"no dispatcher; to continue: {scene.resume}"
+    if head.interactive:
+        return "only interactive jobs run; no dispatcher is needed"
     if head.counts.held:
         return f"nothing is left but held jobs and what waits for them: gpusched release JOB -q {scene.option}"
     return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -213,12 +214,26 @@ def test_parent_that_was_killed_leaves_the_gpu_to_its_command(seat: Seat) -> Non
     wait_for(lambda: any(command.startswith("bash -c") for command in seat.commands()))
     os.kill(running.process.pid, signal.SIGKILL)
     running.wait()
-    assert "is interactive" in seat.gpusched("status").out and seat.runs()
+    shown = seat.gpusched("status").out
+    assert "is interactive" in shown and "no dispatcher is needed" in shown and seat.runs()
     assert seat.gpusched("exec", "--wait", "0.5", "true").code == 75
     (seat.work / "go").touch()
     wait_for(lambda: not seat.claimed())
     assert "no jobs" in seat.gpusched("status").out
     assert seat.last() == "failed: lost None"
+
+
+def test_one_that_is_killed_at_any_moment_leaves_neither_a_claim_nor_a_running_job(seat: Seat) -> None:
+    for tenths in range(1, 7):
+        running = seat.start("exec", "bash", "-c", "sleep 0.1")
+        time.sleep(tenths / 10)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(running.process.pid, signal.SIGKILL)
+        running.wait()
+        wait_for(lambda: not seat.claimed())
+        seat.gpusched("status")
+        assert "running" not in seat.states("default") and "queued" not in seat.states("default")
+    assert seat.gpusched("exec", "true").code == 0
 
 
 def test_cancelled_and_never_queued_again(seat: Seat) -> None:
