@@ -71,7 +71,7 @@ def _select(
         return find_jobs(store, jobs, to_change=True)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return job_table.ids(store, states, [] if tag is None else [tag])
+    return job_table.ids(store, states, [] if tag is None else [tag], dispatched=JobState.RUNNING not in states)
 
 
 # ---- cancel ----------------------------------------------------------------------------------------

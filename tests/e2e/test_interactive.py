@@ -141,6 +141,14 @@ def test_time_that_is_over_ends_it(seat: Seat, command: str) -> None:
     assert seat.last().startswith("failed: timed_out") and not seat.claimed()
 
 
+def test_time_goes_by_when_the_terminal_is_gone(seat: Seat) -> None:
+    with shell(seat) as terminal:
+        terminal.press(f"nohup {EXEC} --for 3s sleep 100 > /dev/null\r")
+        terminal.await_text("for 3s (--for)")
+    wait_for(lambda: not seat.runs(), "its end")
+    assert seat.last() == "failed: timed_out 15" and not seat.claimed()
+
+
 def test_time_goes_by_while_it_is_stopped(seat: Seat) -> None:
     with shell(seat) as terminal:
         terminal.press(f"{EXEC} --for 3s sleep 100\r")
@@ -183,6 +191,12 @@ def test_wait_that_runs_out_says_why_and_leaves_nothing(seat: Seat) -> None:
 def test_memory_that_no_gpu_has_is_refused_at_once(seat: Seat) -> None:
     ended = seat.gpusched("exec", "--mem", "400G", "true")
     assert ended.code == 2 and "only 0 of your GPUs can have so much memory free" in ended.err
+
+
+def test_wait_for_all_jobs_does_not_wait_for_interactive_ones(seat: Seat) -> None:
+    seat.start("exec", "sleep", "100")
+    wait_for(seat.runs)
+    assert seat.gpusched("wait", "--timeout", "5").code == 0
 
 
 def test_gpu_is_had_alone_and_the_second_one_waits(seat: Seat) -> None:
@@ -243,6 +257,8 @@ def test_cancelled_and_never_queued_again(seat: Seat) -> None:
     assert running.wait().code == 143 and seat.last() == "cancelled: cancelled 15"
     refused = seat.gpusched("requeue", "1")
     assert refused.code != 0 and "is an interactive one, which nobody starts again" in refused.out
+    assert seat.gpusched("exec", "false").code == 1
+    assert seat.gpusched("requeue", "--failed").text.count("no job was queued again") == 1
     assert "interactive" in seat.gpusched("history").out
     assert "went to its terminal" in seat.gpusched("logs", "1").err
     assert "all" in seat.gpusched("usage").out
@@ -253,6 +269,7 @@ def test_it_counts_in_the_limit_of_a_dispatcher_that_leaves_it_alone(tmp_path: P
         running = seat.start("exec", "bash", "-c", "while ! [ -e go ]; do sleep 0.1; done")
         wait_for(seat.runs)
         seat.gpusched("submit", "--no-start", "--", "true")
+        assert seat.gpusched("wait", "--timeout", "0.2").code == 124
         dispatcher = seat.start("start", "--max-gpus", "1")
         wait_for(lambda: "1 of 1 GPUs that this queue may hold are in use" in seat.gpusched("explain", "2").out)
         assert seat.states("default") == ["running", "queued"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import cast
 
 from gpusched.core.model import DeviceProcess, DeviceUse, OutcomeKind, Reading, Sample
 from gpusched.dispatcher.timers import Moment
+from gpusched.host.gpus.claims import HeldClaim
 from gpusched.host.gpus.simulated import LocalSource
 from gpusched.operations.interactive.claim import HeldGpus
 from gpusched.operations.interactive.watch import Terms, Watch
@@ -30,8 +32,8 @@ class Desk:
     def __init__(self, terms: Terms) -> None:
         self.source, self.said = Board(), list[str]()
         self.told: list[str] = []
-        held = HeldGpus((DeviceUse("GPU-a", 3, "T4"),), (), {}, "an interactive session", 0.0)
-        object.__setattr__(held, "claims", (self,))
+        use, claim = DeviceUse("GPU-a", 3, "T4"), cast(HeldClaim, self)
+        held = HeldGpus((use,), (claim,), {}, "an interactive session", 0.0)
         self.watch = Watch(held, self.source, terms, lambda s: {p.pid for p in s.processes or ()}, self.said.append)
         self.began_s = time.monotonic()
 

@@ -89,10 +89,15 @@ def has_tag(tags: Sequence[str]) -> str:
     return " OR ".join(["instr(',' || tags || ',', ',' || ? || ',')"] * len(tags)) or "FALSE"
 
 
-def ids(store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = ()) -> list[int]:
-    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list."""
+def ids(
+    store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = (), *, dispatched: bool = False
+) -> list[int]:
+    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list.
+
+    With `dispatched`, without the interactive ones.
+    """
     in_state = f"state IN ({','.join('?' * len(states))})" if states else "TRUE"
-    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})"
+    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})" + (" AND origin <> 'exec'" if dispatched else "")
     values = [*(state.value for state in states), *tags]
     return [job_id for (job_id,) in store.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY position, id", values)]
 

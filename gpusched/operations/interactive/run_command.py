@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from gpusched.common import processes
@@ -72,7 +72,11 @@ class _Session:
         self.outcome = Outcome(OutcomeKind.NOT_STARTED, cause="bad_command")
         self.usage = NOTHING_USED
         self._held, self._booking, self._settings = held, booking, options.settings
-        self._terms, self._notify = terms, notify
+        self._terms, self._say = terms, notify
+
+    def _notify(self, text: str) -> None:
+        with suppress(OSError):  # the terminal is gone: the command and its time go on
+            self._say(text)
 
     def run(self, argv: list[str], source: DeviceSource) -> None:
         """Run the command to its end."""
@@ -80,6 +84,7 @@ class _Session:
         self._notify(f"{held.label}{self._terms.describe()}")
         environment = {**os.environb, **held.variables, **booking.variables}
         command = Foreground(argv, environment, [*held.fds, booking.life])
+        self.outcome = Outcome(OutcomeKind.LOST)  # until its end is known
         watch = Watch(held, source, self._terms, lambda sample: _own(sample, command, booking), self._notify)
         stopped: Outcome | None = None
         while (status := command.poll(watch.end_at)) is None:
