@@ -143,7 +143,7 @@ def test_time_that_is_over_ends_it(seat: Seat, command: str) -> None:
 
 def test_time_goes_by_when_the_terminal_is_gone(seat: Seat) -> None:
     with shell(seat) as terminal:
-        terminal.press(f"nohup {EXEC} --for 3s sleep 100 > /dev/null\r")
+        terminal.press(f"(trap '' HUP; {EXEC} --for 3s sleep 100)\r")
         terminal.await_text("for 3s (--for)")
     wait_for(lambda: not seat.runs(), "its end")
     assert seat.last() == "failed: timed_out 15" and not seat.claimed()
