@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gpusched.api import Job as Job
     from gpusched.api import Queue as Queue
     from gpusched.api import dry_run as dry_run
+    from gpusched.api import gpu as gpu
     from gpusched.api import run as run
 
-_NAMES = ("Job", "Queue", "dry_run", "run")
+_NAMES = ("Job", "Queue", "dry_run", "gpu", "run")
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,11 @@ A list, as `gpusched run` runs it:
     exit_code = gpusched.run("commands.txt", max_gpus=2)
     print(gpusched.dry_run("commands.txt", max_gpus=2).reasons)
 
+A GPU for a block of Python:
+
+    with gpusched.gpu(mem="10G") as device:
+        print(device.index, device.uuid, device.name)
+
 Every refusal is a `gpusched.common.errors.GpuschedError`, whose text says what to do.
 """
 
@@ -44,6 +49,7 @@ from gpusched.operations import dry_run as dry_runs
 from gpusched.operations.devices import BoxDevices as BoxDevices
 from gpusched.operations.devices import open_devices as open_devices
 from gpusched.operations.explain import explain
+from gpusched.operations.interactive.block import gpu as gpu
 from gpusched.operations.logs import LogChoice, copy_log
 from gpusched.operations.queues import ignore
 from gpusched.operations.run import RunSession, run_jobs

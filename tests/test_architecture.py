@@ -60,6 +60,7 @@ TABLE = (
     Row("host.queue.notices", ("host.queue.queue_dirs", "common.*"), ("apprise",)),
     Row("host.queue.job_files", ("host.queue.queue_dirs",)),
     Row("host.queue.part_records", ("core.model", "common.*")),
+    Row("host.queue.interactive", ("host.*", "core.*", "common.*")),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "core.jobs.job", "common.errors")),
     Row("host.attempts", ()),

@@ -33,6 +33,8 @@ GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "run": "Run a file of commands on the GPUs that are free",
         "submit": "Add jobs to a queue that stays, from anywhere",
+        "exec": "Run a command here, on a GPU of its own",
+        "reserve": "Hold a GPU for an editor or a notebook",
         "start": "Dispatch a queue that stays",
         "check": "Check a list without running it",
     },
@@ -122,7 +124,7 @@ MEANINGS = {
     "update alter": "gpusched edit JOB, or change the file of commands: it is read again while it runs",
     "priority renice nice": "gpusched prio JOB N",
     "add sbatch": "gpusched submit COMMAND",
-    "srun exec": "gpusched run -- COMMAND",
+    "srun salloc": "gpusched exec COMMAND",
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",

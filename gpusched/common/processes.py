@@ -26,6 +26,15 @@ def process_stat(pid: int) -> list[str] | None:
     return data[data.rindex(b")") + 2 :].decode("ascii").split()
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def user_name(uid: int) -> str:
     """Return the name of a user; the number where the box has no name for it."""
     try:

@@ -100,7 +100,8 @@ class Actor:
 
     def adopt(self, now: Moment) -> None:
         """Take over the attempts that an earlier dispatcher left open."""
-        for attempt in self._attempts.adopt(attempt_table.running(self._store), now):
+        rows = [(job, row) for job, row in attempt_table.running(self._store) if job.origin != "exec"]
+        for attempt in self._attempts.adopt(rows, now):
             text = f"{job_title(attempt.job)} was left by an earlier dispatcher: taken over"
             self._reporter.report("started", text, attempt.job.id)
 
@@ -162,17 +163,9 @@ class Actor:
             outcome=None,
             log=out,
             error_log=err,
-            devices=tuple([self._device_use(uuid) for uuid in uuids]),
+            devices=tuple([device_use(self._devices, uuid) for uuid in uuids]),
         )
         return _Prepared(self._attempts.new(job, row, now), life)
-
-    def _device_use(self, uuid: str) -> DeviceUse:
-        entry = self._devices.entries[uuid]
-        device, known = entry.device, entry.availability
-        total = known.sample.total_bytes if known.sample else device.total_bytes
-        unknown = total is None or known.foreign_bytes is None
-        free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
-        return DeviceUse(uuid, device.index, device.name, free)
 
     def _store_start(self, job: JobRow, row: AttemptRow) -> bool:
         if job_table.get(self._store, job.id) != job:  # it was changed just now: the next plan sees it
@@ -252,7 +245,7 @@ class Actor:
             self._says_uuids = True
             text = f"{self._devices.degraded}: jobs get UUIDs in CUDA_VISIBLE_DEVICES from now on"
             self._reporter.report("device", text)
-        variables = _device_variables(self._devices, uuids, settings.visible_devices)
+        variables = device_variables(self._devices, uuids, settings.visible_devices)
         attempt.has_indices = variables[b"CUDA_VISIBLE_DEVICES"][:1].isdigit()
         self.step("hand over")
         claims = self._devices.descriptors(uuids)
@@ -271,7 +264,7 @@ def _of(kind: type[A], plan: Plan) -> list[A]:
     return [action for action in plan.actions if type(action) is kind]
 
 
-def _device_variables(devices: DeviceBook, uuids: Sequence[str], form: str) -> dict[bytes, bytes]:
+def device_variables(devices: DeviceBook, uuids: Sequence[str], form: str) -> dict[bytes, bytes]:
     """Return the variables that say to an attempt that these are its devices."""
     variables = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -280,3 +273,12 @@ def _device_variables(devices: DeviceBook, uuids: Sequence[str], form: str) -> d
         **devices.source.job_environment(),
     }
     return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+
+
+def device_use(devices: DeviceBook, uuid: str) -> DeviceUse:
+    """Return the device as an attempt that begins on it now is booked with it."""
+    device, known = devices.entries[uuid].device, devices.entries[uuid].availability
+    total = known.sample.total_bytes if known.sample else device.total_bytes
+    unknown = total is None or known.foreign_bytes is None
+    free = None if unknown else (total or 0) - device.reserved_bytes - (known.foreign_bytes or 0)
+    return DeviceUse(uuid, device.index, device.name, free)

@@ -163,7 +163,8 @@ class Leaving:
         if self._exit_code is not None:
             return self._exit_code
         counts = job_table.current_counts(self._store)  # what is left is held, or waits for one that is
-        is_good = not refused_lines and counts[JobState.SUCCEEDED] == sum(counts.values())
+        people = 0 if len(self._attempts) else counts[JobState.RUNNING]  # interactive ones
+        is_good = not refused_lines and counts[JobState.SUCCEEDED] == sum(counts.values()) - people
         return errors.EXIT_OK if is_good else errors.EXIT_SOME_FAILED
 
 

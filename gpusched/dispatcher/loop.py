@@ -145,6 +145,7 @@ class Dispatcher:
             self._leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
+                self._head.close_lost()
                 if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):
                     self._head.forget()
         frees_gpus = (polled or bool(self._attempts.due)) and self._look_at_attempts(now, everywhere=polled)
@@ -194,7 +195,7 @@ class Dispatcher:
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
-        board = _board_of(self._devices, self._watchdog.meter.residents(), now.at)
+        board = board_of(self._devices, self._watchdog.meter.residents(), now.at)
         closed = filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))
         limits, waited_since = self._options.submit.limits, self._head.waited_since(now)
         return replace(board, limits=limits, closed="; ".join(closed), waited_since=waited_since)
@@ -269,7 +270,7 @@ class Dispatcher:
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
 
 
-def _board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
+def board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
     """Return what these devices are now; the limits of the queue are not in it."""
     return Board(
         at=at,

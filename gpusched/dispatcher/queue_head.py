@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from gpusched.core.model import JobRow
-from gpusched.core.plan.observe import starts
+from gpusched.core.model import Attempt, JobRow
+from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Plan, Snapshot
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.store import Store, startable_jobs
+from gpusched.host.queue import interactive
+from gpusched.host.store import Store, attempt_table, startable_jobs
 from gpusched.host.store.startable_jobs import SHAPES_MAX
 
 SHOWN = 8  # jobs of a shape that a plan is shown at first
@@ -38,10 +39,17 @@ class QueueHead:
         self._is_current = False  # `rows` is still what the store would say
         self._shapes: dict[str, list[JobRow]] = {}
         self._more: set[str] = set()  # shapes of which there may be more jobs than were fetched
+        self._people: list[Attempt] = []  # interactive attempts, which count, and which nobody stops
         self._passed_since: dict[int, float] = {}  # jobs that others have passed, in monotonic seconds
 
     def forget(self) -> None:
         self._is_current = False
+
+    def close_lost(self) -> None:
+        """Close the interactive attempts of which no process is left."""
+        if any(not interactive.is_alive(self._store, attempt.job.id) for attempt in self._people):
+            interactive.close_lost(self._store)
+            self.forget()
 
     def take_out(self, gone: Set[int]) -> None:
         """Drop these jobs, which no longer wait."""
@@ -70,8 +78,9 @@ class QueueHead:
         if not self._is_current or (self.retry_at is not None and now >= self.retry_at):
             self._fetch(now)
         shown = dict.fromkeys(self._shapes, SHOWN)
+        attempts = (*snapshot.attempts, *self._people)
         while True:
-            plan = make_plan(replace(snapshot, waiting=tuple(self._first(shown))))
+            plan = make_plan(replace(snapshot, waiting=tuple(self._first(shown)), attempts=attempts))
             short = self._short(plan, shown)
             if not short:
                 return plan
@@ -87,7 +96,7 @@ class QueueHead:
 
     def _short(self, plan: Plan, shown: dict[str, int]) -> list[str]:
         """Return the shapes of which each shown job gets devices, while there are more."""
-        placed = set(starts(plan))
+        placed = set(observe.starts(plan))
         placed |= {job_id for job_id, reason in plan.reasons.items() if reason.kind == "look"}
         return [
             shape
@@ -100,6 +109,8 @@ class QueueHead:
         shapes = startable_jobs.shapes(self._store)
         self._is_current, self.rows, self._shapes, self._more = True, {}, {}, set()
         self.retry_at = startable_jobs.next_not_before(self._store, now)
+        people = (observe.open_attempt(job, row) for job, row in attempt_table.interactive(self._store))
+        self._people = [replace(attempt, stop_sent=True) for attempt in people]
         if len(shapes) > SHAPES_MAX:
             for row in startable_jobs.first(self._store, now, IN_ORDER):
                 self._shapes.setdefault(row.shape, []).append(row)

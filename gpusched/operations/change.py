@@ -71,7 +71,7 @@ def _select(
         return find_jobs(store, jobs, to_change=True)
     if jobs:
         raise GpuschedError(f"{flag} and jobs by id do not go together", hint="name the one or the other")
-    return job_table.ids(store, states, [] if tag is None else [tag])
+    return job_table.ids(store, states, [] if tag is None else [tag], dispatched=JobState.RUNNING not in states)
 
 
 # ---- cancel ----------------------------------------------------------------------------------------
@@ -108,10 +108,12 @@ def cancel(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False
 
 
 def _stop_running(queue_dir: QueueDir, store: Store, job_id: int, *, dispatched: bool) -> str:
-    if dispatched:
+    job = job_table.get(store, job_id)
+    if dispatched and job.origin != "exec":
         return "is being stopped: TERM, and KILL after the grace time"
-    if terminate(queue_dir, job_id, job_table.get(store, job_id).attempts):
-        return "is being stopped without a dispatcher, since none works on this queue"
+    if terminate(queue_dir, job_id, job.attempts):
+        alone = " without a dispatcher, since none works on this queue"
+        return "is being stopped" + ("" if job.origin == "exec" else alone)
     return "is no longer seen running; the next dispatcher notes the cancellation or the end"
 
 
@@ -195,7 +197,10 @@ def _change_each(
 
 
 def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeReport) -> None:
-    before = job_table.get(store, job_id).state
+    job = job_table.get(store, job_id)
+    before = job.state
+    if job.origin == "exec":
+        return report.add(job_id, "is an interactive one, which nobody starts again", refused=True)
     try:
         state = change.apply(store, job_id)
     except InvalidTransition:

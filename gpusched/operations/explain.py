@@ -72,7 +72,7 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
         kind, why = wait_reasons(queue, until=row.id).get(row.id, ("", ""))
         return goes_on + ([f"why   {why}"] if alive or kind in ("dependency", "closed") else [])
     if row.state is JobState.RUNNING:
-        return [*_running(queue, row, attempts), *goes_on]
+        return [*_running(queue, row, attempts), *(goes_on if row.origin != "exec" else [])]
     return []
 
 
@@ -88,7 +88,7 @@ def _running(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow]) -> Itera
         yield "it is being stopped: TERM, and KILL after the grace time"
     if status.fields.get("leftovers"):
         yield f"its command has ended, but left {leftover_text(status.fields['leftovers'])}"
-    if mark := status.describe(queue.dispatcher):
+    if mark := status.describe(queue.dispatcher, row):
         yield f"it {mark}"
     if tail := read_last_line(queue.queue_dir, attempts[-1]) if attempts else "":
         yield f"last line: {tail}"

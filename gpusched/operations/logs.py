@@ -121,6 +121,8 @@ def _find_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int | 
 def _open(queue_dir: QueueDir, row: AttemptRow, choice: LogChoice, *, is_over: bool) -> BinaryIO | None:
     """Return the log; None where there is none yet, or where an attempt that is followed has never made one."""
     name = row.error_log if choice.stderr else row.log
+    if not row.log:
+        raise GpuschedError(f"job {row.job_id} was an interactive one: what it wrote went to its terminal")
     if not name:
         raise GpuschedError(
             f"stdout and stderr of job {row.job_id} are in one log",

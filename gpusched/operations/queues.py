@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.core.plan.board import Board, paused_text
 from gpusched.host.gpus import board as boards
+from gpusched.host.queue import interactive
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table, meta_table
@@ -222,8 +223,11 @@ class OpenQueue:
 
 @contextmanager
 def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
-    """Open a queue to read it."""
+    """Open a queue to read it, once the interactive attempts that were killed are closed."""
     with open_store(queue_dir) as store:
+        if interactive.lost_jobs(store):
+            with suppress(GpuschedError), open_store(queue_dir, read_only=False) as writable:
+                interactive.close_lost(writable)
         paused = paused_text(queue_dir.path) if meta_table.is_paused(store) else ""
         yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
 

@@ -47,8 +47,10 @@ class AttemptStatus:
     ended: bool
     fields: Mapping[str, str]  # of its mark or record
 
-    def describe(self, dispatcher: DispatcherStatus) -> str:
+    def describe(self, dispatcher: DispatcherStatus, job: JobRow) -> str:
         """Return what it does, after "it", unless it simply runs for a dispatcher; else empty."""
+        if self.alive and job.origin == "exec":
+            return "is interactive"
         if dispatcher.alive:
             return "has ended; how is noted once the disk has room" if self.ended and dispatcher.full_disk else ""
         if self.alive:
@@ -130,13 +132,16 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
     return QueueSummary(
         name,
         dispatcher.pid,
-        runs_on=sum(read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone),
+        runs_on=sum(
+            job.origin != "exec" and read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone
+        ),
         counts=counts,
         started_at=queue_totals.times(store)["start_time"],
         waits_for=waits_for,
         can_start=can_start,
         full_disk=dispatcher.full_disk,
         is_paused=bool(dispatcher.paused),
+        interactive=len(attempt_table.interactive(store)),
     )
 
 
@@ -191,7 +196,7 @@ def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
 def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     shown = report.running_line(view, queue.now, read_last_line(queue.queue_dir, view.attempt))
     status = read_attempt(queue.queue_dir, view.job.id, view.attempt.number)
-    mark = status.describe(queue.dispatcher)
+    mark = status.describe(queue.dispatcher, view.job)
     if mark:
         shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown

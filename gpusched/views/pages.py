@@ -117,8 +117,10 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
         return f"{who}, which read the {gpus} {clock(scene.now - report.looked_at)} ago"
     if head.runs_on:
         return f"no dispatcher; {count(head.runs_on, 'job')} still running; to supervise them: {scene.resume}"
-    if head.counts.running or (head.counts.queued and (head.can_start or not head.counts.held)):
+    if head.counts.running > head.interactive or (head.counts.queued and (head.can_start or not head.counts.held)):
         return f"no dispatcher; to continue: {scene.resume}"
+    if head.interactive:
+        return "only interactive jobs run; no dispatcher is needed"
     if head.counts.held:
         return f"nothing is left but held jobs and what waits for them: gpusched release JOB -q {scene.option}"
     return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"
@@ -248,12 +250,17 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
             is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
             if last.outcome and not is_plain:
                 how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), "" if job.listed else "its line is gone")))
+        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), _unlisted(job))))
         state = (job.state.value, STATES[job.state.value])
         times = _times(job, last, now)
         rows.append([str(job.id), line_text(job), state, where, *times, how, priority(job), tag_text(job), text])
     columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
+
+
+def _unlisted(job: JobRow) -> str:
+    """Return why a job is in no list any more; empty if it is in one."""
+    return "interactive" if job.origin == "exec" else "" if job.listed else "its line is gone"
 
 
 def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float) -> list[Line]:
@@ -371,6 +378,8 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
 
 def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[str]:
     again = f"to queue it again: gpusched requeue {job.id} -q {scene.option}"
+    if job.origin == "exec":
+        return []
     if job.state is JobState.FAILED:
         is_spent = job.tries > job.retries
         return [f"no try is left (--retries {job.retries})" if is_spent else "it is not retried automatically", again]

@@ -36,6 +36,7 @@ class QueueSummary:
     can_start: bool = True  # a queued job waits for no other job
     full_disk: str = ""
     is_paused: bool = False
+    interactive: int = 0  # running jobs that need no dispatcher
 
 
 @dataclass(frozen=True, slots=True)

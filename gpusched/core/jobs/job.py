@@ -19,7 +19,7 @@ def round_budget(stated_bytes: int) -> int:
     return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
-JobOrigin = Literal["list", "submit"]  # a line of the queue's list, or submitted by itself
+JobOrigin = Literal["list", "submit", "exec"]  # a line of the list, submitted by itself, or interactive: never started
 
 
 class JobState(str, Enum):

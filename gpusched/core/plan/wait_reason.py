@@ -80,6 +80,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return "goes to a job before this one"
     if device.refused:
         return device.refused
+    if device.uuid in occupancy.ours and not device.residents and not device.held:
+        return RUNS_OURS  # an interactive one
     if job.budget_bytes and device.residents:
         if device.alone:
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"

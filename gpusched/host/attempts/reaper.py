@@ -59,6 +59,11 @@ def look(directory: str, queue_id: str, marker: tuple[bytes, ...], seen: Mapping
     return LifeReading(AttemptFact.LINGERING if found else AttemptFact.LOST, fields, found)
 
 
+def is_alive(state_dir: str, job_id: int, number: int) -> bool:
+    """Return True if the life lock of an attempt is held, without touching it."""
+    return locks.is_held(attempt_dir.life_path(attempt_dir.directory(state_dir, job_id, number)))
+
+
 def shepherd_handle(mark: Mapping[str, str]) -> int | None:
     """Return a pidfd of the shepherd that a mark names, if that very process still lives."""
     shepherd = strays.shepherd_of(mark)

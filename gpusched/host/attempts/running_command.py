@@ -206,14 +206,8 @@ class RunningCommand:
 
 def _leftovers() -> list[str]:
     """Return pid and name of the first processes that the command has left."""
-    names = []
-    for pid in processes.descendants(os.getpid())[:8]:
-        try:
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                names.append(f"{pid} {file.read().strip()}")
-        except OSError:
-            continue
-    return names
+    pids = processes.descendants(os.getpid())[:8]
+    return [f"{pid} {name}" for pid in pids if (name := processes.name_of(pid))]
 
 
 def describe(error: OSError) -> str:

@@ -112,6 +112,10 @@ class HeldClaim:
         earlier = self._claims.held_path(self._uuid, before=self.path, own=self.fds)
         return f"somebody else has claimed it by {earlier}" if earlier else ""
 
+    def label(self, text: str, since: float) -> None:
+        """Tell others something else about what it is for."""
+        self._claims.label(self.path, text, since)
+
     def close(self) -> None:
         """Let go of it here."""
         for fd in self.fds:
@@ -174,7 +178,7 @@ class Claims:
             if self._is_claimed_elsewhere(uuid, path, fd):
                 return None
             undo.pop_all()
-        self._label(path, queue, now)
+        self.label(path, queue, now)
         return HeldClaim(self, uuid, path, fd)
 
     def lock(self, uuid: str) -> tuple[str, int | None]:
@@ -235,7 +239,8 @@ class Claims:
                     return HeldClaim(self, uuid, _locked_path(fd), os.dup(fd))
         return None
 
-    def _label(self, path: str, queue: str, now: float) -> None:
+    def label(self, path: str, queue: str, now: float) -> None:
+        """Write for people what the claim of this lock file is for, and since when it is held."""
         text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
         with suppress(OSError):  # a label is for people; the claim stands without it
             write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)

@@ -135,7 +135,8 @@ def blame_shutdown(store: Store, since: float) -> list[int]:
     with store.transaction():
         rows = store.rows(
             "SELECT j.id, a.number FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.number = j.attempts "
-            "WHERE j.state = 'failed' AND j.ended_at >= ? AND a.outcome IN ('exited', 'signalled')",
+            "WHERE j.state = 'failed' AND j.origin <> 'exec' AND j.ended_at >= ? "
+            "AND a.outcome IN ('exited', 'signalled')",
             (since,),
         )
         for job_id, number in rows:
@@ -163,6 +164,11 @@ def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
     attempts_by_job = {attempt.job_id: attempt for attempt in opened}
     jobs = map(job_row, store.rows(f"SELECT {JOB} FROM jobs WHERE state = 'running' ORDER BY id"))
     return [(job, attempts_by_job[job.id]) for job in jobs if job.id in attempts_by_job]
+
+
+def interactive(store: Store) -> list[tuple[JobRow, AttemptRow]]:
+    """Return every interactive job that runs, with its open attempt: no dispatcher has started it."""
+    return [each for each in running(store) if each[0].origin == "exec"]
 
 
 def last_of_name(store: Store, name: str) -> AttemptRow | None:

@@ -89,10 +89,15 @@ def has_tag(tags: Sequence[str]) -> str:
     return " OR ".join(["instr(',' || tags || ',', ',' || ? || ',')"] * len(tags)) or "FALSE"
 
 
-def ids(store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = ()) -> list[int]:
-    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list."""
+def ids(
+    store: Store, states: Sequence[JobState] = (), tags: Sequence[str] = (), *, dispatched: bool = False
+) -> list[int]:
+    """Return the jobs in one of these states, or all, that have one of these tags, if any, in the order of the list.
+
+    With `dispatched`, without the interactive ones.
+    """
     in_state = f"state IN ({','.join('?' * len(states))})" if states else "TRUE"
-    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})"
+    where = f"{in_state} AND ({has_tag(tags) if tags else 'TRUE'})" + (" AND origin <> 'exec'" if dispatched else "")
     values = [*(state.value for state in states), *tags]
     return [job_id for (job_id,) in store.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY position, id", values)]
 
@@ -140,7 +145,8 @@ def current_counts(store: Store) -> dict[JobState, int]:
 
 def has_work(store: Store) -> bool:
     """Return True if a dispatcher that starts now would have something to do."""
-    return bool(startable_jobs.has_any(store) or counts(store)[JobState.RUNNING] or request_table.open_requests(store))
+    query = "SELECT 1 FROM jobs WHERE state = 'running' AND origin <> 'exec' LIMIT 1"
+    return bool(startable_jobs.has_any(store) or store.row(query) or request_table.open_requests(store))
 
 
 def wants_gpus(store: Store) -> bool:

@@ -37,7 +37,7 @@ CREATE TABLE jobs (
     blocked             INTEGER NOT NULL DEFAULT 0, -- by a job that it depends on
     shape               TEXT    NOT NULL, -- jobs of one shape fit the same devices
     submitted_at        REAL    NOT NULL,
-    origin              TEXT    NOT NULL DEFAULT 'list', -- the list of the queue; submit: added by itself, for good
+    origin              TEXT    NOT NULL DEFAULT 'list', -- the list of the queue; submit: added by itself, for good; exec: interactive
     environment_id      INTEGER REFERENCES environments (id), -- null: that of the dispatcher
     begin_at            REAL    NOT NULL DEFAULT 0, -- it starts no earlier
     cpus                INTEGER NOT NULL DEFAULT 0, -- 0: it does not say

@@ -83,6 +83,7 @@ def add(
     now: float,
     *,
     once: bool = False,
+    origin: JobOrigin = "submit",
 ) -> list[tuple[int, bool]]:
     """Add jobs that no list has, each with a key of its own; return the id of each, and if it is new.
 
@@ -94,7 +95,7 @@ def add(
         old = {spec.key: job_id for spec in specs if once and (job_id := _find(store, spec)) is not None}
         new = {spec.key: spec for spec in specs if spec.key not in old}
         change = QueueChange(tuple((spec, n) for n, spec in enumerate(new.values(), _end_of_list(store))), (), (), ())
-        first = _insert(store, change.add, needs, now, "submit")
+        first = _insert(store, change.add, needs, now, origin)
         _connect(store, change, None)
     ids = {**old, **{key: job_id for job_id, key in enumerate(new, first)}}
     return [(ids[spec.key], spec.key in new) for spec in specs]

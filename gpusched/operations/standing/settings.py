@@ -99,7 +99,8 @@ def _surplus(queue_dir: QueueDir, store: Store, now: Mapping[str, Any]) -> list[
     """Return the attempts that hold more GPUs than the queue may use: job and number."""
     board = queues.read_dispatcher(queue_dir).board
     limit = stored_settings(store).gpus_at_once if board is None or "max_gpus" in now else board.limits.max_gpus
-    attempts = [observe.open_attempt(job, row) for job, row in attempt_table.running(store)]
+    running = [pair for pair in attempt_table.running(store) if pair[0].origin != "exec"]
+    attempts = [observe.open_attempt(job, row) for job, row in running]
     return [(attempt.job.id, attempt.number) for attempt in find_surplus(attempts, limit)]
 
 

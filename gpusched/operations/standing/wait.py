@@ -54,7 +54,7 @@ def wait_for(
     """
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     with queues.open_store(queue_dir) as store:
-        ids = find_jobs(store, jobs, notify=notify) if jobs else job_table.ids(store)
+        ids = find_jobs(store, jobs, notify=notify) if jobs else job_table.ids(store, dispatched=True)
         said: set[str] = set()
         version, look_at_s, unfinished = -1, 0.0, list(ids)
         while True:

@@ -1,0 +1,42 @@
+"""The options of the verbs that have GPUs for a person: which GPUs, and how long to wait for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import click
+
+from gpusched.cli.options import duration_option, settings_options
+from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SETTINGS = (
+    *("gpu_list", "idle_timeout", "idle_action", "grace", "max_checks", "poll_interval", "gpu_mem_threshold"),
+    *("free_when", "allow_unreadable_memory", "visible_devices", "simulate", "claims_dir"),
+)
+
+
+def _parse_mem(_: object, __: object, text: str | None) -> int:
+    try:
+        return 0 if text is None else parse_size(text)
+    except ValueError as error:
+        raise GpuschedError(f"{text!r} is no size", where="--mem", hint=str(error)) from None
+
+
+def gpu_options(callback: F) -> F:
+    """Give a command the GPUs that are wanted as the argument `wish`, and the finished settings as `loaded`."""
+
+    @click.option("--gpus", metavar="N", type=click.IntRange(1), default=1, help="Have N GPUs.  [default: 1]")
+    @click.option("--mem", metavar="SIZE", callback=_parse_mem, help="Choose GPUs with this much memory free: 18G.")
+    @duration_option("--wait", "wait_s", "Give up after this time without a GPU: exit code 75.")
+    @settings_options(*_SETTINGS)
+    @functools.wraps(callback)
+    def wrapper(gpus: int, mem: int, wait_s: float | None, **more: Any) -> Any:
+        from gpusched.operations.interactive.claim import GpuWish
+
+        return callback(wish=GpuWish(gpus, mem, wait_s), **more)
+
+    return cast(F, wrapper)

@@ -1,0 +1,47 @@
+"""`gpusched reserve`: GPUs for an editor, a notebook or a debugger that `gpusched exec` cannot start."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from gpusched.cli.help import GroupedCommand
+from gpusched.cli.options import duration_option, say
+from gpusched.cli.run.interactive import gpu_options
+from gpusched.common.errors import EXIT_OK
+from gpusched.config.layers import LoadedSettings
+
+if TYPE_CHECKING:
+    from gpusched.operations.interactive.claim import GpuWish
+
+SHOWN = (b"CUDA_DEVICE_ORDER", b"CUDA_VISIBLE_DEVICES")
+
+
+@click.command(
+    cls=GroupedCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end'
+)
+@click.argument("reservation", required=False, type=int, metavar="[ID]")
+@duration_option("--for", "for_s", "Have it for this time.")
+@click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
+@gpu_options
+def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:
+    """Hold a GPU for programs that are started by something else.
+
+    Waits until a GPU is free, and prints the variables by which programs find it, for eval. A process in the background
+    holds it until its time is over, it is given back, or none of your processes was on it for 30 minutes.
+    """
+    from gpusched.operations.interactive import reserve as operation
+    from gpusched.operations.interactive.watch import Terms
+
+    if ends:
+        say(f"reservation {operation.end_reservation(loaded, reservation)} is given back")
+        return EXIT_OK
+    if for_s is None or reservation is not None:
+        raise click.UsageError("--for TIME is missing." if for_s is None else "ID goes with --end.")
+    settings = loaded.settings
+    terms = Terms(for_s, settings.idle_timeout, settings.idle_action == "stop")
+    variables = operation.reserve(loaded, wish, terms, say)
+    click.echo("export " + " ".join(os.fsdecode(b"%b=%b" % (name, variables[name])) for name in SHOWN))
+    return EXIT_OK
