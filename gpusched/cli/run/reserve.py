@@ -27,7 +27,7 @@ SHOWN = (b"CUDA_DEVICE_ORDER", b"CUDA_VISIBLE_DEVICES")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
 @gpu_options
 def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:
-    """Hold a GPU for programs that are started by something else.
+    """Hold a GPU for an editor or a notebook.
 
     Waits until a GPU is free, and prints the variables by which programs find it, for eval. A process in the background
     holds it until its time is over, it is given back, or none of your processes was on it for 30 minutes.
