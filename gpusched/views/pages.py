@@ -357,8 +357,6 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
     lines += [line(f"  used  {used}")] if used else []
     if others.shared:
         lines.append(line(f"  with  {_others(others)}", (" (disturbed: alone=yes)" if others.disturbed else "", "red")))
-    elif others.samples:
-        lines.append(line(f"  alone in {count(others.samples, 'sample')}"))
     return lines
 
 
@@ -369,6 +367,8 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
         parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most{stated}")
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")
+    if usage.foreign_use.share == 0:
+        parts.append(f"alone in {count(usage.foreign_use.samples, 'sample')}")
     if attempt.max_rss_bytes is not None:
         parts.append(f"{mib(attempt.max_rss_bytes)} MiB of main memory at most")
     if usage.energy_j is not None:
