@@ -359,8 +359,12 @@ def _parsed(key: str, value: Any) -> object:
 def _wait(queue_dir: QueueDir, ids: Sequence[int], timeout: float | None) -> None:
     until = None if timeout is None else time.monotonic() + timeout
     with Store(queue_dir.database) as store:
-        while open_jobs := [job_id for job_id in ids if job_table.get(store, job_id).state not in ENDED_STATES]:
-            if queue_dir.dispatcher() is None:
+        while True:
+            is_dispatched = queue_dir.dispatcher() is not None  # first: one that leaves has booked what has ended
+            open_jobs = [job_id for job_id in ids if job_table.get(store, job_id).state not in ENDED_STATES]
+            if not open_jobs:
+                return
+            if not is_dispatched:
                 problem = f"no dispatcher works on {queue_dir.path}, and job {open_jobs[0]} has not ended"
                 raise GpuschedError(problem, hint="queue.start() or queue.run()", exit_code=EXIT_CANNOT_WORK)
             if until is not None and time.monotonic() >= until:
