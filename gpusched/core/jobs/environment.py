@@ -9,9 +9,14 @@ import re
 from collections.abc import Mapping
 
 ALWAYS = frozenset(b"HOME USER LOGNAME SHELL PATH LANG TZ TMPDIR".split())  # kept by every choice
-_OURS = re.compile(
-    rb"(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL|GPUSCHED_\w*|_|OLDPWD|SHLVL"
-)  # said to each job anew, or of the shell alone
+_OF_A_SHELL = re.compile(
+    rb"(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL|GPUSCHED_\w*|(OLD)?PWD|SHLVL|_"
+)
+
+
+def is_of_a_shell(name: bytes) -> bool:
+    """Return True for a variable that is set anew for each job and each dispatcher, or means the shell alone."""
+    return _OF_A_SHELL.fullmatch(name) is not None
 
 
 def exported(environ: Mapping[bytes, bytes], export: str = "all") -> bytes:
@@ -20,7 +25,7 @@ def exported(environ: Mapping[bytes, bytes], export: str = "all") -> bytes:
     Variables that choose GPUs are never among them.
     """
     names = frozenset(export.encode().split(b",")) | ALWAYS if export != "all" else environ.keys()
-    kept = sorted(name for name in environ if name in names and not _OURS.fullmatch(name))
+    kept = sorted(name for name in environ if name in names and not is_of_a_shell(name))
     return b"".join(b"%b=%b\0" % (name, environ[name]) for name in kept)
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from gpusched.common.libraries import refuse_missing
 from gpusched.config.settings import SETTINGS, Settings
+from gpusched.core.jobs.environment import is_of_a_shell
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
-_OF_A_SHELL = re.compile(
-    r"(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL|GPUSCHED_\w*|(OLD)?PWD|SHLVL|_"
-)
 
 
 def may_have_gpus(settings: Settings) -> bool:
@@ -59,7 +56,7 @@ def start_detached(
     if (lock := queue_dir.take()) is None:
         return None
     if environ is None:
-        environ = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
+        environ = {name: value for name, value in os.environ.items() if not is_of_a_shell(os.fsencode(name))}
     if not (scope := logout.scope_words(environ)):
         logout.warn(notify)
     open_to_all = [name for name in stated if not SETTINGS[name].is_secret]  # as a command line is
