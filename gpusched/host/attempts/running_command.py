@@ -13,6 +13,7 @@ from gpusched.host.attempts import attempt_dir
 
 TYPE_CHECKING = False  # a shepherd imports this
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Protocol
 
     class Tender(Protocol):
@@ -121,8 +122,7 @@ class RunningCommand:
         return "requested" if self.shepherd.stop_wanted else ""
 
     def _spawn(self, logs: list[int]) -> int:
-        order, claims = self.order, self.shepherd.claims
-        claims_at = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(claims))
+        order = self.order
         try:
             os.chdir(order["cwd"])
             inherited = order.get("inherited")
@@ -138,7 +138,7 @@ class RunningCommand:
                     (os.POSIX_SPAWN_DUP2, logs[0], 1),
                     (os.POSIX_SPAWN_DUP2, logs[-1], 2),
                     # the processes of the job hold its devices, whatever becomes of this one
-                    *((os.POSIX_SPAWN_DUP2, fd, claims_at + n) for n, fd in enumerate(claims)),
+                    *pass_on(self.shepherd.claims),
                 ],
                 setsid=True,
                 setsigmask=[],
@@ -202,6 +202,12 @@ class RunningCommand:
             "max_rss_kib": self.max_rss_kib,
             "cpu_s": f"{self.cpu_s:.3f}",
         }
+
+
+def pass_on(fds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the file actions by which a command gets these descriptors, at high numbers."""
+    first = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(fds))
+    return [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(fds)]
 
 
 def _leftovers() -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from gpusched.common import processes
 from gpusched.common.errors import GpuschedError
-from gpusched.host.attempts.running_command import FIRST_CLAIM_FD
+from gpusched.host.attempts.running_command import pass_on
 
 _LEFT_TO_THE_COMMAND = (  # which gets them from the terminal too; a handler of ours is the default one of the command
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
@@ -50,10 +50,8 @@ class Foreground:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _ignore)
         signal.signal(signal.SIGCHLD, _ignore)
-        first = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(fds))
-        inherit = [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(fds)]
         try:
-            self.pid = os.posix_spawnp(argv[0], argv, environment, file_actions=inherit, setsigdef=_RESET)
+            self.pid = os.posix_spawnp(argv[0], argv, environment, file_actions=pass_on(fds), setsigdef=_RESET)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_STARTED
             raise GpuschedError(f"cannot be started: {error.strerror}", where=argv[0], exit_code=code) from None
