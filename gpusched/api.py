@@ -55,6 +55,7 @@ from gpusched.operations.queues import ignore
 from gpusched.operations.run import RunSession, run_jobs
 from gpusched.operations.standing import add, start
 from gpusched.operations.standing.background import start_detached
+from gpusched.operations.standing.wait import present
 from gpusched.operations.submit import find_queue_dir, make_queue_dir, read_jobs
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ def _wait(queue_dir: QueueDir, ids: Sequence[int], timeout: float | None) -> Non
     with Store(queue_dir.database) as store:
         while True:
             is_dispatched = queue_dir.dispatcher() is not None  # first: one that leaves has booked what has ended
-            open_jobs = [job_id for job_id in ids if job_table.get(store, job_id).state not in ENDED_STATES]
+            open_jobs = [job.id for job in present(store, ids) if job.state not in ENDED_STATES]
             if not open_jobs:
                 return
             if not is_dispatched:

@@ -83,15 +83,15 @@ def _are_over(store: Store, ids: Sequence[int], unfinished: list[int], *, first_
     one may have been queued again.
     """
     if first_only:
-        return not ids or any(job.state in ENDED_STATES for job in _present(store, ids))
-    while unfinished and _present(store, unfinished[-1:])[0].state in ENDED_STATES:
+        return not ids or any(job.state in ENDED_STATES for job in present(store, ids))
+    while unfinished and present(store, unfinished[-1:])[0].state in ENDED_STATES:
         unfinished.pop()
     if not unfinished:
-        unfinished += [job.id for job in _present(store, ids) if job.state not in ENDED_STATES]
+        unfinished += [job.id for job in present(store, ids) if job.state not in ENDED_STATES]
     return not unfinished
 
 
-def _present(store: Store, ids: Sequence[int]) -> list[JobStanding]:
+def present(store: Store, ids: Sequence[int]) -> list[JobStanding]:
     """Return how these jobs stand. Raises GpuschedError if one is not there."""
     found = job_table.standings(store, ids)
     if len(found) < len(ids):
