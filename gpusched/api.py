@@ -44,19 +44,19 @@ from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.attributes import KEYS, key_fault, make, parse_value
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import JobSource, SubmitOptions, parse_command, read_source, refused
-from gpusched.operations import change
-from gpusched.operations import dry_run as dry_runs
-from gpusched.operations.devices import BoxDevices as BoxDevices
-from gpusched.operations.devices import open_devices as open_devices
-from gpusched.operations.explain import explain
+from gpusched.operations.box.devices import BoxDevices as BoxDevices
+from gpusched.operations.box.devices import open_devices as open_devices
+from gpusched.operations.change import requests
 from gpusched.operations.interactive.block import gpu as gpu
-from gpusched.operations.logs import LogChoice, copy_log
+from gpusched.operations.look.explain import explain
+from gpusched.operations.look.logs import LogChoice, copy_log
+from gpusched.operations.look.wait import present
 from gpusched.operations.queues import ignore
-from gpusched.operations.run import RunSession, run_jobs
-from gpusched.operations.standing import add, start
-from gpusched.operations.standing.background import start_detached
-from gpusched.operations.standing.wait import present
-from gpusched.operations.submit import find_queue_dir, make_queue_dir, read_jobs
+from gpusched.operations.run import dry_run as dry_runs
+from gpusched.operations.run import start, submit
+from gpusched.operations.run.background import start_detached
+from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, read_jobs
+from gpusched.operations.run.run import RunSession, run_jobs
 
 if TYPE_CHECKING:
     from gpusched.esd.config import EsdConfig as EsdConfig
@@ -119,8 +119,8 @@ class Queue:
 
     def __init__(self, name: str | None = None) -> None:
         """`name` is what `-q` takes: a name, or the directory of a queue. Raises GpuschedError if it is not unique."""
-        self._dir = add.find_standing_queue(name, load().settings.state_dir)
-        add.make_queue(self._dir)
+        self._dir = submit.find_standing_queue(name, load().settings.state_dir)
+        submit.make_queue(self._dir)
 
     @classmethod
     def for_file(cls, path: str) -> Queue:
@@ -205,11 +205,11 @@ class Queue:
 
     def _add(self, parse: Callable[[SubmitOptions], JobFile], name: str, wanted: Mapping[str, Any]) -> list[Job]:
         options = SubmitOptions(load().settings, os.fsencode(os.getcwd()))
-        wishes = add.Wishes(
+        wishes = submit.Wishes(
             _attributes({key: value for key, value in wanted.items() if key not in _WISHES}),
             **{key: value for key, value in wanted.items() if key in _WISHES},
         )
-        added = add.add_jobs(self._dir, refused(parse(options), name), options, wishes)
+        added = submit.add_jobs(self._dir, refused(parse(options), name), options, wishes)
         return [Job(self, job_id) for job_id in added.ids]
 
     # ---- its dispatcher ----
@@ -308,22 +308,22 @@ class Job:
 
     def cancel(self) -> None:
         """Cancel it: a waiting job at once, a running one by its dispatcher."""
-        change.cancel(self._dir, [str(self.id)])
+        requests.cancel(self._dir, [str(self.id)])
 
     def requeue(self) -> None:
         """Queue it again, though it has ended, with all its tries. Raises GpuschedError if it has not ended."""
-        _changed(change.requeue(self._dir, [str(self.id)], again=True))
+        _changed(requests.requeue(self._dir, [str(self.id)], again=True))
 
     def hold(self) -> None:
         """Keep it from starting. Raises GpuschedError if it does not wait."""
-        _changed(change.hold(self._dir, [str(self.id)]))
+        _changed(requests.hold(self._dir, [str(self.id)]))
 
     def release(self) -> None:
         """Let it start again. Raises GpuschedError if it is not held."""
-        _changed(change.release(self._dir, [str(self.id)]))
+        _changed(requests.release(self._dir, [str(self.id)]))
 
 
-def _changed(report: change.ChangeReport) -> None:
+def _changed(report: requests.ChangeReport) -> None:
     """Raise GpuschedError for a change that was refused."""
     if report.refused:
         raise GpuschedError("; ".join(f"job {ids[0]} {text}" for text, ids in report.jobs.items()))

@@ -72,7 +72,7 @@ TABLE = (
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.reporter", ("", "dispatcher.*", "host.*", "core.*")),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
-    Row("operations.standing.renewal", ("", "operations.*", "host.*", "config.*", "common.*")),
+    Row("operations.run.renewal", ("", "operations.*", "host.*", "config.*", "common.*")),
     Row(
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),

@@ -144,7 +144,7 @@ def find_queue_of(
     jobs: Sequence[str], name: str | None, *, to_change: bool = False
 ) -> tuple[QueueDir, tuple[str, ...]]:
     """Return the queue that these jobs or -q name, and the jobs without it; stderr says which, if that is not plain."""
-    from gpusched.operations.standing import addresses
+    from gpusched.operations import addresses
 
     if name is not None:
         check_queue_name(name)
@@ -161,7 +161,7 @@ def say(text: str) -> None:
 
 def warn_of_claims(settings: Settings) -> None:
     """Say to stderr if a mere user could remove the claims of others."""
-    from gpusched.operations.box import claims_weakness
+    from gpusched.operations.box.report import claims_weakness
 
     if text := claims_weakness(settings):
         say(text)

@@ -17,10 +17,10 @@ from gpusched.esd.config import EsdConfig
 from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import to_give
-from gpusched.operations.devices import check_devices, open_devices
-from gpusched.operations.run import QUIET_SESSION, RunSession, run_jobs
-from gpusched.operations.status import read_last_line
-from gpusched.operations.submit import find_queue_dir, submit_options
+from gpusched.operations.box.devices import check_devices, open_devices
+from gpusched.operations.look.status import read_last_line
+from gpusched.operations.run.list_queue import find_queue_dir, submit_options
+from gpusched.operations.run.run import QUIET_SESSION, RunSession, run_jobs
 
 _log = logging.getLogger("gpusched")
 

@@ -34,7 +34,7 @@ from gpusched.esd.model_list import ModelList, ModelRow
 from gpusched.esd.records import EsdSummary
 from gpusched.esd.todo import EsdTodo, compare
 from gpusched.lists.joblist import JobFile
-from gpusched.operations.run import RunSession
+from gpusched.operations.run.run import RunSession
 
 
 class EsdExperiment:

@@ -16,7 +16,7 @@ from gpusched.host.store import job_table, submission
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations import queues
-from gpusched.operations.run import RunQueue
+from gpusched.operations.run.run import RunQueue
 from gpusched.shards import files
 from gpusched.shards.earlier_run import EarlierRun, read_earlier_run
 from gpusched.shards.items import Items

@@ -15,7 +15,7 @@ from gpusched.shards.files import read_plan
 from gpusched.shards.plan import MERGE
 
 if TYPE_CHECKING:
-    from gpusched.operations.run import RunQueue
+    from gpusched.operations.run.run import RunQueue
 
 
 def read_details(queue: RunQueue) -> GroupDetails:

@@ -16,9 +16,9 @@ from gpusched.core.jobs.reconcile import identity
 from gpusched.core.model import Device
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import refused
-from gpusched.operations.devices import BoxDevices, check_devices, open_devices
-from gpusched.operations.run import QUIET_SESSION, RunSession, ignore, run_jobs
-from gpusched.operations.submit import find_queue_dir, refuse_unmet, submit_options
+from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
+from gpusched.operations.run.list_queue import find_queue_dir, refuse_unmet, submit_options
+from gpusched.operations.run.run import QUIET_SESSION, RunSession, ignore, run_jobs
 from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
 from gpusched.shards.items import Items, NumberItems, open_items

@@ -14,7 +14,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.config.layers import load
 from gpusched.config.settings import Settings
 from gpusched.lists.submit import SubmitOptions, read
-from gpusched.operations import dry_run as operation
+from gpusched.operations.run import dry_run as operation
 from tests.support.command_line import Capture
 from tests.support.golden import golden
 from tests.support.sample import Sample9, stand_still

@@ -205,7 +205,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["click", "gpusched.cli.run.run", "gpusched.lists.submit", "gpusched.operations.run"]
+    "module", ["click", "gpusched.cli.run.run", "gpusched.lists.submit", "gpusched.operations.run.run"]
 )
 def test_an_interrupt_while_it_starts_is_said_in_one_line(module: str) -> None:
     """The interrupt comes as this module is imported."""

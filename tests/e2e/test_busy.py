@@ -15,8 +15,9 @@ from gpusched.config.layers import load
 from gpusched.config.settings import Settings
 from gpusched.host.store import Busy, Store, connection, job_table
 from gpusched.lists.submit import read
-from gpusched.operations import change, submit
-from gpusched.operations.run import RunQueue
+from gpusched.operations.change import requests
+from gpusched.operations.run import list_queue
+from gpusched.operations.run.run import RunQueue
 from tests.support.box import Box, wait_for
 from tests.support.sample import stand_still
 
@@ -68,16 +69,16 @@ def _cancelled_at_turns(path: str, done: threading.Event) -> set[int]:
 
 def test_cancelling_many_jobs_lets_others_write_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch, tmp_path)
-    queue = submit.make_queue_dir("list.txt", Settings())
-    options = submit.submit_options(queue, load())
+    queue = list_queue.make_queue_dir("list.txt", Settings())
+    options = list_queue.submit_options(queue, load())
     with RunQueue(queue) as opened:
         opened.submit(read(b"".join(b"true #%d\n" % n for n in range(MANY)), options, "list.txt"), options)
     monkeypatch.setattr(connection, "HOLD_S", 0.05)
     done = threading.Event()
-    report: list[change.ChangeReport] = []
+    report: list[requests.ChangeReport] = []
 
     def cancel() -> None:
-        report.append(change.cancel(queue, every=True))
+        report.append(requests.cancel(queue, every=True))
         done.set()
 
     verb = threading.Thread(target=cancel)

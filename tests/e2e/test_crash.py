@@ -213,13 +213,13 @@ def test_exit_codes_are_true_after_a_kill(tmp_path: Path) -> None:
 
 
 SUBMIT_STEPS = (
-    ("operations.standing.add.make_queue", "before"),
-    ("operations.standing.add.make_queue", "behind"),
+    ("operations.run.submit.make_queue", "before"),
+    ("operations.run.submit.make_queue", "behind"),
     ("host.store.submission.add", "behind"),
     ("host.queue.queue_dirs.QueueDir.ring", "before"),
-    ("operations.standing.background.start_detached", "before"),
-    ("operations.standing.logout.scope_words", "before"),
-    ("operations.standing.background.start_detached", "behind"),
+    ("operations.run.background.start_detached", "before"),
+    ("operations.run.logout.scope_words", "before"),
+    ("operations.run.background.start_detached", "behind"),
 )
 KILLED = """
 import functools, os, pkgutil, sys

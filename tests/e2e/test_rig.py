@@ -97,7 +97,7 @@ from gpusched import api
 from gpusched.config.layers import load
 from gpusched.dispatcher import Hooks
 from gpusched.lists.submit import SubmitOptions, read
-from gpusched.operations.run import RunQueue
+from gpusched.operations.run.run import RunQueue
 settings = load().settings
 options = SubmitOptions(settings, os.fsencode(os.getcwd()))
 queue = RunQueue.for_file("list.txt", settings)

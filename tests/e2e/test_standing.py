@@ -250,7 +250,7 @@ class OwnCopy(Desk):
         shutil.copytree(ROOT / "gpusched", self.package, ignore=shutil.ignore_patterns("__pycache__"))
         self.environment["PYTHONPATH"] = str(self.package.parent)
         self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        self.replace("operations/standing/renewal.py", "LOOK_EVERY_S = 60.0", "LOOK_EVERY_S = 0.3")
+        self.replace("operations/run/renewal.py", "LOOK_EVERY_S = 60.0", "LOOK_EVERY_S = 0.3")
 
     def replace(self, name: str, before: str, after: str) -> None:
         text = (self.package / name).read_text()

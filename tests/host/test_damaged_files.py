@@ -26,7 +26,7 @@ from gpusched.host.attempts.running_command import describe as reason
 from gpusched.host.gpus import board
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.operations.status import read_attempt
+from gpusched.operations.look.status import read_attempt
 from tests.support import build
 from tests.support.sample import a_board
 

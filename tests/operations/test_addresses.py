@@ -14,7 +14,7 @@ from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, submission
 from gpusched.operations import queues
-from gpusched.operations.standing.addresses import find_job, find_jobs, find_queue_of
+from gpusched.operations.addresses import find_job, find_jobs, find_queue_of
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, Sample9, stand_still
 

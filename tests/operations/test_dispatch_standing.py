@@ -18,9 +18,9 @@ from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.lists.submit import SubmitOptions, parse_command
-from gpusched.operations.devices import open_devices
-from gpusched.operations.run import RunQueue
-from gpusched.operations.standing import add
+from gpusched.operations.box.devices import open_devices
+from gpusched.operations.run.run import RunQueue
+from gpusched.operations.run.submit import Wishes, add_jobs, find_standing_queue, make_queue
 from tests.support.sample import stand_still
 
 
@@ -28,12 +28,12 @@ from tests.support.sample import stand_still
 def queue_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueDir:
     stand_still(monkeypatch, tmp_path)
     monkeypatch.setenv("GPUSCHED_CLAIMS_DIR", str(tmp_path / "claims"))
-    return add.find_standing_queue(str(tmp_path / "queue"))
+    return find_standing_queue(str(tmp_path / "queue"))
 
 
 def submit(queue_dir: QueueDir, command: str = "true") -> None:
     options = SubmitOptions(load({"gpus_per_job": "0"}).settings, b"/")
-    add.add_jobs(queue_dir, parse_command(command, options), options, add.Wishes())
+    add_jobs(queue_dir, parse_command(command, options), options, Wishes())
 
 
 def dispatch(queue_dir: QueueDir, hooks: Hooks) -> int:
@@ -66,7 +66,7 @@ def test_submission_while_the_dispatcher_leaves_is_taken(queue_dir: QueueDir, st
 
 def test_lock_that_was_handed_over_is_never_free(queue_dir: QueueDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever inherits it is named as the dispatcher; a descriptor without the lock is no way to get it."""
-    add.make_queue(queue_dir)
+    make_queue(queue_dir)
     lock = queue_dir.take()
     assert lock is not None
     handed = os.dup(lock)
@@ -84,7 +84,7 @@ def test_lock_that_was_handed_over_is_never_free(queue_dir: QueueDir, monkeypatc
 def test_single_command_never_ends_with_75(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That would say that another dispatcher has taken it."""
     stand_still(monkeypatch, tmp_path)
-    monkeypatch.setattr("gpusched.operations.logs.copy_log", lambda *args, **more: 75)
+    monkeypatch.setattr("gpusched.operations.look.logs.copy_log", lambda *args, **more: 75)
     assert run_one(["true"], None, load({"autostart": "false"}), quiet=True) == 1
 
 
@@ -100,7 +100,7 @@ def test_home_on_a_network_file_system_is_seen_from_two_hosts(tmp_path: Path, mo
     for host in ("a", "b"):
         monkeypatch.setattr(os, "uname", lambda host=host: SimpleNamespace(nodename=host))
         monkeypatch.setattr(queue_dirs, "LOCAL_STATE", str(tmp_path / host))
-        queue = local[host] = add.find_standing_queue(None)
+        queue = local[host] = find_standing_queue(None)
         assert queue.path == f"{tmp_path}/home/state/gpusched/on/{host}/default"
         assert queue.state.startswith(f"{tmp_path}/{host}/gpusched-")
         submit(queue)

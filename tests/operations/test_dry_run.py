@@ -37,8 +37,8 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read, submit
 from gpusched.operations import queues
-from gpusched.operations.dry_run import dry_run, first_reasons
-from gpusched.operations.run import RunQueue
+from gpusched.operations.run.dry_run import dry_run, first_reasons
+from gpusched.operations.run.run import RunQueue
 from tests.support import build
 from tests.support.build import GIB
 from tests.support.sample import stand_still

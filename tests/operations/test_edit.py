@@ -9,8 +9,8 @@ import pytest
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import MIB, Attributes, DependencyKind, JobRow, JobSpec, JobState, Requirements
 from gpusched.host.store import dependency_table, job_table, meta_table, submission
-from gpusched.operations import change
-from gpusched.operations.standing.edit import JobEdit, edit
+from gpusched.operations.change import requests
+from gpusched.operations.change.edit import JobEdit, edit
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, Sample9
 
@@ -78,7 +78,7 @@ def test_a_grown_budget_stays_unless_another_one_is_stated(sample: Sample9) -> N
 
 
 def test_only_waiting_jobs_are_edited_and_all_are_reported(sample: Sample9, capsys: Capture) -> None:
-    change.hold(sample.place, ["6"])
+    requests.hold(sample.place, ["6"])
     out = call(capsys, "prio", "1", "3-6", "8", "-3", code=1)
     assert out.splitlines()[:4] == [
         "job 1: has succeeded: only waiting jobs can be edited",

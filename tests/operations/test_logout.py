@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.operations.standing import logout
+from gpusched.operations.run import logout
 from tests.support.sample import stand_still
 
 

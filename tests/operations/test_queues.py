@@ -167,7 +167,7 @@ def test_stop_tells_how_to_stop_the_same_queue_at_once(
     other = projects.add("b")
     projects.live = {other.place.path}
     monkeypatch.chdir(projects.root / "a")
-    monkeypatch.setattr("gpusched.operations.change._await_answer", lambda *_: "heard")
+    monkeypatch.setattr("gpusched.operations.change.requests._await_answer", lambda *_: "heard")
     assert front.run(["stop", "-q", other.place.path]) == 0
     assert f"to stop them too: gpusched stop --now -q {other.place.path}\n" in capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_without_a_name_the_queue_of_this_directory_comes_before_one_that_is_dis
 def test_another_directory_s_queue_is_changed_only_if_it_alone_is_dispatched(
     argv: list[str], projects: Projects, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.operations.change._await_answer", lambda *_: "heard")
+    monkeypatch.setattr("gpusched.operations.change.requests._await_answer", lambda *_: "heard")
     first, second = projects.add("a"), projects.add("b", "second")
     before = [states(first), states(second)]
     monkeypatch.chdir(projects.root / "c")

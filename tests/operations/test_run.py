@@ -22,12 +22,12 @@ from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, request_table
 from gpusched.lists.submit import STREAM, JobSource, SubmitOptions, Sweep, read
-from gpusched.operations import submit
-from gpusched.operations.check import check_list
-from gpusched.operations.devices import BoxDevices, check_devices, open_devices
-from gpusched.operations.run import RunQueue, RunSession, run_jobs
-from gpusched.operations.run import set_up_log as set_up_log
-from gpusched.operations.standing.edit import JobEdit, edit
+from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
+from gpusched.operations.change.edit import JobEdit, edit
+from gpusched.operations.run import list_queue
+from gpusched.operations.run.check import check_list
+from gpusched.operations.run.run import RunQueue, RunSession, run_jobs
+from gpusched.operations.run.run import set_up_log as set_up_log
 from tests.support.sample import stand_still
 
 CLAIMS = "claims"
@@ -96,28 +96,29 @@ def test_a_run_inside_a_job_does_not_get_the_gpu_of_that_job(monkeypatch: pytest
 
 def test_two_lists_of_one_name_get_queues_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    first = submit.make_queue_dir("list.txt", Settings())
-    second = submit.make_queue_dir("other/list.txt", Settings())
+    first = list_queue.make_queue_dir("list.txt", Settings())
+    second = list_queue.make_queue_dir("other/list.txt", Settings())
     assert first.name == "list" and second.name.startswith("list-")
-    assert submit.make_queue_dir("list.txt", Settings()) == first
+    assert list_queue.make_queue_dir("list.txt", Settings()) == first
     with pytest.raises(GpuschedError, match="the queue of another list"):
-        submit.make_queue_dir("other/list.txt", Settings(log_dir=first.path))
+        list_queue.make_queue_dir("other/list.txt", Settings(log_dir=first.path))
     assert {first.path, second.path} == {queue.path for queue in queue_dirs.list_queues()}
 
 
 def test_a_stream_keeps_its_queue_for_as_long_as_its_process_lives() -> None:
-    first = submit.find_queue_dir(STREAM, Settings())
-    assert submit.find_queue_dir(STREAM, Settings()) == first and first.name.startswith("stdin-")
+    first = list_queue.find_queue_dir(STREAM, Settings())
+    assert list_queue.find_queue_dir(STREAM, Settings()) == first and first.name.startswith("stdin-")
 
 
 def test_a_start_that_states_less_keeps_the_limits_of_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = submit.submit_options(queue_dir := submit.make_queue_dir("list.txt", Settings()), loaded(max_gpus=1))
+    queue_dir = list_queue.make_queue_dir("list.txt", Settings())
+    options = list_queue.submit_options(queue_dir, loaded(max_gpus=1))
     with RunQueue(queue_dir) as queue:
         queue.submit(read(b"true\n", options, "list.txt"), options)
-    assert submit.submit_options(queue_dir, loaded()).settings.max_gpus is None
+    assert list_queue.submit_options(queue_dir, loaded()).settings.max_gpus is None
     monkeypatch.setattr(QueueDir, "dispatcher", lambda self: 4711)
-    assert submit.submit_options(queue_dir, loaded()).settings.max_gpus == 1
-    assert submit.submit_options(queue_dir, loaded(max_gpus=2)).settings.max_gpus == 2
+    assert list_queue.submit_options(queue_dir, loaded()).settings.max_gpus == 1
+    assert list_queue.submit_options(queue_dir, loaded(max_gpus=2)).settings.max_gpus == 2
 
 
 def test_a_log_that_takes_no_line_is_no_word_to_the_user(
@@ -140,10 +141,10 @@ def test_a_log_that_takes_no_line_is_no_word_to_the_user(
 
 def test_a_setup_that_is_no_file_is_refused() -> None:
     with pytest.raises(GpuschedError, match="No such file"):
-        submit.submit_options(submit.find_queue_dir("list.txt", Settings()), loaded(setup="nowhere.sh"))
+        list_queue.submit_options(list_queue.find_queue_dir("list.txt", Settings()), loaded(setup="nowhere.sh"))
     Path("setup.sh").write_bytes("export A=1\n".encode("utf-16"))
     with pytest.raises(GpuschedError, match="UTF-16"):
-        submit.submit_options(submit.find_queue_dir("list.txt", Settings()), loaded(setup="setup.sh"))
+        list_queue.submit_options(list_queue.find_queue_dir("list.txt", Settings()), loaded(setup="setup.sh"))
 
 
 # ---- the whole of a run ----------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def noted(notes: list[str], what: str) -> Iterator[None]:
 
 def test_a_run_submits_within_prepare_and_ends_with_the_summary() -> None:
     given = loaded()
-    options = submit.submit_options(submit.find_queue_dir("list.txt", given.settings), given)
+    options = list_queue.submit_options(list_queue.find_queue_dir("list.txt", given.settings), given)
     jobs = read(b"true\nfalse\n", options, "list.txt")
     notes: list[str] = []
     states: list[JobState] = []
@@ -175,8 +176,8 @@ def test_a_run_submits_within_prepare_and_ends_with_the_summary() -> None:
 
 def test_jobs_that_another_dispatcher_takes_end_with_75(monkeypatch: pytest.MonkeyPatch) -> None:
     given = loaded()
-    queue_dir = submit.make_queue_dir("list.txt", given.settings)
-    options = submit.submit_options(queue_dir, given)
+    queue_dir = list_queue.make_queue_dir("list.txt", given.settings)
+    options = list_queue.submit_options(queue_dir, given)
     jobs = read(b"true\n", options, "list.txt")
     lock = queue_dir.take()
     said: list[str] = []
@@ -214,7 +215,7 @@ def test_the_library_runs_dry_runs_and_refuses_as_the_verb_does(tmp_path: Path) 
 
 
 def test_a_checked_list_says_why_it_would_be_refused() -> None:
-    options = submit.submit_options(submit.find_queue_dir("list.txt", Settings()), loaded())
+    options = list_queue.submit_options(list_queue.find_queue_dir("list.txt", Settings()), loaded())
     assert check_list(JobSource("list.txt", b"true\n"), options).refusal == ""
     assert check_list(JobSource("list.txt", b"# \n"), options).refusal == "there is no command in it"
     wrong = check_list(JobSource("list.txt", b"[after=prep] true\n"), options)

@@ -12,7 +12,7 @@ import pytest
 from gpusched.common.errors import GpuschedError
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.operations.standing import service
+from gpusched.operations.box import service
 from tests.support.command_line import Capture, call
 from tests.support.sample import stand_still
 

@@ -13,9 +13,9 @@ from gpusched.config import layers
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobState
 from gpusched.host.store import job_table, meta_table, request_table
-from gpusched.operations.resume import resume_command
-from gpusched.operations.standing.stored import read_set, with_stored
-from gpusched.operations.submit import submit_options
+from gpusched.operations.run.list_queue import submit_options
+from gpusched.operations.run.resume import resume_command
+from gpusched.operations.run.stored import read_set, with_stored
 from tests.cli.change.test_cancel import live_attempt
 from tests.support.command_line import Capture, call
 from tests.support.sample import PID, Sample9, a_board, dispatched_by

@@ -16,7 +16,7 @@ from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, environment_table, job_table, startable_jobs
 from gpusched.lists.submit import SubmitOptions, parse, parse_command, submit
-from gpusched.operations.standing.add import Added, Wishes, add_jobs, find_standing_queue
+from gpusched.operations.run.submit import Added, Wishes, add_jobs, find_standing_queue
 from tests.support.sample import stand_still
 
 SHELL = {b"PATH": b"/bin", b"WORD": b"here"}

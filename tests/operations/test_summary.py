@@ -10,8 +10,8 @@ import pytest
 from gpusched.cli.run.session import print_summary
 from gpusched.core.model import JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.host.store import submission
-from gpusched.operations import status
-from gpusched.operations.run import RunQueue
+from gpusched.operations.look import status
+from gpusched.operations.run.run import RunQueue
 from gpusched.views import pages
 from tests.support.command_line import Capture
 from tests.support.golden import golden

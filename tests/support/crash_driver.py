@@ -17,9 +17,9 @@ from gpusched.dispatcher import Hooks
 from gpusched.host.queue import queue_dirs
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, read
-from gpusched.operations.devices import open_devices
-from gpusched.operations.run import RunQueue
-from gpusched.operations.standing import add
+from gpusched.operations.box.devices import open_devices
+from gpusched.operations.run import submit
+from gpusched.operations.run.run import RunQueue
 
 
 def main(path: str, step: str, count: int, kind: str = "") -> int:
@@ -48,11 +48,11 @@ def main(path: str, step: str, count: int, kind: str = "") -> int:
 
 def dispatch_standing(jobs: JobFile, options: SubmitOptions, at: Callable[[str], None]) -> int:
     queue_dir = queue_dirs.locate("gpusched-runs/list")
-    add.make_queue(queue_dir)
+    submit.make_queue(queue_dir)
     at("made")
     for spec in jobs.specs:
-        wishes = add.Wishes(once=str(spec.line), export="none")
-        add.add_jobs(queue_dir, replace(jobs, specs=(spec,)), options, wishes)
+        wishes = submit.Wishes(once=str(spec.line), export="none")
+        submit.add_jobs(queue_dir, replace(jobs, specs=(spec,)), options, wishes)
         at("submitted")
     with RunQueue(queue_dir) as queue, open_devices(options.settings, 0) as devices:
         hooks = Hooks(step=at, follow=True, idle_exit_s=0.2)

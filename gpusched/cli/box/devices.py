@@ -12,8 +12,8 @@ import click
 from gpusched.cli.options import SettingsCommand, print_json, print_page, settings_options, warn_of_claims
 from gpusched.config.layers import LoadedSettings
 from gpusched.operations import queues
-from gpusched.operations.box import box_document, read_box
-from gpusched.operations.devices import open_devices
+from gpusched.operations.box.devices import open_devices
+from gpusched.operations.box.report import box_document, read_box
 from gpusched.views.values import DeviceReport
 
 

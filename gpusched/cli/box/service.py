@@ -19,14 +19,14 @@ def service(queue: str | None, action: str | None) -> int:
 
     It dispatches the queue from boot on, belongs to you and needs no root. Stopping it leaves running jobs alone.
     """
-    from gpusched.operations.standing import add
-    from gpusched.operations.standing import service as services
+    from gpusched.operations.box import service as services
+    from gpusched.operations.run import submit
 
-    queue_dir = add.find_standing_queue(queue, load().settings.state_dir)
+    queue_dir = submit.find_standing_queue(queue, load().settings.state_dir)
     if action is None:
         click.echo(services.unit_text(queue_dir, os.environ), nl=False)
     elif action == "install":
-        add.make_queue(queue_dir)
+        submit.make_queue(queue_dir)
         say(f"installed {services.install(queue_dir, say)}")
     else:
         say(f"removed {services.remove(queue_dir)}")

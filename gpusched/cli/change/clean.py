@@ -9,7 +9,7 @@ import click
 from gpusched.cli.options import duration_option, find_queue, queue_option, say
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.operations import queues
-from gpusched.operations.standing import clean as operation
+from gpusched.operations.change import clean as operation
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched clean --older-than 30d\n  gpusched clean --all --older-than 90d --yes")

@@ -8,7 +8,7 @@ import click
 
 from gpusched.cli.change.report import change_options
 from gpusched.cli.run.attributes import begin_at, edit_options
-from gpusched.operations.change import ChangeReport
+from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.queues import QueueDir
 
 
@@ -27,8 +27,8 @@ def edit(
     An empty value takes back what a job states: --time ''. A job of a list keeps what was edited until the list is
     read again. Exit code 1 if a job does not wait.
     """
-    from gpusched.operations.standing.edit import JobEdit
-    from gpusched.operations.standing.edit import edit as operation
+    from gpusched.operations.change.edit import JobEdit
+    from gpusched.operations.change.edit import edit as operation
 
     at = None if begin is None else begin_at(begin) if begin else 0.0
     return operation(queue_dir, jobs, JobEdit(attributes, command, at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpusched.cli.change.report import change_options
-from gpusched.operations import change
+from gpusched.operations.change import requests
 from gpusched.operations.queues import QueueDir
 
 
@@ -13,9 +13,9 @@ from gpusched.operations.queues import QueueDir
 @change_options
 @click.option("--all", "every", is_flag=True, help="Hold every waiting job.")
 @click.option("--tag", metavar="TAG", help="Hold every waiting job with this tag.")
-def hold(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> change.ChangeReport:
+def hold(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> requests.ChangeReport:
     """Keep waiting jobs from starting.
 
     They stay held, over all starts of the queue, until they are released. Exit code 1 if a job does not wait.
     """
-    return change.hold(queue_dir, jobs, every=every, tag=tag)
+    return requests.hold(queue_dir, jobs, every=every, tag=tag)

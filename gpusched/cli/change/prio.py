@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpusched.cli.change.report import change_options
-from gpusched.operations.change import ChangeReport
+from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.queues import QueueDir
 
 
@@ -20,6 +20,6 @@ def prio(queue_dir: QueueDir, jobs: tuple[str, ...], number: int) -> ChangeRepor
 
     Those with a higher number start first; 0 is usual. Exit code 1 if a job does not wait.
     """
-    from gpusched.operations.standing.edit import JobEdit, edit
+    from gpusched.operations.change.edit import JobEdit, edit
 
     return edit(queue_dir, jobs, JobEdit({"prio": number}))

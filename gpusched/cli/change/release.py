@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpusched.cli.change.report import change_options
-from gpusched.operations import change
+from gpusched.operations.change import requests
 from gpusched.operations.queues import QueueDir
 
 
@@ -13,9 +13,9 @@ from gpusched.operations.queues import QueueDir
 @change_options
 @click.option("--all", "every", is_flag=True, help="Release every held job.")
 @click.option("--tag", metavar="TAG", help="Release every held job with this tag.")
-def release(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> change.ChangeReport:
+def release(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool, tag: str | None) -> requests.ChangeReport:
     """Let held jobs start again.
 
     Exit code 1 if a job is not held.
     """
-    return change.release(queue_dir, jobs, every=every, tag=tag)
+    return requests.release(queue_dir, jobs, every=every, tag=tag)

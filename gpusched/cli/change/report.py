@@ -10,7 +10,7 @@ import click
 from gpusched.cli.completion import complete_jobs
 from gpusched.cli.options import find_queue_of, json_option, print_json, queue_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
-from gpusched.operations.change import ChangeReport
+from gpusched.operations.change.requests import ChangeReport
 from gpusched.views.changes import change_lines
 
 

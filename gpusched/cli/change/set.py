@@ -21,7 +21,7 @@ def set(settings: tuple[str, ...], queue: str | None, at_once: bool, as_json: bo
     They count for its dispatcher and its next starts until they are set again; NAME= takes one back. They count more
     than settings files, and less than the options of a new start. Without NAME=VALUE: show what is set.
     """
-    from gpusched.operations.standing.settings import set_settings, show_settings
+    from gpusched.operations.change.settings import set_settings, show_settings
 
     queue_dir = find_queue(queue, to_change=bool(settings) or at_once)
     report = set_settings(queue_dir, settings, at_once=at_once) if settings or at_once else show_settings(queue_dir)

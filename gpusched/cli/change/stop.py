@@ -8,7 +8,8 @@ from dataclasses import asdict
 import click
 
 from gpusched.cli.options import find_queue, json_option, print_json, queue_argument
-from gpusched.operations import change, queues
+from gpusched.operations import queues
+from gpusched.operations.change import requests
 from gpusched.views.changes import stop_lines
 
 
@@ -23,7 +24,7 @@ def stop(queue: str | None, at_once: bool, as_json: bool) -> None:
     first, as after two.
     """
     queue_dir = find_queue(queue, to_change=True)
-    report = change.stop(queue_dir, at_once=at_once)
+    report = requests.stop(queue_dir, at_once=at_once)
     if as_json:
         print_json(asdict(report))
         return

@@ -105,7 +105,7 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
 
 
 def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:
-    from gpusched.operations.dry_run import dry_run
+    from gpusched.operations.run.dry_run import dry_run
 
     backend = experiment.backend
     backend.close()

@@ -14,8 +14,8 @@ from gpusched.cli.options import (
     queue_option,
     say,
 )
-from gpusched.operations import explain as operation
-from gpusched.operations.status import read_queue
+from gpusched.operations.look import explain as operation
+from gpusched.operations.look.status import read_queue
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched explain 12\n  gpusched explain 12 -q commands\n  gpusched explain")

@@ -8,8 +8,8 @@ from gpusched.cli.options import find_queue, json_option, print_json, print_page
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_past
 from gpusched.operations import queues
-from gpusched.operations.standing import usage
-from gpusched.operations.status import JSON_LIMIT
+from gpusched.operations.look import usage
+from gpusched.operations.look.status import JSON_LIMIT
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched history\n  gpusched history --since 7d\n  gpusched history --json -v")

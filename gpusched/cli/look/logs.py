@@ -9,7 +9,7 @@ import click
 
 from gpusched.cli.options import find_queue_of, job_arguments, json_option, print_json, queue_option, say
 from gpusched.common.errors import EXIT_OK
-from gpusched.operations.logs import LogChoice, copy_log, log_document
+from gpusched.operations.look.logs import LogChoice, copy_log, log_document
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched logs 12\n  gpusched logs 12 -f -n 20\n  gpusched logs 12 --attempt 1")

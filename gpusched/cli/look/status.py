@@ -7,7 +7,7 @@ import click
 from gpusched.cli.options import find_queue, print_json, print_page, queue_argument
 from gpusched.config.layers import working_directory
 from gpusched.operations import queues
-from gpusched.operations import status as operation
+from gpusched.operations.look import status as operation
 from gpusched.operations.queues import OpenQueue, QueueDir, open_queue
 from gpusched.views.values import QueueSummary
 

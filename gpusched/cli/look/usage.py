@@ -6,7 +6,7 @@ import click
 
 from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_argument, say
 from gpusched.operations import queues
-from gpusched.operations.standing.usage import read_usage, usage_document
+from gpusched.operations.look.usage import read_usage, usage_document
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched usage --by tag\n  gpusched usage --all --by day --json")

@@ -13,7 +13,7 @@ from gpusched.cli.options import (
     queue_option,
     say,
 )
-from gpusched.operations.standing.wait import wait_for
+from gpusched.operations.look.wait import wait_for
 
 
 @click.command(

@@ -35,7 +35,7 @@ def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool,
     standard input to its end. The exit code is 2 when gpusched run would refuse the list.
     """
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations import check as checks
+    from gpusched.operations.run import check as checks
 
     if source.is_stream:
         source = replace(source, data=sys.stdin.buffer.read())

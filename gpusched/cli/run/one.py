@@ -44,15 +44,15 @@ class RunCommand(SettingsCommand):
 def run_one(words: Sequence[str], queue: str | None, loaded: LoadedSettings, *, quiet: bool) -> int:
     """Submit a command to the queue, print what it writes, and return its exit code; 1 in place of 75."""
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations.logs import LogChoice, copy_log
+    from gpusched.operations.look.logs import LogChoice, copy_log
     from gpusched.operations.queues import ignore
-    from gpusched.operations.standing import add
-    from gpusched.operations.standing.background import autostart, warn_without_gpus
+    from gpusched.operations.run import submit
+    from gpusched.operations.run.background import autostart, warn_without_gpus
 
     notify = ignore if quiet else say
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()))
-    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
-    (job_id,) = add.add_jobs(queue_dir, command_job(words, options), options, add.Wishes()).ids
+    queue_dir = submit.find_standing_queue(queue, loaded.settings.state_dir)
+    (job_id,) = submit.add_jobs(queue_dir, command_job(words, options), options, submit.Wishes()).ids
     warn_without_gpus(queue_dir, loaded.settings, loaded.settings.gpus_per_job, notify)
     autostart(queue_dir, loaded.settings, notify)
     address = f"{job_id} -q {queue or queue_dir.name}"

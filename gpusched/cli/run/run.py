@@ -30,12 +30,12 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
     stdin. The same command again goes on: jobs that have succeeded are skipped.
     Behind -- stands one command for your own queue, and is followed.
     """
-    from gpusched.operations import submit
-    from gpusched.operations.devices import open_devices
-    from gpusched.operations.dry_run import dry_run
-    from gpusched.operations.run import feed_of, run_jobs
+    from gpusched.operations.box.devices import open_devices
+    from gpusched.operations.run import list_queue
+    from gpusched.operations.run.dry_run import dry_run
+    from gpusched.operations.run.run import feed_of, run_jobs
 
-    queue_dir, submission, jobs = submit.read_jobs(
+    queue_dir, submission, jobs = list_queue.read_jobs(
         source,
         options.loaded,
         force=force,
@@ -44,9 +44,9 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
     )
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission, complete=source.is_complete), options)
-    submission = submit.with_dirs(submission, queue_dir)
+    submission = list_queue.with_dirs(submission, queue_dir)
     with open_devices(submission.settings, submission.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, submission, queue_dir)
-        begun = await_text() if source.is_stream and not follow and not submit.has_work(queue_dir) else b""
+        begun = await_text() if source.is_stream and not follow and not list_queue.has_work(queue_dir) else b""
         how = session(options, feed=feed_of(source, submission, begun), follow=follow)
         return run_jobs(source.source, jobs, submission, devices, complete=source.is_complete, session=how)

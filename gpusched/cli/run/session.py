@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpusched.dispatcher import Observer
     from gpusched.dispatcher.feed import Feed
     from gpusched.lists.jobfile import JobFile
-    from gpusched.operations.run import RunQueue, RunSession
+    from gpusched.operations.run.run import RunQueue, RunSession
     from gpusched.views.lines import EventLines
     from gpusched.views.terminal.live import LiveView
     from gpusched.views.values import DryRun
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.check import findings_text
-    from gpusched.operations.standing.programs import missing_programs
+    from gpusched.operations.run.check import findings_text
+    from gpusched.operations.run.programs import missing_programs
 
     jobs = refused(jobs, name)
     jobs = replace(jobs, findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
@@ -50,7 +50,7 @@ def session(
     read_details: Callable[[RunQueue], GroupDetails] | None = None,
 ) -> RunSession:
     """Return the surroundings of a run on this terminal. `read_details` adds results of a feature to the summary."""
-    from gpusched.operations.run import RunSession
+    from gpusched.operations.run.run import RunSession
 
     _import_the_end(options)
     return RunSession(
@@ -66,7 +66,7 @@ def session(
 
 def _import_the_end(options: RunOptions) -> None:
     """Import what is needed only at the end: the package, or a library, may be replaced before that."""
-    import gpusched.operations.summary
+    import gpusched.operations.look.summary
 
     if not options.as_json:
         import gpusched.views.summary  # noqa: F401
@@ -90,7 +90,7 @@ def _observer(queue: RunQueue, options: RunOptions, feed: Feed | None) -> LiveVi
 
     out = sys.stderr if options.as_json else sys.stdout
     if out.isatty() and not options.quiet:
-        from gpusched.operations.status import read_last_line
+        from gpusched.operations.look.status import read_last_line
         from gpusched.views.terminal.area import can_be_drawn_over
         from gpusched.views.terminal.keyboard import Keyboard
         from gpusched.views.terminal.live import LiveView
@@ -109,7 +109,7 @@ def print_summary(
 
     A terminal or a reader that is gone does not change the exit code.
     """
-    from gpusched.operations.summary import summarize_run, summary_document
+    from gpusched.operations.look.summary import summarize_run, summary_document
 
     try:
         details = None if read_details is None else read_details(queue)
@@ -128,7 +128,7 @@ def print_summary(
 def print_dry_run(dry_run: DryRun, options: RunOptions) -> int:
     """Print a dry run. Raises the error that the run itself would raise."""
     if options.as_json:
-        from gpusched.operations.dry_run import document
+        from gpusched.operations.run.dry_run import document
 
         print_json(document(dry_run))
     else:

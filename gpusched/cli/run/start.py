@@ -26,13 +26,13 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     """
     from gpusched.cli.run.options import RunOptions
     from gpusched.cli.run.session import session
-    from gpusched.operations.standing import add
-    from gpusched.operations.standing.background import start_detached
-    from gpusched.operations.standing.start import dispatch_standing
+    from gpusched.operations.run import submit
+    from gpusched.operations.run.background import start_detached
+    from gpusched.operations.run.start import dispatch_standing
 
-    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
+    queue_dir = submit.find_standing_queue(queue, loaded.settings.state_dir)
     if queue is None:
-        add.make_queue(queue_dir)
+        submit.make_queue(queue_dir)
     elif not queue_dir.exists():
         raise GpuschedError("there is no such queue", where=queue_dir.path, hint="`gpusched submit -q` makes it")
     if detach:

@@ -20,7 +20,7 @@ from gpusched.common.errors import EXIT_OK, GpuschedError
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations.standing.add import Added
+    from gpusched.operations.run.submit import Added
 
 
 class SubmitCommand(click.Command):
@@ -85,8 +85,8 @@ def submit(
     directory and with this environment. COMMAND is one job; FILE is what gpusched run takes; - reads standard input.
     """
     from gpusched.lists.submit import SubmitOptions
-    from gpusched.operations.standing import add
-    from gpusched.operations.standing.background import autostart, warn_without_gpus
+    from gpusched.operations.run import submit as operation
+    from gpusched.operations.run.background import autostart, warn_without_gpus
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
@@ -95,8 +95,8 @@ def submit(
         jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
-    queue_dir = add.find_standing_queue(queue, loaded.settings.state_dir)
-    added = add.add_jobs(queue_dir, jobs, options, add.Wishes(**more))
+    queue_dir = operation.find_standing_queue(queue, loaded.settings.state_dir)
+    added = operation.add_jobs(queue_dir, jobs, options, operation.Wishes(**more))
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
@@ -140,14 +140,14 @@ def _list_jobs(
 def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
     """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
     from gpusched.lists.submit import refused
-    from gpusched.operations.standing.programs import missing_programs
+    from gpusched.operations.run.programs import missing_programs
 
     refused(jobs, name)
     if not jobs.specs:
         raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
     findings = [*jobs.findings, *missing_programs(jobs.specs, options.settings)]
     if findings:
-        from gpusched.operations.check import findings_text
+        from gpusched.operations.run.check import findings_text
 
         click.echo(findings_text(findings, name, verbose=False), err=True)
     return jobs

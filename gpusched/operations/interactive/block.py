@@ -12,7 +12,7 @@ from gpusched.common.quantities import parse_size
 from gpusched.config.layers import load
 from gpusched.core.model import DeviceUse, Outcome, OutcomeKind
 from gpusched.host.queue import interactive
-from gpusched.operations.devices import open_devices
+from gpusched.operations.box.devices import open_devices
 from gpusched.operations.interactive.claim import GpuWish, claimed_gpus
 from gpusched.operations.interactive.run_command import LABEL, default_queue
 from gpusched.operations.queues import ignore

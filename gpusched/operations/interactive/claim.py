@@ -24,7 +24,7 @@ from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.devices import BoxDevices, check_devices
+from gpusched.operations.box.devices import BoxDevices, check_devices
 from gpusched.operations.queues import Notify
 
 CLOCK = Clock()

@@ -15,8 +15,8 @@ from gpusched.host.queue import interactive
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.change import terminate
-from gpusched.operations.devices import open_devices
+from gpusched.operations.box.devices import open_devices
+from gpusched.operations.change.requests import terminate
 from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, claimed_gpus
 from gpusched.operations.interactive.foreground import SignalPipe
 from gpusched.operations.interactive.run_command import default_queue

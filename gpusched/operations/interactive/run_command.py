@@ -21,13 +21,13 @@ from gpusched.host.queue.interactive import Booking
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.devices import open_devices
+from gpusched.operations.box.devices import open_devices
 from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, claimed_gpus
 from gpusched.operations.interactive.foreground import Foreground
 from gpusched.operations.interactive.watch import Terms, Watch
 from gpusched.operations.queues import Notify
-from gpusched.operations.standing import add
-from gpusched.operations.standing.stored import with_stored
+from gpusched.operations.run import submit
+from gpusched.operations.run.stored import with_stored
 
 LABEL = "an interactive session"
 OF_A_SHELL = Terms(for_s=8 * 3600.0, idle_s=2 * 3600.0, idle_stops=True)
@@ -37,8 +37,8 @@ SHOWN_LEFTOVERS = 8
 
 def default_queue(loaded: LoadedSettings) -> tuple[QueueDir, SubmitOptions]:
     """Return this user's default queue, made if need be and without lost attempts, and the options by which it runs."""
-    queue_dir = add.find_standing_queue(None, loaded.settings.state_dir)
-    add.make_queue(queue_dir)
+    queue_dir = submit.find_standing_queue(None, loaded.settings.state_dir)
+    submit.make_queue(queue_dir)
     with Store(queue_dir.database) as store:
         interactive.close_lost(store)
         return queue_dir, SubmitOptions(with_stored(loaded, store), os.fsencode(os.getcwd()))

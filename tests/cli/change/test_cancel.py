@@ -14,8 +14,8 @@ from gpusched.core.model import Attributes, JobSpec, JobState, Requirements
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.store import job_table, submission
+from gpusched.operations.addresses import find_jobs
 from gpusched.operations.queues import open_store
-from gpusched.operations.standing.addresses import find_jobs
 from gpusched.views.changes import change_lines
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by

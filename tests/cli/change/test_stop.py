@@ -13,7 +13,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK
 from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, request_table
-from gpusched.operations import change
+from gpusched.operations.change import requests
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
 
@@ -64,7 +64,7 @@ def test_stop_says_when_nobody_answers(
     sample: Sample9, rung: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatched_by(monkeypatch, PID)
-    monkeypatch.setattr(change, "ACK_WAIT_S", 0.0)
+    monkeypatch.setattr(requests, "ACK_WAIT_S", 0.0)
     assert "has not answered in time" in call(capsys, "stop")
     assert [kind for _, kind, _ in request_table.open_requests(sample.store)] == ["stop"]
 
@@ -103,7 +103,7 @@ def test_a_dispatcher_that_cannot_be_seen_is_asked_and_waited_for(
     sample: Sample9, rung: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """In another pid namespace /proc/locks names nobody: the lock itself is tried."""
-    monkeypatch.setattr(change, "ACK_WAIT_S", 0.0)
+    monkeypatch.setattr(requests, "ACK_WAIT_S", 0.0)
     monkeypatch.setattr(locks, "takers", lambda path: [])
     lock = sample.place.take()
     assert lock is not None

@@ -10,7 +10,7 @@ from gpusched.config.settings import Settings
 from gpusched.core.model import Outcome, OutcomeKind
 from gpusched.host.store import job_table, submission
 from gpusched.lists.submit import SubmitOptions, read
-from gpusched.operations import reasons
+from gpusched.operations.look import reasons
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, OK, Sample9, stand_still

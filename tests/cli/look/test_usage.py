@@ -88,7 +88,7 @@ def test_history_shows_what_has_ended_lately(sample: Sample9, capsys: Capture) -
 
 
 def test_history_as_json_and_in_part(sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.operations.standing.usage.SHOWN_JOBS", 2)
+    monkeypatch.setattr("gpusched.operations.look.usage.SHOWN_JOBS", 2)
     page = call(capsys, "history")
     assert "… and 3 earlier ones (-v lists them)" in page and len(page.splitlines()) == 4
     found = json.loads(call(capsys, "history", "--json"))

@@ -14,7 +14,7 @@ from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import JobState, Outcome
 from gpusched.host.store import Store, attempt_table, cleaning, job_table
 from gpusched.host.store.attempt_table import AttemptEnd
-from gpusched.operations.standing.wait import wait_for
+from gpusched.operations.look.wait import wait_for
 from tests.support.command_line import Capture, call
 from tests.support.sample import EXIT_3, NOW, OK, Sample9
 

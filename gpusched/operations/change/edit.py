@@ -16,9 +16,9 @@ from gpusched.host.store.rows import NEEDS
 from gpusched.lists.attributes import FIELDS, make
 from gpusched.lists.submit import SubmitOptions, parse_command, refused
 from gpusched.operations import queues
-from gpusched.operations.change import ChangeReport, have_them_run
-from gpusched.operations.standing.addresses import find_jobs
-from gpusched.operations.standing.stored import stored_settings
+from gpusched.operations.addresses import find_jobs
+from gpusched.operations.change.requests import ChangeReport, have_them_run
+from gpusched.operations.run.stored import stored_settings
 
 KINDS = [kind.value for kind in DependencyKind]
 _AT_REST = Requirements()

@@ -10,8 +10,8 @@ import gpusched
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.host.gpus.device_source import NoSource, open_source, read_once
-from gpusched.operations.devices import BoxDevices
-from gpusched.operations.standing.background import may_have_gpus
+from gpusched.operations.box.devices import BoxDevices
+from gpusched.operations.run.background import may_have_gpus
 
 LOOK_EVERY_S = 60.0
 GPUS_WITHIN_S = 2.0  # the dispatcher waits so long for their answer

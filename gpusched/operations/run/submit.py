@@ -16,7 +16,7 @@ from gpusched.host.store import Store, dispatch_table, job_table, meta_table, su
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.submit import with_dirs
+from gpusched.operations.run.list_queue import with_dirs
 
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
 

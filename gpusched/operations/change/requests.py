@@ -26,11 +26,11 @@ from gpusched.host.store import (
     transitions,
 )
 from gpusched.operations import queues
+from gpusched.operations.addresses import find_jobs
+from gpusched.operations.look.reasons import describe_dependencies
+from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import read_dispatcher
-from gpusched.operations.reasons import describe_dependencies
-from gpusched.operations.resume import resume_command
-from gpusched.operations.standing.addresses import find_jobs
-from gpusched.operations.status import read_attempt
+from gpusched.operations.run.resume import resume_command
 
 ACK_STEP_S = 0.05
 ACK_WAIT_S = 5.0
@@ -226,7 +226,7 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
     if not dispatcher.alive and meta_table.source(store) is None:
-        from gpusched.operations.standing.background import autostart
+        from gpusched.operations.run.background import autostart
 
         notes: list[str] = []
         if autostart(queue_dir, layers.load().settings, notes.append):

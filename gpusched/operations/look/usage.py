@@ -15,8 +15,8 @@ from gpusched.core.model import OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
+from gpusched.operations.look.status import JSON_LIMIT, read_attempt, read_each, with_last
 from gpusched.operations.queues import OpenQueue
-from gpusched.operations.status import JSON_LIMIT, read_attempt, read_each, with_last
 from gpusched.views.values import JobWithLast, UsageSum
 
 NO_FAILURES = (OutcomeKind.CANCELLED.value, OutcomeKind.INTERRUPTED.value)

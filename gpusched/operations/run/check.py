@@ -15,7 +15,7 @@ from gpusched.lists import dependencies
 from gpusched.lists.attributes import render
 from gpusched.lists.findings import SHOWN_PER_CODE, Finding, render_findings
 from gpusched.lists.submit import JobSource, SubmitOptions, count_wrong
-from gpusched.operations.standing.programs import missing_programs
+from gpusched.operations.run.programs import missing_programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
-from gpusched.operations.devices import BoxDevices, check_jobs
+from gpusched.operations.box.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
-from gpusched.operations.standing import background, logout
-from gpusched.operations.submit import find_queue_dir, make_queue_dir, with_dirs
+from gpusched.operations.run import background, logout
+from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, with_dirs
 
 ACK_STEP_S = 0.05
 DISPATCHER_PATIENCE_S = 2.0  # with a busy database; signals wait meanwhile

@@ -14,7 +14,7 @@ from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
 from gpusched.operations.queues import queue_name, shown_path
-from gpusched.operations.standing.stored import read_set
+from gpusched.operations.run.stored import read_set
 
 
 def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:

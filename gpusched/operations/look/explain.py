@@ -12,10 +12,10 @@ from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
+from gpusched.operations.addresses import find_job
+from gpusched.operations.look.reasons import describe_dependencies, wait_reasons
+from gpusched.operations.look.status import full_document, make_scene, read_attempt, read_last_line, read_queue
 from gpusched.operations.queues import Notify, OpenQueue, ignore, open_queue
-from gpusched.operations.reasons import describe_dependencies, wait_reasons
-from gpusched.operations.standing.addresses import find_job
-from gpusched.operations.status import full_document, make_scene, read_attempt, read_last_line, read_queue
 from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import leftover_text
 from gpusched.views.values import JobReport

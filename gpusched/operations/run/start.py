@@ -10,11 +10,11 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.dispatcher import Hooks, Quiet
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.devices import open_devices
-from gpusched.operations.run import QUIET_SESSION, RunQueue, RunSession, detach, set_up_log
-from gpusched.operations.standing.background import begin_anew
-from gpusched.operations.standing.renewal import Renewal
-from gpusched.operations.standing.stored import with_stored
+from gpusched.operations.box.devices import open_devices
+from gpusched.operations.run.background import begin_anew
+from gpusched.operations.run.renewal import Renewal
+from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, detach, set_up_log
+from gpusched.operations.run.stored import with_stored
 
 
 def dispatch_standing(

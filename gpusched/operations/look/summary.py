@@ -12,7 +12,7 @@ from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
-from gpusched.operations.status import READ_FAILURES, make_scene
+from gpusched.operations.look.status import READ_FAILURES, make_scene
 from gpusched.views.values import RunSummary
 
 UNFINISHED = [state for state in JobState if state is not JobState.SUCCEEDED]

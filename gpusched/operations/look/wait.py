@@ -17,9 +17,9 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.host.store.job_table import JobStanding
 from gpusched.operations import queues
+from gpusched.operations.addresses import find_jobs
 from gpusched.operations.queues import Notify, ignore, read_dispatcher
-from gpusched.operations.resume import resume_command
-from gpusched.operations.standing.addresses import find_jobs
+from gpusched.operations.run.resume import resume_command
 from gpusched.views.words import count, fit
 
 STEP_S = 0.1  # between two looks at the database's number of changes, which cost next to nothing

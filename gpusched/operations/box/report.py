@@ -14,9 +14,9 @@ from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.host.gpus.claims import Claims
 from gpusched.operations import queues
-from gpusched.operations.devices import BoxDevices
+from gpusched.operations.box.devices import BoxDevices
+from gpusched.operations.look.status import device_document
 from gpusched.operations.queues import read_dispatcher
-from gpusched.operations.status import device_document
 from gpusched.views.values import ClaimLabel, DeviceReport
 
 

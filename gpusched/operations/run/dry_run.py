@@ -27,7 +27,7 @@ from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, submit
 from gpusched.operations import queues
-from gpusched.operations.devices import check_devices, check_jobs, open_devices
+from gpusched.operations.box.devices import check_devices, check_jobs, open_devices
 from gpusched.operations.queues import read_dispatcher
 from gpusched.views.values import DryRun as DryRun
 

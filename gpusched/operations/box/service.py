@@ -20,7 +20,7 @@ from gpusched.common.errors import (
 )
 from gpusched.common.files import user_dir, write_atomically
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.operations.standing import logout
+from gpusched.operations.run import logout
 
 IDLE_EXIT = "1000d"  # it stays
 _KEPT = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")  # say where queues and settings are

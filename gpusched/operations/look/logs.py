@@ -18,9 +18,9 @@ from gpusched.core.model import ENDED_STATES, AttemptRow, Outcome, OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
+from gpusched.operations.addresses import find_job
+from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
-from gpusched.operations.standing.addresses import find_job
-from gpusched.operations.status import read_attempt
 
 STEP_S = 0.1
 

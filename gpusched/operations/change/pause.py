@@ -8,7 +8,7 @@ from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, meta_table
 from gpusched.operations import queues
-from gpusched.operations.change import ChangeReport, have_them_run
+from gpusched.operations.change.requests import ChangeReport, have_them_run
 from gpusched.views.words import count
 
 

@@ -23,9 +23,9 @@ from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
+from gpusched.operations.look.reasons import wait_reasons
 from gpusched.operations.queues import DispatcherStatus, OpenQueue, open_queue
-from gpusched.operations.reasons import wait_reasons
-from gpusched.operations.resume import resume_command
+from gpusched.operations.run.resume import resume_command
 from gpusched.views import report
 from gpusched.views.values import JobWithLast, QueueReport, QueueSummary, Reasons, Scene
 

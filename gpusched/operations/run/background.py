@@ -48,7 +48,7 @@ def start_detached(
     """
     import subprocess  # not needed by a submission to a queue that is dispatched
 
-    from gpusched.operations.standing import logout
+    from gpusched.operations.run import logout
 
     stated = stated or {}
     if stated.get("notify"):

@@ -20,7 +20,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.joblist import JobFile
 from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
-from gpusched.operations.standing.stored import with_stored
+from gpusched.operations.run.stored import with_stored
 
 T = TypeVar("T")
 

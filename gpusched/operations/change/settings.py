@@ -18,8 +18,8 @@ from gpusched.core.plan.hand_back import find_surplus
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, meta_table, request_table
 from gpusched.operations import queues
-from gpusched.operations.change import ChangeReport, terminate
-from gpusched.operations.standing.stored import read_set, set_words, stored_settings
+from gpusched.operations.change.requests import ChangeReport, terminate
+from gpusched.operations.run.stored import read_set, set_words, stored_settings
 
 # Settings that stay as they are while a queue is dispatched, and the remedy.
 FIXED = {

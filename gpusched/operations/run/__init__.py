@@ -1,0 +1,1 @@
+"""Jobs into their queues and dispatchers for them: lists, submissions, the background, and what is looked at before."""
