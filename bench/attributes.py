@@ -19,7 +19,7 @@ from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import JobState, Outcome, OutcomeKind, Sample
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.snapshot import DeviceView, Snapshot, Start
-from gpusched.dispatcher.queue_head import QueueHead
+from gpusched.dispatcher.jobs.queue_head import QueueHead
 from gpusched.host.store import Store, attempt_table, job_table, transitions
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.submit import SubmitOptions, read, submit

@@ -21,9 +21,9 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.plan import selection
 from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
-from gpusched.dispatcher.attempt_book import AttemptBook, log_paths
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook, log_paths
+from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Clock, Moment

@@ -11,8 +11,8 @@ from gpusched.common import errors
 from gpusched.common.text import count
 from gpusched.core.model import SET_REQUEST, JobState
 from gpusched.core.plan.board import Wish, paused_text
-from gpusched.dispatcher.attempt_book import AttemptBook
-from gpusched.dispatcher.open_attempt import SHUTDOWN_WINDOW_S
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.open_attempt import SHUTDOWN_WINDOW_S
 from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment

@@ -20,12 +20,12 @@ from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Limits, Plan, Resident
 from gpusched.dispatcher.actor import Actor
-from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook
 from gpusched.dispatcher.device_book import DeviceBook
+from gpusched.dispatcher.jobs.list_reader import ListReader
+from gpusched.dispatcher.jobs.queue_head import QueueHead
 from gpusched.dispatcher.leaving import Leaving, RequestReader
-from gpusched.dispatcher.list_reader import ListReader
 from gpusched.dispatcher.options import Hooks, QueueOptions
-from gpusched.dispatcher.queue_head import QueueHead
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment, Sleeper, Timer
 from gpusched.dispatcher.trouble import Trouble

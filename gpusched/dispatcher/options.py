@@ -12,7 +12,7 @@ from gpusched.config.settings import Settings, changed
 from gpusched.core.plan import observe, selection
 from gpusched.core.plan.selection import Selection
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.feed import Feed
+from gpusched.dispatcher.jobs.feed import Feed
 from gpusched.dispatcher.reporter import Observer, Quiet, Reporter
 from gpusched.dispatcher.timers import Clock
 from gpusched.host.attempts import launcher

@@ -14,8 +14,8 @@ from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import Board, Frame, Wish
 from gpusched.core.plan.snapshot import Plan, Reason
+from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
-from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.gpus import board as board_file
 from gpusched.host.queue import metrics

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gpusched.common.errors import disk_full, is_disk_full
-from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts.launcher import Launcher

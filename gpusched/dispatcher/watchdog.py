@@ -14,12 +14,12 @@ from gpusched.core.jobs.quick_failures import QuickFailures, program
 from gpusched.core.model import MIB, JobState, Outcome, Reading
 from gpusched.core.plan import quarantine
 from gpusched.core.plan.snapshot import Close, Plan
-from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
+from gpusched.dispatcher.attempts.usage_meter import UsageMeter
 from gpusched.dispatcher.device_book import DeviceBook
-from gpusched.dispatcher.open_attempt import OpenAttempt
 from gpusched.dispatcher.reporter import Reporter
 from gpusched.dispatcher.timers import Moment
-from gpusched.dispatcher.usage_meter import UsageMeter
 from gpusched.host.store import Store, TransientError, job_table
 
 

@@ -43,7 +43,7 @@ from gpusched.core.plan.snapshot import (
     Snapshot,
     Start,
 )
-from gpusched.dispatcher.queue_head import QueueHead
+from gpusched.dispatcher.jobs.queue_head import QueueHead
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, startable_jobs, submission, transitions
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.lists.dependencies import check

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.dispatcher.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook
 from gpusched.host import locks
 from gpusched.host.attempts.launcher import ShepherdNotice
 from gpusched.host.queue.queue_dirs import QueueDir

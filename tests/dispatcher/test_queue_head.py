@@ -14,8 +14,8 @@ from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import MIB, Attributes, JobSpec, Outcome, OutcomeKind, Requirements
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Snapshot, Start
-from gpusched.dispatcher import queue_head
-from gpusched.dispatcher.queue_head import QueueHead
+from gpusched.dispatcher.jobs import queue_head
+from gpusched.dispatcher.jobs.queue_head import QueueHead
 from gpusched.host.store import Store, attempt_table, job_table, startable_jobs, submission
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
 from gpusched.host.store.startable_jobs import SHAPES_MAX

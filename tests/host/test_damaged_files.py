@@ -20,7 +20,7 @@ from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.progress import ItemCount, groups, items_done
 from gpusched.core.model import AttemptFact, JobState
-from gpusched.dispatcher.open_attempt import AttemptUse, OpenAttempt, outcome_of
+from gpusched.dispatcher.attempts.open_attempt import AttemptUse, OpenAttempt, outcome_of
 from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.running_command import describe as reason
 from gpusched.host.gpus import board

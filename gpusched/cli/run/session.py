@@ -21,7 +21,7 @@ from gpusched.common.errors import EXIT_OK
 if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
     from gpusched.dispatcher import Observer
-    from gpusched.dispatcher.feed import Feed
+    from gpusched.dispatcher.jobs.feed import Feed
     from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run.run import RunQueue, RunSession
     from gpusched.views.lines import EventLines
@@ -85,7 +85,7 @@ def _watch(queue: RunQueue, options: RunOptions, feed: Feed | None) -> AbstractC
 
 def _observer(queue: RunQueue, options: RunOptions, feed: Feed | None) -> LiveView | EventLines:
     """Return the live view on a terminal, else one line per event. It takes keys, unless jobs are typed there."""
-    from gpusched.dispatcher.feed import StreamFeed
+    from gpusched.dispatcher.jobs.feed import StreamFeed
     from gpusched.views.lines import EventLines
 
     out = sys.stderr if options.as_json else sys.stdout

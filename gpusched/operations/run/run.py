@@ -16,7 +16,7 @@ from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_QUIT
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
-from gpusched.dispatcher.feed import Feed, FileFeed, StreamFeed
+from gpusched.dispatcher.jobs.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, request_table

@@ -8,8 +8,8 @@ from gpusched.common import processes
 from gpusched.core.jobs import usage
 from gpusched.core.model import ForeignUse, Sample
 from gpusched.core.plan.snapshot import Resident
-from gpusched.dispatcher.attempt_book import AttemptBook
-from gpusched.dispatcher.open_attempt import OpenAttempt
+from gpusched.dispatcher.attempts.attempt_book import AttemptBook
+from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts import reaper
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Device, JobSpec
-from gpusched.dispatcher.feed import Batch, Feed
+from gpusched.dispatcher.jobs.feed import Batch, Feed
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.store import Store, StoreError
 from gpusched.lists.findings import render_findings

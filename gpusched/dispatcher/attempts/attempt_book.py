@@ -14,7 +14,7 @@ from gpusched.common.files import write_atomically
 from gpusched.common.text import log_stem
 from gpusched.core.model import AttemptFact, AttemptRow, JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS
-from gpusched.dispatcher.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, outcome_of
+from gpusched.dispatcher.attempts.open_attempt import OWN_ENDS, AttemptUse, OpenAttempt, outcome_of
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks

@@ -1,0 +1,1 @@
+"""Attempts that run: launched or adopted, looked at, measured, stopped."""

@@ -1,0 +1,1 @@
+"""Jobs as they come in while a queue is dispatched, and the head of those that wait."""
