@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Literal
 
 from gpusched.core.jobs.job import (
+    AUTO_MEMORY,
     BUDGET_STEP_BYTES,
     DIRTY,
     ENDED_STATES,
@@ -29,6 +30,7 @@ from gpusched.core.jobs.job import (
 )
 
 __all__ = [  # of core/jobs/job
+    "AUTO_MEMORY",
     "BUDGET_STEP_BYTES",
     "DIRTY",
     "ENDED_STATES",
