@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpusched.core.model import AUTO_MEMORY, JobRow
+from gpusched.common.quantities import AUTO_MEMORY
+from gpusched.core.model import JobRow
 from gpusched.core.plan import learned_memory
 from gpusched.core.plan.learned_memory import Learned, Share, Trace
 from tests.support import build

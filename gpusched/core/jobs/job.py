@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from gpusched.common.quantities import AUTO_MEMORY
+
 MIB = 1 << 20
 DIRTY = "+dirty"  # behind a commit: the work tree had changes
 BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
-AUTO_MEMORY = -1  # as stated memory: by what its siblings were seen to use (mem=auto)
 
 
 def round_budget(stated_bytes: int) -> int:

@@ -7,13 +7,16 @@ Once a sibling was seen from its start to its end, they join like jobs that stat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 
+from gpusched.common.errors import stored_value
 from gpusched.core.jobs.lifecycle import LOSS_LIMIT
-from gpusched.core.model import JobRow, round_budget
+from gpusched.core.model import MIB, JobRow, round_budget
 
-SAFETY_FACTOR = 0.9  # the largest peak may fill so much of a budget
+KEY = "learned_memory"  # of what a queue knows, among its facts
+_SOURCES = {"process": "process", "report": "their own report", "device": "the change of the GPU's memory"}
 _STEADY = 1.02  # memory that grows by less than this has settled
 
 
@@ -36,6 +39,10 @@ class Share:
     budget_bytes: int  # 0: it has the device alone
     jobs_max: int = 0  # on the device, itself included; 0: no limit of its own
     is_known: bool = True  # False: another sibling joins only when this one has settled
+
+    def most(self, jobs_per_gpu: int) -> int:
+        """Return how many jobs the device may have, by this limit too."""
+        return min(jobs_per_gpu, self.jobs_max or jobs_per_gpu)
 
     def running_bytes(self, *, is_settled: bool) -> int:
         """Return the budget of such a job that runs; 0 while it has its device alone."""
@@ -111,3 +118,30 @@ def share(
 def budget(known: Learned, safety_factor: float) -> int:
     """Return the budget of a sibling on this model of GPU; 0 while nothing is known."""
     return round_budget(int(known.peak_bytes / safety_factor))
+
+
+def describe(job: JobRow, learned: Iterable[Learned], stated: Mapping[str, int], safety_factor: float) -> Iterator[str]:
+    """Yield in words what the memory of a job with mem=auto is known by."""
+    if not (tag := job.sibling_tag):
+        yield "mem=auto without a tag: it has its GPU alone"
+    elif tag in stated:
+        yield f"the jobs tagged {tag} count with {stated[tag] // MIB} MiB: gpusched set mem.{tag}"
+    elif not (known := [each for each in learned if each.tag == tag]):
+        yield f"the memory of the jobs tagged {tag} is not known yet: the first has its GPU alone until it has settled"
+    else:
+        for each in known:
+            most = f"; at most {each.jobs_max} a GPU, since an out-of-memory" if each.jobs_max else ""
+            used = f"{each.peak_bytes // MIB} MiB at most (by {_SOURCES.get(each.source, each.source)})"
+            counted = f"they count with {budget(each, safety_factor) // MIB} MiB{most}"
+            yield f"the jobs tagged {tag} have used {used} on {each.gpu_model}: {counted}"
+
+
+def to_json(learned: Iterable[Learned]) -> str:
+    """Return all that is known, as the queue stores it."""
+    return json.dumps([asdict(each) for each in learned])
+
+
+@stored_value()
+def from_json(text: str | None) -> tuple[Learned, ...]:
+    """Return what to_json() wrote; nothing where nothing is stored."""
+    return tuple(Learned(**each) for each in json.loads(text or "[]"))
