@@ -68,7 +68,8 @@ class SiblingBook:
                 known = learned_memory.note_peak(known, peak_bytes, use.usage.memory_by, is_whole=is_whole)
             if jobs:
                 known = learned_memory.note_out_of_memory(known, jobs)
-            self.learned = learned_memory.keep(self.learned, known)
+            if known.peak_bytes or known.jobs_max:
+                self.learned = learned_memory.keep(self.learned, known)
         if self.learned != before:
             with suppress(TransientError):  # the next poll learns it again
                 meta_table.write(self._store, learned_memory.KEY, learned_memory.to_json(self.learned))
