@@ -238,7 +238,7 @@ class Usage:
     @property
     def memory_by(self) -> str:
         """The source of the figures of memory."""
-        return "device" if self.by_device else "report" if self.by_report else "process"
+        return "report" if self.by_report else "device" if self.by_device else "process"
 
 
 NOTHING_USED = Usage()

@@ -27,11 +27,9 @@ class SiblingBook:
     def note_poll(self, checks: int) -> None:
         """Take in what the running attempts used at a poll; memory that has not grown for so many polls has settled."""
         self.learned = learned_memory.from_json(meta_table.read(self._store, learned_memory.KEY))
-        jobs_on = self._count_jobs()
         for attempt in self._attempts:
             use = attempt.use
             if attempt.job.sibling_tag and not attempt.has_ended:
-                use.jobs_beside = max(jobs_on[uuid] for uuid in attempt.devices) - 1
                 use.trace = learned_memory.follow(use.trace, use.usage.peak_device_bytes or 0)
                 ready = use.report.get("ready")
                 use.is_settled = use.is_settled or learned_memory.is_settled(use.trace, checks, ready=ready)
@@ -42,7 +40,7 @@ class SiblingBook:
 
         Beside: at the newest poll, or now, since memory comes back a while after its job.
         """
-        jobs_on = self._count_jobs()
+        jobs_on = self.count_jobs()
         for attempt in ended:
             outcome = attempt.outcome
             if not attempt.job.sibling_tag or outcome is None:
@@ -54,7 +52,7 @@ class SiblingBook:
             else:
                 self._learn(attempt, is_whole=outcome.ok and not attempt.is_adopted)
 
-    def _count_jobs(self) -> Counter[str]:
+    def count_jobs(self) -> Counter[str]:
         """Return how many attempts are on each device."""
         return Counter(uuid for attempt in self._attempts if not attempt.has_ended for uuid in attempt.devices)
 

@@ -40,9 +40,11 @@ class UsageMeter:
         energy = self._energy_used(samples)
         owners = self.owners(samples.values())
         foreign = self._find_foreign(samples.values(), owners.keys())
+        jobs_on = self.siblings.count_jobs()
         for attempt in self._attempts:
             if attempt.has_ended:
                 continue
+            attempt.use.jobs_beside = max((jobs_on[uuid] for uuid in attempt.devices), default=1) - 1
             pids = {pid for pid, owner in owners.items() if owner is attempt}
             own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
             others = usage.foreign_use_of(own, foreign, alone=attempt.job.alone)
