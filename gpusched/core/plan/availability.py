@@ -81,7 +81,7 @@ def foreign_bytes(sample: Sample, own: OwnUse) -> int | None:
     mine = [process.used_bytes for process in sample.processes or () if process.pid in own.pids]
     is_blind = sample.processes is None or None in mine
     if is_blind and own.reported_bytes is None:
-        return None if own.pids else sample.used_bytes
+        return None if own.pids or own.occupied else sample.used_bytes
     return max(0, sample.used_bytes - (own.reported_bytes or 0 if is_blind else sum(used or 0 for used in mine)))
 
 

@@ -139,6 +139,8 @@ class Occupancy:
         self.gpus_left -= 1
         self.whole.remove(device)
         budget_bytes = self.share(job, device).running_bytes(is_settled=False)
-        if budget_bytes and not device.alone:
+        sample = device.availability.sample
+        tells_apart = sample is None or sample.processes is not None
+        if budget_bytes and tells_apart and not device.alone:
             left = device.free_bytes - budget_bytes - MARGIN_BYTES
             self.rooms[device.uuid] = Room(device, left, 1, startable and device.held and device.looked, True)
