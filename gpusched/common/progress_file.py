@@ -17,16 +17,20 @@ class ProgressFile:
     def __init__(self, unit: str) -> None:
         """`unit`: the plural of what is counted, such as "layers"."""
         self._path = os.environ.get("GPUSCHED_PROGRESS", "")
-        self._unit = unit
+        self._fields: dict[str, object] = {"unit": unit}
         self._written_at = float("-inf")
 
     def __call__(self, done: int, total: int) -> None:
         """Report that `done` of `total` are done, at most five times a second, and always at the end."""
-        now = time.monotonic()
-        if not self._path or (done < total and now - self._written_at < _EVERY_S):
-            return
-        self._written_at = now
-        try:
-            write_atomically(self._path, json.dumps({"done": done, "total": total, "unit": self._unit}).encode())
-        except OSError:
-            self._path = ""
+        if done >= total or time.monotonic() - self._written_at >= _EVERY_S:
+            self.report(done=done, total=total)
+
+    def report(self, **fields: object) -> None:
+        """Report these fields beside those of before: `ready`, `message`, `memory_bytes` (on each GPU of the job)."""
+        self._fields |= fields
+        self._written_at = time.monotonic()
+        if self._path:
+            try:
+                write_atomically(self._path, json.dumps(self._fields).encode())
+            except OSError:
+                self._path = ""

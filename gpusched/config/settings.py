@@ -162,7 +162,7 @@ class Settings:
         None,
         values.memory,
         "State the GPU memory that each job needs: 18G, auto",
-        more="on each of its GPUs; such jobs may share a GPU; auto learns it from the jobs of the same tag",
+        more="on each of its GPUs; such jobs may share a GPU",
         group=JOBS,
         metavar="SIZE",
     )

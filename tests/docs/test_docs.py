@@ -327,7 +327,7 @@ def test_every_key_of_a_progress_file_is_in_the_docs() -> None:
     assert example is not None
     shown = json.loads(example[1])
     assert parse_progress(example[1]) == shown
-    assert set(shown) == {"done", "total", "unit", "ready", "message"}
+    assert set(shown) == {"done", "total", "unit", "ready", "message", "memory_bytes"}
 
 
 def test_every_link_between_the_pages_leads_somewhere() -> None:

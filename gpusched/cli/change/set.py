@@ -9,7 +9,8 @@ from gpusched.cli.options import find_queue, json_option, queue_option
 
 
 @click.command(
-    epilog="\b\nExamples:\n  gpusched set max-gpus=2\n  gpusched set max-gpus=1 --now\n  gpusched set max-gpus="
+    epilog="\b\nExamples:\n  gpusched set max-gpus=2\n  gpusched set max-gpus=1 --now\n"
+    "  gpusched set mem.train=18G\n  gpusched set max-gpus="
 )
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE]...")
 @queue_option
@@ -19,7 +20,8 @@ def set(settings: tuple[str, ...], queue: str | None, at_once: bool, as_json: bo
     """Change settings of a queue at once.
 
     They count for its dispatcher and its next starts until they are set again; NAME= takes one back. They count more
-    than settings files, and less than the options of a new start. Without NAME=VALUE: show what is set.
+    than settings files, and less than the options of a new start. mem.TAG=SIZE is the memory of the jobs of a tag with
+    mem=auto. Without NAME=VALUE: show what is set.
     """
     from gpusched.operations.change.settings import set_settings, show_settings
 

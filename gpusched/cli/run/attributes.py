@@ -20,7 +20,7 @@ ATTRIBUTES = {
     "name": ("NAME", "Call the job so; its log has this name, too."),
     "tag": ("TAG,...", "Put the jobs into these groups."),
     "gpus": ("N", "Give each job N GPUs; 0: a CPU job.  [default: 1]"),
-    "mem": ("SIZE", "State the GPU memory that each job needs: 18G."),
+    "mem": ("SIZE", "State the GPU memory that each job needs: 18G, auto."),
     "gpu-model": ("NAME", "Use only GPUs with this in their name: A100."),
     "alone": ("yes|no", "Start only on a GPU without any process of others."),
     "cpus": ("N", "State the cores that each job needs."),
