@@ -83,7 +83,7 @@ class Cards:
         had = Counter({f"GPU-{n}": sum(self.used(each) for each in self.on(f"GPU-{n}")) for n in range(2)})
         for attempt in self.running:
             left_s, (uuid,) = self.left_s(attempt), attempt.devices
-            attempt.use.jobs_beside = len(self.on(uuid)) - 1
+            attempt.use.note_beside(len(self.on(uuid)) - 1, self.now)
             is_last = left_s <= LAST_MINUTE_S if not self.is_spike else left_s == LAST_MINUTE_S
             more = round((self.peak_gib if is_last else self.base_gib) * GIB) - self.used(attempt)
             if left_s <= 0 or had[uuid] + more > (TOTAL_GIB - 0.01) * GIB:

@@ -18,6 +18,7 @@ from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.reaper import LifeReading
 
 SHUTDOWN_WINDOW_S = 1.0  # failures this shortly before a TERM belong to it
+BESIDE_S = 60.0  # for so long jobs that were beside an attempt count
 OWN_ENDS = (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)  # by the command itself
 _UNREAD = LifeReading(AttemptFact.ALIVE)
 
@@ -34,8 +35,16 @@ class AttemptUse:
     report: Mapping[str, Any] = field(default_factory=dict)  # its progress, as it was before the newest reading
     trace: Trace = Trace()  # noqa: RUF009 (frozen)
     is_settled: bool = False  # its memory has stayed on one level, or it says that it is ready
-    jobs_beside: int = 0  # on one of its devices, at the newest reading
+    is_alone: bool = True  # no other job is on its devices
+    jobs_beside: int = 0  # on one of its devices, the most at the readings of the last minute
+    beside_s: float = 0.0  # when these were there, in monotonic seconds
     reported: set[str] = field(default_factory=set)  # kinds of warnings that people have had
+
+    def note_beside(self, jobs: int, now_s: float) -> None:
+        """Note the jobs beside it; they count for a minute, since a job may end long after it ran out of memory."""
+        self.is_alone = not jobs
+        if jobs >= self.jobs_beside or now_s - self.beside_s > BESIDE_S:
+            self.jobs_beside, self.beside_s = jobs, now_s
 
     def progress_text(self) -> str:
         return self.progress.decode("utf-8", "replace")

@@ -36,16 +36,13 @@ class SiblingBook:
                 self._learn(attempt)
 
     def note_ends(self, ended: Iterable[OpenAttempt]) -> None:
-        """Take in what these attempts, which have just ended, have shown; an out-of-memory beside others is no fault.
-
-        Beside: at the newest poll, or now, since memory comes back a while after its job.
-        """
+        """Take in what these attempts have shown, which have just ended; an out-of-memory beside others is no fault."""
         jobs_on = self.count_jobs()
         for attempt in ended:
             outcome = attempt.outcome
             if not attempt.job.sibling_tag or outcome is None:
                 continue
-            beside = max(attempt.use.jobs_beside, *(jobs_on[uuid] for uuid in attempt.devices))
+            beside = max(attempt.use.jobs_beside, *(jobs_on[uuid] for uuid in attempt.devices))  # lately, or now
             if outcome.cause == "gpu_oom" and beside:
                 attempt.outcome = replace(outcome, cause=CROWDED_OOM)
                 self._learn(attempt, jobs=beside + 1)

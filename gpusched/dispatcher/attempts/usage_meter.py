@@ -44,7 +44,8 @@ class UsageMeter:
         for attempt in self._attempts:
             if attempt.has_ended:
                 continue
-            attempt.use.jobs_beside = max((jobs_on[uuid] for uuid in attempt.devices), default=1) - 1
+            beside = max((jobs_on[uuid] for uuid in attempt.devices), default=1) - 1
+            attempt.use.note_beside(beside, now.monotonic_s)
             pids = {pid for pid, owner in owners.items() if owner is attempt}
             own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
             others = usage.foreign_use_of(own, foreign, alone=attempt.job.alone)
@@ -68,7 +69,7 @@ class UsageMeter:
         if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in own):
             attempt.use.seen_s = now.monotonic_s  # where processes cannot be told apart, nobody is called idle
             attempt.use.reported.discard("idle")
-        before = {} if attempt.use.jobs_beside else _used_at_launch(attempt, own)
+        before = _used_at_launch(attempt, own) if attempt.use.is_alone else {}
         attempt.use.report = parse_progress(attempt.use.progress)  # not newer than the samples
         reported_bytes = attempt.use.report.get("memory_bytes")
         for sample in own:

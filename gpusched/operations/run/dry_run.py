@@ -168,4 +168,5 @@ def _first_board(
         for item in (published.devices if published is not None else ())
         if item.job_ids or item.view.held
     }
-    return replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices))
+    learned = published.learned if published is not None else ()
+    return replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices), learned=learned)
