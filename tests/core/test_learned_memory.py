@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.core.model import JobRow
 from gpusched.core.plan import learned_memory
 from gpusched.core.plan.learned_memory import Learned, Share, Trace
-from gpusched.core.plan.snapshot import DeviceView
+from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView
 from tests.core.test_placement import card, placed, plan, why
 from tests.support import build
 from tests.support.build import GIB
@@ -204,3 +207,31 @@ def test_what_is_known_can_be_read(
 ) -> None:
     (line,) = learned_memory.describe(job, learned, stated, 0.9)
     assert text in line
+
+
+# ---- any cards -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 2.0, 5.0, 8.0]), max_size=3), min_size=1, max_size=4),
+    st.sampled_from([0.0, 1.5, 4.5, 9.0, 23.0]),
+    st.booleans(),
+    st.integers(0, 4),
+    st.integers(1, 8),
+)
+def test_no_card_gets_more_than_it_has(
+    budgets: list[list[float]], peak_gib: float, is_whole: bool, jobs_max: int, waiting: int
+) -> None:
+    known = Learned("t", MODEL, round(peak_gib * GIB), "process", is_whole and peak_gib > 0, jobs_max)
+    cards = [card(n, *each, name=MODEL) for n, each in enumerate(budgets)]
+    found = plan(cards, [sibling(n) for n in range(1000, 1000 + waiting)], learned=(known,))
+    new = Counter(placed(found).values())
+    counted = learned_memory.share(sibling(), MODEL, (known,), {}, 0.9)
+    for n, residents in enumerate(budgets):
+        joined = new[str(n)]
+        if len(residents) + joined > 1 and joined:
+            assert counted.budget_bytes and all(residents)
+            assert sum(residents) * GIB + joined * counted.budget_bytes + MARGIN_BYTES <= 24 * GIB
+            assert len(residents) + joined <= counted.most(4)
+            assert joined == 1 or is_whole

@@ -185,3 +185,38 @@ def test_nearly_as_many_share_a_card_as_if_they_had_stated_their_memory(
 def test_of_160_sizes(store: Store, tmp_path: Path, base: float) -> None:
     ooms = [sum(not outcome.ok for _, outcome in check_size(store, tmp_path, gib, gib * base).ends) for gib in SIZES]
     assert (sum(ooms) > 0) == (base < 1)
+
+
+# ---- ends ------------------------------------------------------------------------------------------
+
+
+def ended_alone(store: Store, beside_s: float | None, outcome: Outcome, **more: Any) -> tuple[str, SiblingBook]:
+    """Return the cause of the end of a job that had another one beside it until so long ago, and what was learned."""
+    cards = Cards(store, 9, 9, [])
+    attempt = cards.attempt(jobs_of(stated_mem_bytes=AUTO_MEMORY)[0], "GPU-0")
+    attempt.outcome, attempt.use.usage = outcome, Usage(peak_device_bytes=9 * GIB)
+    attempt.is_adopted = more.get("is_adopted", False)
+    if beside_s is not None:
+        attempt.use.note_beside(1, 0.0)
+        attempt.use.note_beside(0, beside_s)
+    cards.book.note_ends([attempt])
+    assert attempt.outcome is not None
+    return attempt.outcome.cause, cards.book
+
+
+@pytest.mark.parametrize(("beside_s", "cause"), [(None, "gpu_oom"), (59, CROWDED_OOM), (61, "gpu_oom")])
+def test_who_was_beside_a_job_lately_counts_when_its_end_is_seen(
+    store: Store, beside_s: float | None, cause: str
+) -> None:
+    oom = Outcome(OutcomeKind.EXITED, 1, cause="gpu_oom")
+    found, book = ended_alone(store, beside_s, oom)
+    assert found == cause
+    assert [each.jobs_max for each in book.learned] == ([1] if cause == CROWDED_OOM else [])
+
+
+@pytest.mark.parametrize(("code", "more", "is_whole"), [(0, {}, [True]), (1, {}, []), (0, {"is_adopted": True}, [])])
+def test_only_a_job_that_was_seen_from_its_start_to_its_end_tells_all(
+    store: Store, code: int, more: dict[str, bool], is_whole: list[bool]
+) -> None:
+    _, book = ended_alone(store, None, Outcome(OutcomeKind.EXITED, code), **more)
+    assert [each.is_whole for each in book.learned] == is_whole

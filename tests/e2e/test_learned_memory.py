@@ -129,11 +129,11 @@ def test_nearly_as_many_share_a_card_as_if_they_had_stated_their_memory(
         rig.machine(tmp_path / "machine", gpus=1, model="RTX3090", release_ms=50) as machine,
         Rigged(tmp_path / "box", machine, **SETTLES) as box,
     ):
-        job = box.job(mib, "--hold 2.5")
+        job = box.job(mib, "--hold 1.6")
         if late:
             base = mib * 2 // 5
-            job = f"({box.job(base, '--hold 2.5')} & sleep 1.8; {box.job(mib - base, '--hold 0.5')} && wait)"
-        kinds = {kind: [f"[mem={kind} tag=t] {job} # {n}" for n in range(9)] for kind in ("auto", str(mib))}
+            job = f"({box.job(base, '--hold 1.6')} & sleep 1; {box.job(mib - base, '--hold 0.4')} && wait)"
+        kinds = {kind: [f"[mem={kind} tag=t] {job} # {n}" for n in range(7)] for kind in ("auto", str(mib))}
         found = {}
         for kind, lines in kinds.items():
             ended = box.gpusched("run", box.write(*lines, name=f"{kind}.txt"))
