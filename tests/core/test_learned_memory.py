@@ -101,6 +101,7 @@ def test_a_job_is_alone_without_a_tag_or_while_nothing_is_known() -> None:
     assert share(sibling(tags=("u", "t")), known).budget_bytes == 0  # the first tag counts
     assert share(sibling(), replace(known, gpu_model="NVIDIA A100")).budget_bytes == 0
     assert share(build.job(mem_gib=3, tags=("t",)), known) == Share(3 * GIB)
+    assert sibling(gpus=0).sibling_tag == ""
 
 
 @pytest.mark.parametrize(("factor", "budget_gib"), [(0.9, 10), (0.5, 18), (1.0, 9)])

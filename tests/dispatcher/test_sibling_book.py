@@ -208,9 +208,10 @@ def ended_alone(store: Store, beside_s: float | None, outcome: Outcome, **more: 
 def test_who_was_beside_a_job_lately_counts_when_its_end_is_seen(
     store: Store, beside_s: float | None, cause: str
 ) -> None:
-    oom = Outcome(OutcomeKind.EXITED, 1, cause="gpu_oom")
-    found, book = ended_alone(store, beside_s, oom)
+    found, book = ended_alone(store, beside_s, Outcome(OutcomeKind.EXITED, 1, cause="gpu_oom"))
     assert found == cause
+    suspected, _ = ended_alone(store, beside_s, Outcome(OutcomeKind.EXITED, 1, cause="suspected_oom"))
+    assert suspected == cause.replace("gpu_oom", "suspected_oom")
     assert [each.jobs_max for each in book.learned] == ([1] if cause == CROWDED_OOM else [])
 
 

@@ -190,7 +190,7 @@ class JobRow:
     @property
     def sibling_tag(self) -> str:
         """The tag that it shares with those from whose memory its own is learned; empty without mem=auto or tags."""
-        return self.tags[0] if self.tags and self.stated_mem_bytes == AUTO_MEMORY else ""
+        return self.tags[0] if self.gpus and self.tags and self.stated_mem_bytes == AUTO_MEMORY else ""
 
     @property
     def budget_bytes(self) -> int:

@@ -43,7 +43,7 @@ class SiblingBook:
             if not attempt.job.sibling_tag or outcome is None:
                 continue
             beside = max(attempt.use.jobs_beside, *(jobs_on[uuid] for uuid in attempt.devices))  # lately, or now
-            if outcome.cause == "gpu_oom" and beside:
+            if outcome.cause in ("gpu_oom", "suspected_oom") and beside:
                 attempt.outcome = replace(outcome, cause=CROWDED_OOM)
                 self._learn(attempt, jobs=beside + 1)
             else:
