@@ -61,6 +61,7 @@ class SubmitOptions:
             max_bypass_s=s.max_bypass,
             cpus=s.cpus or len(os.sched_getaffinity(0)),
             ram_bytes=parse_size(s.ram) if s.ram else memory_bytes() * 9 // 10,
+            user_gpus=s.max_gpus_per_user or 0,
         )
 
     def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:
