@@ -104,7 +104,12 @@ def test_without_tickets_it_is_one_look_into_the_directory(shared: Path, monkeyp
     held = [claims.try_acquire(f"GPU-{n}", "queue", 1.0) for n in range(8)]
     looks: list[str] = []
     scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: (looks.append(path), scandir(path))[1])
+
+    def look(path: str) -> object:
+        looks.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
     for name in ("is_held", "takers"):
         monkeypatch.setattr(locks, name, lambda *_: pytest.fail("asked for locks"))
     monkeypatch.setattr(tickets, "read_label", lambda *_: pytest.fail("read a label"))
