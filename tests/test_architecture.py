@@ -43,6 +43,7 @@ TABLE = (
     Row("host.gpus.nvml_groups", ()),
     Row("host.gpus.claims", ("host.locks", "common.*")),
     Row("host.gpus.board", ("core.*", "common.files"), ("msgspec",)),
+    Row("host.gpus.tickets", ("host.locks", "host.gpus.claims", "core.plan.fairness", "common.*")),
     Row("host.gpus.*", ("host.gpus.*", "core.model", "common.*"), ("msgspec",)),
     Row("host.attempts.attempt_dir", ()),
     Row("host.attempts.wire", ()),

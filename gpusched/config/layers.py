@@ -21,6 +21,7 @@ from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
 
 SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
+LEAST_COUNTS = ("max_gpus_per_user",)  # no layer raises what an earlier one says
 
 # Variables that gpusched gives to jobs and notices, or that its tests read: no settings, and no warning for them.
 _OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES EVENT MESSAGE BLESS LOCK_FD"
@@ -97,7 +98,10 @@ def load(
     values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, "default")
     for item in layered:
-        values[item.name] = _value(item)
+        value, before = _value(item), values.get(item.name)
+        if item.name in LEAST_COUNTS and before is not None and (value is None or value >= before):
+            continue
+        values[item.name] = value
         origins[item.name] = item.origin
     settings = Settings(**values)
     _check_together(settings, origins)
@@ -118,7 +122,7 @@ def working_directory() -> str:
         raise GpuschedError("the working directory is gone", hint="change to a directory that exists") from e
 
 
-def _value(item: LayerValue) -> object:
+def _value(item: LayerValue) -> Any:
     setting = SETTINGS[item.name]
     if item.text.strip().lower() in _NONE_WORDS and setting.default is None:
         return None
@@ -139,6 +143,12 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but this "
             f"queue may hold only {settings.max_gpus} at once (max_gpus, {origins['max_gpus']})",
             hint="raise --max-gpus or lower --gpus-per-job",
+        )
+    if settings.max_gpus_per_user is not None and settings.gpus_per_job > settings.max_gpus_per_user:
+        raise GpuschedError(
+            f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but you may "
+            f"hold only {settings.max_gpus_per_user} at once (max_gpus_per_user, {origins['max_gpus_per_user']})",
+            hint="lower --gpus-per-job",
         )
 
 

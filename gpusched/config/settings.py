@@ -254,6 +254,22 @@ class Settings:
         group=GPUS,
         is_rare=True,
     )
+    max_yield: float | None = _time(
+        None,
+        "For this long, leave a free GPU to another user who waits for one and comes first",
+        more="of two users the one with fewer GPUs comes first, then the one who waits longer",
+        zero=True,
+        group=GPUS,
+        is_rare=True,
+        shown_default="3 times that user's max_checks * poll_interval, from 2m to 1h",
+    )
+    max_gpus_per_user: int | None = _count(
+        None,
+        1,
+        "Hold at most N GPUs at once in all your queues, `exec` and `reserve` together",
+        more="of the values in /etc/gpusched/config.yaml and elsewhere the least one counts",
+        shown_default="not limited",
+    )
     tag_max_gpus: str | None = _row(
         None,
         values.tag_limits,
@@ -318,8 +334,9 @@ class Settings:
 
     @property
     def gpus_at_once(self) -> int:
-        """`max_gpus` with its default worked out."""
-        return max(DEFAULT_MAX_GPUS, self.gpus_per_job) if self.max_gpus is None else self.max_gpus
+        """`max_gpus` with its default worked out, within `max_gpus_per_user`."""
+        gpus = max(DEFAULT_MAX_GPUS, self.gpus_per_job) if self.max_gpus is None else self.max_gpus
+        return min(gpus, self.max_gpus_per_user or gpus)
 
     def jobs_at_once(self, gpus: int) -> int:
         """Return how many jobs that have their GPUs alone run at once on so many allowed GPUs; at least 1."""

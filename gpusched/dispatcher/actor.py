@@ -20,7 +20,7 @@ from gpusched.core.jobs.lifecycle import JobEvent, steer
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import MIB, AttemptRow, DeviceUse, JobRow, JobState
 from gpusched.core.plan import selection
-from gpusched.core.plan.snapshot import Claim, Close, Look, Plan, Release, Start, Stop
+from gpusched.core.plan.snapshot import Claim, Close, Gather, Look, Plan, Release, Start, Stop
 from gpusched.dispatcher.attempts.attempt_book import AttemptBook, log_paths
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.device_book import DeviceBook
@@ -91,6 +91,8 @@ class Actor:
         for release in _of(Release, plan):
             self._devices.entries[release.uuid].release()
         effects = self._book(closes, starts, rows, now) if closes or starts else NO_EFFECTS
+        for gather in _of(Gather, plan):
+            self._devices.claim(gather.devices, self._clock.moment())
         for claim in claims:
             self.step("claim")
             if not self._devices.claim(claim.devices, self._clock.moment()):  # later than any look of this tick

@@ -14,7 +14,7 @@ from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, OwnUse
 from gpusched.core.plan.snapshot import DeviceView, Resident
-from gpusched.dispatcher.timers import Moment
+from gpusched.dispatcher.timers import Moment, Timer
 from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.gpus.device_source import DeviceSource
 
@@ -39,6 +39,7 @@ class DeviceEntry:
     look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
     look_due_s: float | None = None  # when a settling device wants its next look
     refused: str = ""  # why it cannot be claimed
+    holder: str = ""  # who else holds it by gpusched, and for what
     refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
     lost_s: float = _NEVER_S  # when it was last seen lost or missing
@@ -115,6 +116,7 @@ class DeviceEntry:
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
             refused=self.refused,
+            holder=self.holder if self.claim is None else "",
             residents=residents,
         )
 
@@ -124,7 +126,7 @@ class DeviceBook:
 
     def __init__(self, source: DeviceSource, claims: Claims, queue: str, first: Reading) -> None:
         """`first` is a complete reading of `source`. No device is allowed before configure()."""
-        self.source = source
+        self.source, self.poll = source, Timer()
         self.criteria = Criteria()
         self.error = ""  # why the source as a whole does not answer
         self._unanswered_s: float | None = None  # since when a poll waits for its answer

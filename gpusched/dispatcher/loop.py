@@ -27,7 +27,8 @@ from gpusched.dispatcher.jobs.queue_head import QueueHead
 from gpusched.dispatcher.leaving import Leaving, RequestReader
 from gpusched.dispatcher.options import Hooks, QueueOptions
 from gpusched.dispatcher.reporter import Reporter
-from gpusched.dispatcher.timers import Moment, Sleeper, Timer
+from gpusched.dispatcher.ticket_book import TicketBook
+from gpusched.dispatcher.timers import Moment, Sleeper
 from gpusched.dispatcher.trouble import Trouble
 from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
@@ -62,10 +63,9 @@ class Dispatcher:
         self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
-        self._sleeper, self._poll = Sleeper(queue.wake), Timer()
+        self._sleeper, self._tickets = Sleeper(queue.wake), TicketBook(claims, devices, queue.path)
         self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
-        self._head = QueueHead(store)
-        self._lists = ListReader(hooks.feed, store)
+        self._head, self._lists = QueueHead(store), ListReader(hooks.feed, store)
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
         self._watchdog = Watchdog(store, attempts, reporter)
         self._trouble = trouble = Trouble(queue, reporter)
@@ -136,11 +136,11 @@ class Dispatcher:
         self._trouble.watch_shepherds(self._attempts.launcher)
         self._requests.take_signals(self._sleeper.take_signals(), now)
         has_new_terms = self._take_requests(now)
-        polled = self._poll.is_due(now)
+        polled = self._devices.poll.is_due(now)
         if polled:
             if not self._queue.exists():
                 raise self._leaving.queue_removed(self._queue)
-            self._poll.repeat(now, self._options.settings.poll_interval)
+            self._devices.poll.repeat(now, self._options.settings.poll_interval)
             self._head.forget()
             self._leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
@@ -181,6 +181,8 @@ class Dispatcher:
                 for uuid, claims in self._devices.verify_claims(now).items():
                     self._attempts.add_claims(uuid, claims)
                     self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
+        if polled or is_news or self._tickets.is_claiming:
+            self._tickets.look(now, self._options.settings, polled=polled)
         self._devices.ask(now, poll=polled)
         readings = self._devices.take_in(now, self._watchdog.meter.own_use)
         complete = [reading for reading in readings if reading.complete]
@@ -198,23 +200,32 @@ class Dispatcher:
         limits, meter = self._options.submit.limits, self._watchdog.meter
         closed = "; ".join(filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons())))
         board = board_of(self._devices, meter.residents(limits), now.at, limits)
-        return replace(board, closed=closed, learned=meter.siblings.learned, waited_since=self._head.waited_since(now))
+        return replace(
+            board,
+            closed=closed,
+            sharing=self._tickets.sharing,
+            learned=meter.siblings.learned,
+            waited_since=self._head.waited_since(now),
+        )
 
     # ---- plan ----
 
     def _plan(self, now: Moment) -> Plan:
         attempts = [attempt.planned() for attempt in self._attempts]
-        stopping = self._leaving.is_stopping
-        board, hand_back = self._board(now), self._requests.take_hand_back()
+        board, stopping, hand_back = self._board(now), self._leaving.is_stopping, self._requests.take_hand_back()
         snapshot = observe.snapshot(board, now.at, attempts=attempts, stop_all=stopping, hand_back=hand_back)
         plan = make_plan(snapshot) if self._leaving.reason else self._head.plan(snapshot)
         self._head.note_passed(plan.passed, now)
+        self._tickets.note(plan, now)
         return plan
 
     # ---- act ----
 
     def _act(self, plan: Plan, now: Moment) -> bool:
-        """Do what the plan says; return True if it is worth to plan again at once."""
+        """Do what the plan says; return True if it is worth to plan again at once.
+
+        It is after a failure, since nothing was started then, and for a job whose claim was refused.
+        """
         try:
             effects = self._actor.act(plan, self._head.rows, now)
         except (TransientError, OSError) as error:
@@ -229,7 +240,6 @@ class Dispatcher:
         self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
-        # nothing was started after a failure; a job whose claim was refused may get another device
         return effects.has_freed_jobs or effects.has_refusals or self._watchdog.failed > failed_before
 
     # ---- show, pause, leave ----
@@ -238,14 +248,13 @@ class Dispatcher:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
             self._reporter.update_metrics(self._attempts, now)
-        can_go_on = self._leaving.can_go_on
-        self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=can_go_on)
+        self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self._leaving.can_go_on)
 
     def _pause_s(self) -> float:
         """Return how long nothing needs to be done."""
         now = self._clock.moment()
         deadlines_s = (
-            self._poll.due_s,
+            self._devices.poll.due_s,
             self._reporter.deadline_s(),
             self._devices.deadline_s(),
             self._attempts.deadline_s(now.monotonic_s),
@@ -263,6 +272,7 @@ class Dispatcher:
             steps.callback(self._lists.feed.detach)
             steps.callback(self._attempts.close)
             steps.callback(self._devices.release_all)
+            steps.callback(self._tickets.close)
             steps.callback(self._actor.step, "leaving")
             if self._queue.exists():
                 with self._trouble.noted(now):

@@ -63,6 +63,7 @@ class SubmitOptions:
             ram_bytes=parse_size(s.ram) if s.ram else memory_bytes() * 9 // 10,
             tag_mem=s.tag_mem_bytes,
             safety_factor=s.safety_factor,
+            user_gpus=s.max_gpus_per_user or 0,
         )
 
     def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpusched.common.text import clean
+from gpusched.core.plan.fairness import Ticket
 from gpusched.views import pages, report, tables
 from gpusched.views.tables import Line
-from gpusched.views.values import DeviceReport
+from gpusched.views.values import BoxReport, DeviceReport
 from gpusched.views.words import moment
 
 
-def devices_page(reports: Sequence[DeviceReport], now: float) -> list[Line]:
+def devices_page(box: BoxReport, now: float) -> list[Line]:
+    reports = box.devices
     lines = pages.device_table([_device_line(each, now) for each in reports], full=True)
     boards = {each.queue: each.board for each in reports if each.board is not None}
     if boards:
@@ -21,7 +24,17 @@ def devices_page(reports: Sequence[DeviceReport], now: float) -> list[Line]:
         others = "the other GPUs" if boards else "these GPUs"
         text = f'none of your dispatchers counts {others}; "free now" means free at a single check'
         lines.append(tables.line((text, tables.DIM)))
-    return lines
+    return lines + [tables.line((_ticket_text(ticket, reports, now), "")) for ticket in box.tickets]
+
+
+def _ticket_text(ticket: Ticket, reports: Sequence[DeviceReport], now: float) -> str:
+    """Return who waits, for what and since when, and what is left to others meanwhile."""
+    labels = {each.item.device.uuid: each.item.view.label for each in reports}
+    gpus = "a GPU" if ticket.want.gpus == 1 else f"{ticket.want.gpus} GPUs"
+    text = f"{clean(ticket.user)} waits for {gpus} since {moment(ticket.since_at, now)}"
+    text += f", for {clean(ticket.queue)}" if ticket.queue else ""
+    left = [f"{labels[uuid]} to {clean(user)}" for uuid, user in ticket.yields if uuid in labels]
+    return text + (f", and leaves {', '.join(left)}" if left else "")
 
 
 def _device_line(each: DeviceReport, now: float) -> report.DeviceLine:

@@ -13,6 +13,7 @@ from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.usage import add_foreign
 from gpusched.core.model import NOBODY_SEEN, AttemptRow, ForeignUse, JobRow, JobState
 from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.fairness import Ticket
 from gpusched.views.report import DeviceLine, GroupLine, JobCounts, RunningLine, tally
 from gpusched.views.words import short_path
 
@@ -111,6 +112,14 @@ class DeviceReport:
     board: Board | None
     queue: str
     claim: ClaimLabel | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoxReport:
+    """The GPUs of a box, and who waits for some of them. The texts of the tickets are not cleaned."""
+
+    devices: Sequence[DeviceReport]
+    tickets: Sequence[Ticket]
 
 
 @dataclass(slots=True)

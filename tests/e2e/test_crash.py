@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -262,6 +263,62 @@ def test_submission_that_is_killed(tmp_path: Path, name: str, when: str) -> None
     _wait_for(lambda: "INFO job 1 succeeded" in _text(queue / "dispatcher.log"))
     _wait_for(lambda: not locks.is_held(str(queue / "dispatcher.lock")))
     assert (tmp_path / "ledger").read_text() == "ran\n"
+
+
+EXEC_STEPS = (
+    ("host.gpus.tickets.OwnTicket.hold", "before"),
+    ("host.gpus.tickets.OwnTicket.hold", "behind"),
+    ("host.gpus.tickets.OwnTicket.withdraw", "before"),
+    ("host.gpus.claims.Claims.try_acquire", "behind"),
+    ("host.queue.interactive.book", "before"),
+    ("host.store.attempt_table.start", "behind"),
+    ("host.queue.interactive.book", "behind"),
+    ("operations.interactive.foreground.pass_on", "behind"),
+    ("host.queue.interactive.Booking.close", "before"),
+    ("host.store.attempt_table.close", "behind"),
+    ("host.queue.interactive.Booking.close", "behind"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "when"), EXEC_STEPS)
+def test_interactive_command_that_is_killed(tmp_path: Path, name: str, when: str) -> None:
+    """It leaves no GPU claimed, no ticket that counts, and at most one job, which has ended; the next one runs."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "GPUSCHED_CLAIMS_DIR": str(tmp_path / "claims"),
+        "GPUSCHED_SIMULATE": "1",
+        "GPUSCHED_MAX_CHECKS": "3",
+        "GPUSCHED_POLL_INTERVAL": "0.05",
+    }
+    command = ["exec", "--", "sh", "-c", "echo ran >> ledger"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, name, when, *command], cwd=tmp_path, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    claims = tmp_path / "claims"
+    _wait_for(lambda: not any(locks.is_held(str(path)) for path in claims.glob("*.lock")))
+    before = _text(tmp_path / "ledger")
+    assert before == ("ran\n" if "lose" in name else "")
+    again = subprocess.run([sys.executable, "-m", "gpusched", *command], cwd=tmp_path, env=environment)
+    assert again.returncode == 0 and _text(tmp_path / "ledger") == f"{before}ran\n"
+    assert not list(claims.glob("ticket-*"))
+    queue = tmp_path / ".local/state/gpusched/on" / os.uname().nodename / "default"
+    with contextlib.closing(sqlite3.connect(queue / "queue.db")) as db:
+        states = [state for (state,) in db.execute("SELECT state FROM jobs ORDER BY id")]
+    assert states[-1] == "succeeded" and set(states[:-1]) <= {"failed", "succeeded"} and len(states) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("step", ["hold", "withdraw"])
+def test_dispatcher_that_is_killed_at_its_ticket(tmp_path: Path, step: str, when: str) -> None:
+    yard = Yard(tmp_path, 5, pause=0.3)
+    name = f"host.gpus.tickets.OwnTicket.{step}"
+    command = [sys.executable, "-c", KILLED, name, when, "run", "list.txt"]
+    assert subprocess.run(command, cwd=tmp_path, env=yard.environment).returncode == -signal.SIGKILL
+    assert yard.finish() == 0
+    yard.check_everything_ran_once()
+    assert not list((tmp_path / "claims").glob("ticket-*"))
 
 
 def _text(path: Path) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.box import GPUSCHED, Box, Running, wait_for
-from tests.support.paths import ROOT
+from tests.support.other_user import interpreter_for_all
 from tests.support.rig import Machine, Rig, build_rig
 
 pytestmark = pytest.mark.slow
@@ -256,27 +255,9 @@ def test_a_lost_card_that_comes_back_is_used_again(pair: Rigged) -> None:
     assert pair.landed() == [([pair.machine.uuid(1)],) * 2]
 
 
-def _interpreter_for_all() -> tuple[str, str] | None:
-    """A Python that any user of this box can start with our packages, and its PYTHONPATH."""
-    here = str(ROOT)
-    path = os.pathsep.join([here, *(p for p in sys.path if p.endswith("site-packages"))])
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    for python in (os.path.realpath(sys.executable), shutil.which(version, path="/usr/bin:/usr/local/bin")):
-        if python is None:
-            continue
-        command = [python, "-c", "import click, psutil, pynvml, yaml, gpusched.host.attempts.shepherd"]
-        try:
-            found = subprocess.run(command, user=1, env={"PYTHONPATH": path}, cwd="/", capture_output=True, check=False)
-        except OSError:
-            continue
-        if found.returncode == 0:
-            return python, path
-    return None
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be three users")
 def test_three_dispatchers_of_three_users_in_the_same_second(rig: Rig) -> None:
-    found = _interpreter_for_all()
+    found = interpreter_for_all()
     if found is None:
         pytest.skip("no Python here that other users can start with our packages")
     python, path = found
@@ -323,7 +304,7 @@ def test_three_dispatchers_of_three_users_in_the_same_second(rig: Rig) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
 def test_a_user_without_a_home_or_a_name(rig: Rig, tmp_path: Path) -> None:
     """As in a container that was started with a number for a user."""
-    found = _interpreter_for_all()
+    found = interpreter_for_all()
     if found is None:
         pytest.skip("no Python here that other users can start with our packages")
     python, path = found

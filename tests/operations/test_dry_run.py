@@ -89,7 +89,7 @@ class OthersClaims(Claims):
     def try_acquire(self, uuid: str, queue: str, now: float) -> HeldClaim | None:
         return None if uuid in self.holders else HeldClaim(self, uuid, "/nowhere", os.open(os.devnull, os.O_RDONLY))
 
-    def holder(self, uuid: str) -> Holder | None:
+    def holder(self, uuid: str, *, search: bool = True) -> Holder | None:
         user = self.holders.get(uuid)
         return None if user is None else Holder(user, None, "", None)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.core.model import MIB, Attempt, AttemptRow, Device, JobRow
 from gpusched.core.plan.availability import Availability, DeviceState
-from gpusched.core.plan.snapshot import DeviceView
+from gpusched.core.plan.snapshot import DeviceView, Resident
 
 GIB = 1024 * MIB
 
@@ -44,6 +44,11 @@ def device_view(
         looked=held if looked is None else looked,
         **more,
     )
+
+
+def resident(job_id: int = 1, mem_gib: float = 0, **more: Any) -> Resident:
+    """Return a job on a device."""
+    return Resident(job_id, round(mem_gib * GIB), **more)
 
 
 def job(job_id: int = 1, gpus: int = 1, *, mem_gib: float = 0, **more: Any) -> JobRow:

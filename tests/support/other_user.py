@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 OTHER_UID = 64001
 NEEDS_TWO_USERS = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 
@@ -46,6 +48,24 @@ def other_user(code: str, *words: object, uid: int = OTHER_UID) -> Iterator[int]
         assert process.stdout.readline() == b"ready\n", "the code of the other user failed"
         yield process.pid
         process.kill()
+
+
+def interpreter_for_all() -> tuple[str, str] | None:
+    """A Python that any user of this box can start with our packages, and its PYTHONPATH."""
+    here = str(ROOT)
+    path = os.pathsep.join([here, *(p for p in sys.path if p.endswith("site-packages"))])
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (os.path.realpath(sys.executable), shutil.which(version, path="/usr/bin:/usr/local/bin")):
+        if python is None:
+            continue
+        command = [python, "-c", "import click, psutil, pynvml, yaml, gpusched.host.attempts.shepherd"]
+        try:
+            found = subprocess.run(command, user=1, env={"PYTHONPATH": path}, cwd="/", capture_output=True, check=False)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return python, path
+    return None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.operations import queues
 from gpusched.operations.box.devices import open_devices
 from gpusched.operations.box.report import box_document, read_box
-from gpusched.views.values import DeviceReport
+from gpusched.views.values import BoxReport
 
 
 @click.command(
@@ -33,7 +33,7 @@ from gpusched.views.values import DeviceReport
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
 @click.option("--watch", is_flag=True, help="Show them again every poll interval, until Ctrl-C.")
 def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
-    """Show the GPUs: who is on each, free or not, and why.
+    """Show the GPUs: who is on each, free or not, and why; and who waits for some.
 
     Your own dispatchers count how often a GPU was free in a row. A GPU that none of them counts is read once, and
     "free now" means free at this single check.
@@ -50,7 +50,7 @@ def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
         pass
 
 
-def _watch(read: Callable[[], list[DeviceReport]], interval_s: float, *, as_json: bool) -> None:
+def _watch(read: Callable[[], BoxReport], interval_s: float, *, as_json: bool) -> None:
     while True:
         click.clear()  # a terminal only
         if sys.stdout.isatty() and not as_json:
@@ -60,10 +60,10 @@ def _watch(read: Callable[[], list[DeviceReport]], interval_s: float, *, as_json
         time.sleep(interval_s)
 
 
-def _print(reports: list[DeviceReport], *, as_json: bool, indent: int | None = 2) -> None:
+def _print(box: BoxReport, *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
-        print_json(box_document(reports), indent=indent)
+        print_json(box_document(box), indent=indent)
     else:
         from gpusched.views.devices import devices_page
 
-        print_page(devices_page(reports, queues.now()))
+        print_page(devices_page(box, queues.now()))

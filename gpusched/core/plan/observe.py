@@ -155,6 +155,7 @@ def snapshot(
         hand_back=hand_back,
         threshold_bytes=board.threshold_bytes,
         max_checks=board.max_checks,
+        sharing=board.sharing,
         waited_since=board.waited_since,
         learned=board.learned,
     )

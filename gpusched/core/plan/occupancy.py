@@ -5,7 +5,7 @@ A device with a job that states `mem` is shared: it has room for others. Every o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.text import count
@@ -44,9 +44,12 @@ class Occupancy:
         # the shepherd of an attempt that cannot be ended keeps its claim: give ours back, so that nothing starts there
         stuck = {u for a in snapshot.attempts if a.outcome and a.outcome.cause == "unkillable" for u in a.devices}
         self._kept = on_jobs | (settling - stuck)
+        self.elsewhere = set(snapshot.sharing.own_devices) - self._kept  # of this user, beside this queue
         self.gpus_left = limits.max_gpus - len(self._kept)
+        if limits.user_gpus:
+            self.gpus_left = min(self.gpus_left, limits.user_gpus - len(self.elsewhere | self._kept))
         self._cpu_jobs_left = limits.cpu_jobs - sum(not a.devices and not a.job.states_host for a in open_attempts)
-        free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not d.refused]
+        free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not (d.refused or d.holder)]
         self.whole = [d for d in free if d.uuid not in self._kept | stuck]
         self.rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
         self.devices_of_tag = {
@@ -74,6 +77,15 @@ class Occupancy:
     def ours(self) -> set[str]:
         """The devices that run, settle, or are about to start for this queue."""
         return self._kept | self.assigned
+
+    @property
+    def held_by_user(self) -> int:
+        """The number of devices that this user has on the box, with those of this plan."""
+        return len(self.elsewhere | self.ours)
+
+    def keep(self, uuids: Iterable[str]) -> None:
+        """Keep devices that are free as a whole for a later plan."""
+        self.assigned.update(uuids)
 
     def looks(self) -> list[Look]:
         """Return the reading that shared devices need before another job joins, if any does."""

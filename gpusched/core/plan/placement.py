@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from gpusched.common.quantities import format_duration
+from gpusched.common.text import clean
 from gpusched.core.jobs.lifecycle import LOSS_LIMIT, is_backing_off
 from gpusched.core.model import JobRow
-from gpusched.core.plan.availability import company
+from gpusched.core.plan.availability import DeviceState, company
 from gpusched.core.plan.backfill import Backfill
+from gpusched.core.plan.fairness import Turns, Want
 from gpusched.core.plan.host_room import HostRoom
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
@@ -30,6 +32,9 @@ class Placement:
         self._occupancy = occupancy
         self._backfill = Backfill(snapshot)
         self._host = HostRoom(snapshot)
+        self._turns = Turns(snapshot.sharing)
+        self.left_to = self._turns.left_to  # devices that are left to other users, by UUID
+        self.want: Want | None = None  # of the first job that waits for nothing but devices
         self._shape_reasons: dict[tuple[object, ...], Reason] = {}  # for later jobs of a shape that cannot start now
         # the memory that each device is certain to offer once it is free of others, the largest first
         certain = (d.capacity_bytes - snapshot.threshold_bytes for d in snapshot.devices if d.is_present)
@@ -80,20 +85,45 @@ class Placement:
             return devices
         free = {d.uuid for d in self._occupancy.whole}
         candidates = self._candidates(job, needs_larger, free)
+        if devices.kind == "devices" and self.want is None:
+            self.want = self._want(job, candidates)
         labels = self._backfill.reserve(job, candidates, free, self._occupancy.ours)
         return Reason(devices.kind, f"{devices.text}; kept for it: {labels}") if labels else devices
+
+    def _want(self, job: JobRow, candidates: Sequence[DeviceView]) -> Want | None:
+        """Return what the job waits for; None if it could not start with these devices either."""
+        useful = [d.uuid for d in candidates if not _is_kept_by_a_stranger(d, job)]
+        return (
+            Want(job.id, job.gpus, tuple(useful)) if job.gpus <= min(len(useful), self._occupancy.gpus_left) else None
+        )
+
+    def gather(self) -> list[DeviceView]:
+        """Return the free devices to keep for the first job that needs several, after all jobs were placed."""
+        if not self._at.sharing.gathers or self.want is None or self.want.gpus == 1:
+            return []
+        free = [d for d in self._occupancy.whole if d.uuid in self.want.devices and d.uuid not in self.left_to]
+        return free[: min(self.want.gpus, self._occupancy.gpus_left)]
+
+    def _leave_to_others(self) -> None:
+        """Leave devices to those whose turn comes before ours: free ones first, else one that takes no more jobs."""
+        if not self._at.sharing.rivals:
+            return
+        held, ours = self._occupancy.held_by_user, self._occupancy.ours
+        self._turns.leave([d.uuid for d in sorted(self._occupancy.whole, key=lambda d: d.held)], held)
+        self._turns.leave([uuid for uuid in self._occupancy.rooms if uuid in ours], held - 1)
 
     # ---- choosing ----
 
     def _choose(self, job: JobRow, needs_larger: bool) -> list[DeviceView] | Reason:
         """Return the best devices for this job, or why there are not enough."""
+        self._leave_to_others()
         shared = [room.device for room in self._occupancy.rooms.values() if self._occupancy.has_room(room, job)]
         full_tag = self._full_tag(job, shared)
         if full_tag:
             return full_tag
         whole = [d for d in self._occupancy.whole if _fits(d, job, needs_larger, d.free_bytes)]
         whole = [d for d in whole if not company(d.availability)] if job.alone else whole
-        reserved = self._backfill.reserved
+        reserved = self._left_texts() | self._backfill.reserved
         reservations = [reserved[d.uuid] for d in (*shared, *whole) if d.uuid in reserved]
         shared = [d for d in shared if d.uuid not in reserved]
         whole = [d for d in whole if d.uuid not in reserved]
@@ -107,6 +137,12 @@ class Placement:
             if chosen:
                 return chosen
         return self._unaffordable(job, len(shared))
+
+    def _left_texts(self) -> dict[str, str]:
+        """Return why a device is left to another user, by UUID."""
+        why = "who waits for a GPU and comes before you (fewer GPUs, or a longer wait)"
+        left = [(device, self.left_to[device.uuid]) for device in self._at.devices if device.uuid in self.left_to]
+        return {device.uuid: f"{device.label} is left to {clean(rival.user)}, {why}" for device, rival in left}
 
     def _orders(self, job: JobRow, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
         """Yield the orders to try: without the devices to avoid, with them, and the one that costs the least limits."""
@@ -148,7 +184,7 @@ class Placement:
         if self._backfill.gpus_reserved and shared + gpus_left >= job.gpus:
             reservation = next(iter(self._backfill.reserved.values()))
             return Reason("devices", f"waits for {want(job)} within --max-gpus; {reservation}")
-        return Reason("max_gpus", limit_reached(job, len(self._occupancy.ours), self._limits))
+        return Reason("max_gpus", limit_reached(job, self._occupancy, self._limits))
 
     def _full_tag(self, job: JobRow, shared: Sequence[DeviceView]) -> Reason | None:
         """Return why a tag's limit alone leaves this job too few devices, even if others become free."""
@@ -200,6 +236,14 @@ def _fits(device: DeviceView, job: JobRow, needs_larger: bool, offer_bytes: int)
     if needs_larger and offer_bytes <= job.above_bytes:
         return False
     return device.is_model(job.gpu_model) and (not job.mem_bytes or offer_bytes - MARGIN_BYTES >= job.mem_bytes)
+
+
+def _is_kept_by_a_stranger(device: DeviceView, job: JobRow) -> bool:
+    """Return True if somebody who holds no claim keeps the job from this device: nobody can leave it to us."""
+    state = device.availability.state
+    if job.alone and state is DeviceState.FREE and company(device.availability):
+        return True
+    return state is DeviceState.BUSY and not device.holder
 
 
 def _one_group_first(job: JobRow, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:

@@ -17,7 +17,18 @@ from gpusched.core.model import MIB, Attempt, Outcome, round_budget
 from gpusched.core.plan.hand_back import find_surplus
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement
-from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Action, Close, Plan, Reason, Release, Snapshot, Stop
+from gpusched.core.plan.snapshot import (
+    ENDED_FACTS,
+    MARGIN_BYTES,
+    Action,
+    Close,
+    Gather,
+    Plan,
+    Reason,
+    Release,
+    Snapshot,
+    Stop,
+)
 
 GROWTH = 1.25  # of a budget, after an out-of-memory
 
@@ -42,9 +53,19 @@ def make_plan(snapshot: Snapshot) -> Plan:
             reasons[job.id] = placed
         else:
             starts.append(placed)
+    gathered = placement.gather()
+    occupancy.keep(device.uuid for device in gathered)
+    gathers = [Gather((device.uuid,)) for device in gathered if not device.held]
     # released before others are claimed, so that max_gpus holds in between too
     releases = map(Release, occupancy.unused())
-    return Plan((*actions, *occupancy.looks(), *releases, *starts), reasons, placement.passed)
+    return Plan(
+        (*actions, *occupancy.looks(), *releases, *starts, *gathers),
+        reasons,
+        placement.passed,
+        want=placement.want,
+        left_to=placement.left_to,
+        gathered=tuple(device.uuid for device in gathered),
+    )
 
 
 def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpusched.core.jobs.lifecycle import Verdict
 from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow
 from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.fairness import ALONE, Rival, Sharing, Want
 from gpusched.core.plan.learned_memory import Learned
 
 ENDED_FACTS = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
@@ -28,6 +29,7 @@ class Limits:
     ram_bytes: int = 0  # memory of the host, likewise
     tag_mem: Mapping[str, int] = field(default_factory=dict)  # budget of the jobs with mem=auto of a tag
     safety_factor: float = 0.9  # the part of a learned budget that the largest peak may fill
+    user_gpus: int = 0  # all that this user may hold on the box; 0: not limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class DeviceView:
     held: bool = False  # claimed by this dispatcher
     looked: bool = False  # its sample is newer than the claim
     refused: str = ""  # why a claim was refused since the last poll
+    holder: str = ""  # which user holds it by gpusched, and for what; empty: this dispatcher, or nobody
     residents: tuple[Resident, ...] = ()
     name: str = ""
     group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not known
@@ -101,6 +104,7 @@ class Snapshot:
     max_checks: int = 1  # number of good polls that make a device free, or open one of ours to other jobs
     waited_since: Mapping[int, float] = field(default_factory=dict)  # job id -> time since which others have passed it
     learned: tuple[Learned, ...] = ()  # of the jobs with mem=auto
+    sharing: Sharing = ALONE
     hand_back: bool = False  # end the attempts that hold more GPUs than the queue may use now
 
 
@@ -123,6 +127,13 @@ class Claim:
     """Claim all of `devices` for the job, or none."""
 
     job_id: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Claim these devices, and keep them until there are enough for the first job that needs several."""
+
     devices: tuple[str, ...]
 
 
@@ -157,7 +168,7 @@ class Reason:
         return self.text if self.text.startswith("waits") else f"waits: {self.text}"
 
 
-Action = Close | Stop | Claim | Look | Start | Release
+Action = Close | Stop | Claim | Gather | Look | Start | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +176,6 @@ class Plan:
     actions: tuple[Action, ...] = ()
     reasons: Mapping[int, Reason] = field(default_factory=dict)  # by job id
     passed: tuple[int, ...] = ()  # jobs that wait for devices while a job behind them gets some
+    want: Want | None = None  # of the first job that waits for nothing but devices
+    left_to: Mapping[str, Rival] = field(default_factory=dict)  # devices that are left to other users
+    gathered: tuple[str, ...] = ()  # devices that are kept for a job that needs several

@@ -24,8 +24,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def limit_reached(job: JobRow, busy: int, limits: Limits) -> str:
-    """Return why --max-gpus keeps the job waiting, while the queue has `busy` devices."""
+def limit_reached(job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
+    """Return why --max-gpus, or the limit of the user, keeps the job waiting."""
+    busy = len(occupancy.ours)
+    if limits.user_gpus and limits.max_gpus - busy >= job.gpus:
+        return (
+            f"you have {occupancy.held_by_user} of the {limits.user_gpus} GPUs that you may hold in all queues, "
+            "`exec` and `reserve` together (max_gpus_per_user)"
+        )
     if job.gpus > limits.max_gpus:
         return f"needs {job.gpus} GPUs, --max-gpus is {limits.max_gpus}"
     return f"{busy} of {limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
@@ -80,8 +86,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return f"{max(0, room.left_bytes) // MIB}{of} MiB left beside {count(room.jobs, 'job')}"
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
-    if device.refused:
-        return device.refused
+    if device.holder or device.refused:
+        return device.holder or device.refused
     if device.uuid in occupancy.ours and not device.residents and not device.held:
         return RUNS_OURS  # an interactive one
     if learning := next((resident for resident in device.residents if resident.is_learning), None):

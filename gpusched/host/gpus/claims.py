@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -43,6 +43,8 @@ class Holder:
     pid: int | None
     queue: str
     since: float | None
+    uid: int | None = None
+    gathers: bool = False  # it is only kept until there are enough for a job
 
 
 def file_system_type(path: str) -> str:
@@ -112,9 +114,9 @@ class HeldClaim:
         earlier = self._claims.held_path(self._uuid, before=self.path, own=self.fds)
         return f"somebody else has claimed it by {earlier}" if earlier else ""
 
-    def label(self, text: str, since: float) -> None:
+    def label(self, text: str, since: float, *, gathers: bool = False) -> None:
         """Tell others something else about what it is for."""
-        self._claims.label(self.path, text, since)
+        write_label(self.path, {"queue": text, "since": round(since, 3), "gathers": gathers})
 
     def close(self) -> None:
         """Let go of it here."""
@@ -178,7 +180,7 @@ class Claims:
             if self._is_claimed_elsewhere(uuid, path, fd):
                 return None
             undo.pop_all()
-        self.label(path, queue, now)
+        write_label(path, {"queue": queue, "since": round(now, 3)})
         return HeldClaim(self, uuid, path, fd)
 
     def lock(self, uuid: str) -> tuple[str, int | None]:
@@ -239,21 +241,18 @@ class Claims:
                     return HeldClaim(self, uuid, _locked_path(fd), os.dup(fd))
         return None
 
-    def label(self, path: str, queue: str, now: float) -> None:
-        """Write for people what the claim of this lock file is for, and since when it is held."""
-        text = json.dumps({"pid": os.getpid(), "queue": queue, "since": round(now, 3)})
-        with suppress(OSError):  # a label is for people; the claim stands without it
-            write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
+    def holder(self, uuid: str, *, search: bool = True) -> Holder | None:
+        """Return who holds the device, as far as that can be found out; None if nobody does.
 
-    def holder(self, uuid: str) -> Holder | None:
-        """Return who holds the device, as far as that can be found out; None if nobody does."""
+        Without `search`, which reads the descriptors of processes, the process that took the lock is believed.
+        """
         path = self.held_path(uuid)
         if not path:
             return None
-        pid = locks.holder(path)
-        owner = None if pid is None else _uid_of(pid)
+        pid = locks.holder(path) if search else next(iter(locks.takers(path) or ()), None)
+        owner = None if pid is None else uid_of(pid)
         if owner is not None:
-            own = _read_label(f"{path}.by-{owner}") or Holder(processes.user_name(owner), None, "", None)
+            own = _read_label(f"{path}.by-{owner}") or Holder(processes.user_name(owner), None, "", None, owner)
             return replace(own, pid=pid)
         labels = [label for label in map(_read_label, _label_paths(path)) if label is not None]
         return max(labels, key=lambda label: label.since or 0.0, default=Holder("?", None, "", None))
@@ -299,25 +298,40 @@ def _label_paths(path: str) -> list[str]:
         return []
 
 
-def _read_label(path: str) -> Holder | None:
-    """Return the label in a file of the user whom its name says; None if there is no such file."""
+def write_label(path: str, fields: Mapping[str, object]) -> None:
+    """Write for others what the lock file is for: they read it with care, and the lock stands without it."""
+    text = json.dumps({"pid": os.getpid(), **fields})
+    with suppress(OSError):
+        write_atomically(f"{path}.by-{os.getuid()}", text.encode(), mode=0o644)
+
+
+def read_label(path: str, limit_bytes: int = LABEL_LIMIT_BYTES) -> tuple[int, bytes] | None:
+    """Return the user of the label in a file, and its text; None unless the name of the file says this user."""
     try:
         with open(open_regular(path), "rb") as file:
-            uid, data = os.fstat(file.fileno()).st_uid, file.read(LABEL_LIMIT_BYTES)
+            uid, data = os.fstat(file.fileno()).st_uid, file.read(limit_bytes)
     except OSError:
         return None
-    if not path.endswith(f".by-{uid}"):
+    return (uid, data) if path.endswith(f".by-{uid}") else None
+
+
+def _read_label(path: str) -> Holder | None:
+    """Return the label in a file of the user whom its name says; None if there is no such file."""
+    label = read_label(path)
+    if label is None:
         return None
+    uid, data = label
     user = processes.user_name(uid)
     try:
         fields = json.loads(data)
-        since = float(fields["since"])
-        return Holder(user, None, str(fields["queue"]), since if math.isfinite(since) else None)
+        since, gathers = float(fields["since"]), fields.get("gathers") is True
+        return Holder(user, None, str(fields["queue"]), since if math.isfinite(since) else None, uid, gathers)
     except Exception:  # another user wrote it: nothing that is in it may end this process
-        return Holder(user, None, "", None)
+        return Holder(user, None, "", None, uid)
 
 
-def _uid_of(pid: int) -> int | None:
+def uid_of(pid: int) -> int | None:
+    """Return the user of a process; None if it is gone."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,15 +11,17 @@ from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.fairness import Ticket
 from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.tickets import read_tickets
 from gpusched.operations import queues
 from gpusched.operations.box.devices import BoxDevices
 from gpusched.operations.look.status import device_document
 from gpusched.operations.queues import read_dispatcher
-from gpusched.views.values import ClaimLabel, DeviceReport
+from gpusched.views.values import BoxReport, ClaimLabel, DeviceReport
 
 
-def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
+def read_box(devices: BoxDevices, settings: Settings) -> BoxReport:
     """Return every GPU that is known, or those of the simulation that the settings name; never both kinds.
 
     Raises GpuschedError (exit 3) if there is none.
@@ -44,7 +45,10 @@ def read_box(devices: BoxDevices, settings: Settings) -> list[DeviceReport]:
         if not any(device.is_simulated for device in reading.devices):
             rows += [row for row in real if row[0].device.uuid not in here]
     claims = Claims(settings.claims_dir)
-    return [_report(claims, *row) for row in rows]
+    tickets = [
+        ticket for ticket in read_tickets(claims) if {row[0].device.uuid for row in rows} & {*ticket.want.devices}
+    ]
+    return BoxReport([_report(claims, *row) for row in rows], sorted(tickets, key=lambda ticket: ticket.since_at))
 
 
 def claims_weakness(settings: Settings) -> str:
@@ -76,9 +80,21 @@ def _published_boards() -> list[tuple[Board, str]]:
     return [(board, queues.queue_name(queue_dir, known)) for board, queue_dir in boards if board is not None]
 
 
-def box_document(reports: Sequence[DeviceReport]) -> dict[str, Any]:
-    """Return the GPUs for programs."""
-    return {"at": queues.now(), "devices": [_document(report) for report in reports]}
+def box_document(box: BoxReport) -> dict[str, Any]:
+    """Return the GPUs, and who waits for them, for programs."""
+    tickets = [_ticket_document(ticket) for ticket in box.tickets]
+    return {"at": queues.now(), "devices": [_document(report) for report in box.devices], "tickets": tickets}
+
+
+def _ticket_document(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "user": clean(ticket.user),
+        "queue": clean(ticket.queue),
+        "since": ticket.since_at,
+        "gpus": ticket.want.gpus,
+        "devices": [clean(uuid) for uuid in ticket.want.devices],
+        "leaves": [{"uuid": clean(uuid), "to": clean(user)} for uuid, user in ticket.yields],
+    }
 
 
 def _document(report: DeviceReport) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FIXED = {
     "of each job, once it is in the queue: gpusched edit JOB": "gpus_per_job mem time_limit retries",
     "taken when jobs are submitted: state it at a start": "strip_gpu_env snapshot tag_max_gpus",
     "taken when a dispatcher starts: state it there, or in a settings file": "log_dir state_dir claims_dir simulate "
-    "idle_exit autostart",
+    "idle_exit autostart max_gpus_per_user",
 }
 
 

@@ -6,8 +6,8 @@ import re
 import select
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.quantities import format_duration
@@ -15,10 +15,11 @@ from gpusched.core.model import Attempt, DeviceUse, JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.availability import OwnUse
 from gpusched.core.plan.planner import make_plan
-from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Release, Start
+from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Gather, Release, Start
 from gpusched.dispatcher.actor import device_use, device_variables
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.loop import board_of
+from gpusched.dispatcher.ticket_book import TicketBook
 from gpusched.dispatcher.timers import Clock, Moment, Timer
 from gpusched.host.attempts import reaper
 from gpusched.host.gpus.claims import Claims, HeldClaim
@@ -77,10 +78,12 @@ def claimed_gpus(
     """
     chosen = check_devices(options.settings, devices.first.devices, wish.gpus)
     _refuse_too_large(devices, chosen.uuids, wish)
-    book = DeviceBook(devices.source, Claims(options.settings.claims_dir), label, devices.first)
+    claims = Claims(options.settings.claims_dir)
+    book = DeviceBook(devices.source, claims, label, devices.first)
     book.configure(chosen.uuids, observe.criteria(options.settings))
     try:
-        uuids = _Wait(book, options, queue_dir, wish, notify).run()
+        with closing(TicketBook(claims, book, label)) as tickets:
+            uuids = _Wait(book, tickets, options, queue_dir, wish, notify).run()
         yield HeldGpus(
             tuple(device_use(book, uuid) for uuid in uuids),
             tuple(claim for uuid in uuids if (claim := book.entries[uuid].claim) is not None),
@@ -105,9 +108,16 @@ class _Wait:
     """The wait for GPUs: the plan of a dispatcher with a single job."""
 
     def __init__(
-        self, book: DeviceBook, options: SubmitOptions, queue_dir: QueueDir, wish: GpuWish, notify: Notify
+        self,
+        book: DeviceBook,
+        tickets: TicketBook,
+        options: SubmitOptions,
+        queue_dir: QueueDir,
+        wish: GpuWish,
+        notify: Notify,
     ) -> None:
-        self._book, self._options, self._queue_dir, self._wish, self._notify = book, options, queue_dir, wish, notify
+        self._book, self._tickets, self._options, self._queue_dir = book, tickets, options, queue_dir
+        self._wish, self._notify = wish, notify
         self._job = JobRow(0, gpus=wish.gpus, mem_bytes=wish.mem_bytes)
         self._poll, self._attempts = Timer(), list[Attempt]()
         self._said = ""
@@ -119,14 +129,15 @@ class _Wait:
         while True:
             now = CLOCK.moment()
             self._observe(now)
-            board = board_of(self._book, {}, now.at, self._options.limits)
+            board = replace(board_of(self._book, {}, now.at, self._options.limits), sharing=self._tickets.sharing)
             plan = make_plan(observe.snapshot(board, now.at, waiting=[self._job], attempts=self._attempts))
+            self._tickets.note(plan, now)
             for action in plan.actions:
                 if isinstance(action, Start):
                     return action.devices
                 if isinstance(action, Release):
                     self._book.entries[action.uuid].release()
-                elif isinstance(action, Claim):
+                elif isinstance(action, Claim | Gather):
                     self._book.claim(action.devices, CLOCK.moment())
             if 0 in plan.reasons:
                 reason = plan.reasons[0].sentence
@@ -144,6 +155,8 @@ class _Wait:
                 running = attempt_table.running(store)
             alive = [pair for pair in running if reaper.is_alive(self._queue_dir.state, pair[0].id, pair[1].number)]
             self._attempts = [observe.open_attempt(job, row) for job, row in alive]
+        if polled or self._tickets.is_claiming:
+            self._tickets.look(now, self._options.settings, polled=polled)
         self._book.ask(now, poll=polled)
         self._book.take_in(now, lambda sample: OwnUse())
 

@@ -18,9 +18,11 @@ import pytest
 from gpusched.cli import main as front
 from gpusched.common import simulation
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.core.plan.fairness import Want
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims, HeldClaim
+from gpusched.host.gpus.tickets import OwnTicket, fields_of
 from gpusched.host.queue import queue_dirs
 from tests.support.command_line import shown
 from tests.support.golden import golden
@@ -100,6 +102,23 @@ def test_counted_as_json(sample: Sample9, capsys: Capture) -> None:
         "utilisation": None,
     }
     assert found[3]["claim"]["queue"] == "/home/cy/runs/\\x1b[2Jsweep" and found[3]["claim"]["since"] == NOW - 600
+
+
+def test_who_waits_and_what_is_left_to_whom(sample: Sample9, capsys: Capture) -> None:
+    ticket = OwnTicket(Claims(str(sample.home / "claims")))
+    want, left = Want(7, 2, (gpu(0).uuid, gpu(3).uuid)), {gpu(3).uuid: "bo\x1b", "GPU-elsewhere": "cy"}
+    ticket.hold(fields_of(want, 0.0, check_s=20, queue="/runs/\x1b[2J", yields=left))
+    me = pwd.getpwuid(os.getuid()).pw_name
+    try:
+        assert f"{me} waits for 2 GPUs since " in (last := call(capsys).splitlines()[-1])
+        assert last.endswith(", for /runs/\\x1b[2J, and leaves GPU 3 to bo\\x1b")
+        (found,) = json.loads(call(capsys, "--json"))["tickets"]
+        assert (found["user"], found["gpus"], found["devices"]) == (me, 2, list(want.devices))
+        assert found["leaves"][0] == {"uuid": gpu(3).uuid, "to": "bo\\x1b"}
+    finally:
+        ticket.withdraw()
+    assert json.loads(call(capsys, "--json"))["tickets"] == []
+    assert not list((sample.home / "claims").iterdir())
 
 
 def test_where_nobody_counts_the_gpus_are_read_once(

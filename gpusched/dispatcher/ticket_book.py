@@ -1,0 +1,138 @@
+"""The tickets of one process that waits for GPUs: its own, those of others, and what was left to whom.
+
+It looks at them at each poll and whenever a GPU falls free; without other users that is one look into a directory. Who
+comes first is decided by core/plan/fairness.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from gpusched.common.text import clean
+from gpusched.config.settings import Settings
+from gpusched.core.plan import fairness
+from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.fairness import ALONE, UNHEEDED_S, Sharing, Ticket, Want, Yield
+from gpusched.core.plan.snapshot import Claim, Plan, Start
+from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
+from gpusched.dispatcher.timers import Moment
+from gpusched.host.gpus.claims import Claims, Holder
+from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
+
+HOLDER_WORDS = 200  # characters of what a claim is said to be for
+
+
+class _Gathering:
+    """The devices that are kept until there are enough for a job, and when that has led to nothing for too long."""
+
+    def __init__(self) -> None:
+        self._kept = frozenset[str]()
+        self._grown_s = self._pause_until_s = 0.0
+
+    def may(self, want: Want, now: Moment) -> bool:
+        """Return True if the job needs one device, or devices may be kept for it."""
+        return want.gpus == 1 or now.monotonic_s >= self._pause_until_s
+
+    def note(self, plan: Plan, started: Set[str], entries: Mapping[str, DeviceEntry], queue: str, now: Moment) -> None:
+        """Tell others which claims are only kept, by a plan that starts jobs on some devices."""
+        held = frozenset(uuid for uuid in plan.gathered if entries[uuid].claim is not None)
+        for uuid in (held - self._kept) | (self._kept & started):
+            if (claim := entries[uuid].claim) is not None:
+                claim.label(queue, now.at, gathers=uuid in held)
+        if held - self._kept or not held:
+            self._grown_s = now.monotonic_s
+        elif now.monotonic_s >= self._grown_s + UNHEEDED_S:
+            self._pause_until_s = now.monotonic_s + UNHEEDED_S
+        self._kept = held
+
+
+class TicketBook:
+    """`queue` tells others what the process waits for."""
+
+    def __init__(self, claims: Claims, devices: DeviceBook, queue: str) -> None:
+        self.sharing = ALONE
+        self.is_claiming = False  # a start is near: look once more before it
+        self._claims, self._devices, self._queue = claims, devices, queue
+        self._own, self._uid = OwnTicket(claims), os.getuid()
+        self._want: Want | None = None  # by the newest plan
+        self._job_id: int | None = None  # of the own ticket
+        self._mine, self._turn_at = frozenset[str](), 0.0  # devices of this user, and when there was one more
+        self._held: Counter[int] = Counter()  # devices by uid
+        self._yields: Mapping[int, Yield] = {}
+        self._left: dict[str, str] = {}  # devices that are left to others, each with a user
+        self._gathering = _Gathering()
+
+    def look(self, now: Moment, settings: Settings, *, polled: bool) -> None:
+        """Look at the tickets and claims of others; renew the own ticket at a poll, and when a turn of ours is over."""
+        tickets = fairness.heeded(read_tickets(self._claims), self._yields, now.monotonic_s)
+        has_others = any(ticket.uid != self._uid for ticket in tickets)
+        entries = self._devices.entries
+        ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
+        holders: dict[str, Holder] = {}
+        if has_others or self._want is not None or settings.max_gpus_per_user:
+            held = {uuid for uuid, entry in entries.items() if entry.claim is not None}
+            others = {device.uuid for device in self._devices.known()} - ours - held
+            found = {uuid: self._claims.holder(uuid, search=False) for uuid in others}
+            holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
+        for uuid, entry in entries.items():
+            entry.holder = self._describe(holders[uuid]) if uuid in holders else ""
+        mine = frozenset(ours.union(uuid for uuid, holder in holders.items() if holder.uid == self._uid))
+        is_over = bool(self._mine - mine)
+        self._mine, self._turn_at = mine, now.at if is_over else self._turn_at
+        if polled or (has_others and is_over):
+            self._renew(now, settings)
+        self._take_in(tickets, holders, settings)
+
+    def _take_in(self, tickets: list[Ticket], holders: Mapping[str, Holder], settings: Settings) -> None:
+        uids = [(holder.uid, holder.gathers) for holder in holders.values() if holder.uid is not None]
+        self._held = Counter(uid for uid, _ in uids)
+        gathered = Counter(uid for uid, gathers in uids if gathers)
+        rivals = fairness.rivals(tickets, self._held, gathered, self._yields, settings.max_yield)
+        gatherer = fairness.gatherer(tickets)
+        self.sharing = Sharing(
+            rivals=tuple(rival for rival in rivals if rival.uid != self._uid),
+            own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == self._uid),
+            since_at=None if self._own.since_at is None else max(self._own.since_at, self._turn_at),
+            gathers=gatherer is not None and gatherer.path == self._own.path,
+        )
+
+    def _describe(self, holder: Holder) -> str:
+        who = "you" if holder.uid == self._uid else clean(holder.user)
+        return f"held by {who}" + (f" for {clean(holder.queue)[:HOLDER_WORDS]}" if holder.queue else "")
+
+    def _renew(self, now: Moment, settings: Settings) -> None:
+        """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
+        want = self._want if self._want is not None and self._gathering.may(self._want, now) else None
+        if want is None or want.job_id != self._job_id:
+            self._own.withdraw()
+        self._job_id = None if want is None else want.job_id
+        if want is not None:
+            check_s = settings.max_checks * settings.poll_interval
+            fields = fields_of(want, self._turn_at, check_s=check_s, queue=self._queue, yields=self._left)
+            self._own.hold(fields)
+
+    def note(self, plan: Plan, now: Moment) -> None:
+        """Remember what the plan waits for, leaves to others, and gathers."""
+        started = {uuid for action in plan.actions if isinstance(action, Start) for uuid in action.devices}
+        self.is_claiming = any(isinstance(action, Claim) for action in plan.actions)
+        self.is_claiming |= any(reason.kind == "look" for reason in plan.reasons.values())
+        if started:  # the next job waits from now on
+            self.sharing = replace(self.sharing, since_at=None)
+        if plan.want is not None or not self.is_claiming:
+            self._want = plan.want
+        entries = self._devices.entries
+        free = {
+            uuid
+            for uuid, entry in entries.items()
+            if entry.availability.state is DeviceState.FREE and not (entry.refused or entry.holder)
+        }
+        self._yields = fairness.note_yields(self._yields, plan.left_to, free, self._held, now.monotonic_s)
+        self._left = {uuid: rival.user for uuid, rival in plan.left_to.items() if uuid in free}
+        self._gathering.note(plan, started, entries, self._queue, now)
+
+    def close(self) -> None:
+        """Give the own ticket back."""
+        self._own.withdraw()
