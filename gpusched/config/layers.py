@@ -138,7 +138,7 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
         raise GpuschedError(
             f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but this "
             f"queue may hold only {settings.max_gpus} at once (max_gpus, {origins['max_gpus']})",
-            hint="raise --max-gpus or lower --gpus-per-job",
+            hint="raise --max-gpus or lower --gpus",
         )
 
 

@@ -88,6 +88,8 @@ WRONG = [
     ("run -c true -p x", "-p x: a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST"),
     ("run -c true -p x=", "x has no values"),
     ("run -c 'true {x}' -p x=0-9", "write -p x=0..9, or -p 'x=\"0-9\"' for the text"),
+    ("run -c 'true {x}' -p x=0..", "0.. is half a range: write -p x=FIRST..LAST, or -p 'x=\"0..\"' for the text"),
+    ("run -c 'true {x}' -p x=1,..4", "..4 is half a range"),
     ("run -c 'true {x}' -p 'x=[1,2'", "[ is not closed in the values of x"),
     ("run -c 'true {x}' -p y=1", "no parameter fills {x}"),
     ("run -c 'true {x}' -p x=1 -p y=1", "the command does not use {y}"),

@@ -205,7 +205,10 @@ def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeRepo
         state = change.apply(store, job_id)
     except InvalidTransition:
         verb = "has" if before in (JobState.SUCCEEDED, JobState.FAILED) else "is"
-        report.add(job_id, f"{verb} {before.value}: {change.rule}", refused=True)
+        rule = change.rule
+        if before is JobState.RUNNING and change.before is JobState.FAILED:
+            rule = "`gpusched cancel` stops it, and then it can be queued again"
+        report.add(job_id, f"{verb} {before.value}: {rule}", refused=True)
         return
     if state is change.state:
         report.add(job_id, change.done)
@@ -220,7 +223,7 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
     Nothing if a dispatcher runs the queued jobs already.
     """
     if meta_table.is_paused(store):
-        return [paused_text(queue_dir.path)]
+        return [paused_text(queue_dir.name)]
     dispatcher = read_dispatcher(queue_dir)
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
