@@ -98,6 +98,23 @@ WRONG = [
     ("run -c 'true {x}' --each header.csv", "it has no rows below a line that names the columns"),
     ("run -c 'true {x}' --each ragged.csv", "line 2 has 2 fields, and the header has 1"),
     ("run list.txt -p x=1", "-p goes with a command"),
+    # ---- one command ----
+    ("run echo a", "unexpected extra argument (a) (did you mean gpusched run -- echo a?)"),
+    ("run --gpus 1 sh x.sh --seed 1", "'--seed' (did you mean gpusched run --gpus 1 -- sh x.sh --seed 1?)\n  see"),
+    ("run list.txt other.txt", "unexpected extra argument (other.txt)\n"),
+    (
+        "submit lst.txt",
+        "lst.txt: there is no such file, and no such program\n  did you mean list.txt?; as one job: submit",
+    ),
+    ("submit ./lst.txt", "  did you mean ./list.txt?; as one job: submit -- ./lst.txt"),
+    (
+        "submit list.txt --mem 1G",
+        "list.txt: is a file, and no program\n  options stand before FILE; as one job: submit",
+    ),
+    (
+        "submit no/such.txt a",
+        "no/such.txt: there is no such file, and no such program\n  as one job: submit -- no/such.txt a",
+    ),
     # ---- options ----
     ("run list.txt --gpus", "--gpus: the value is missing: N\n  Give each job N GPUs"),
     (

@@ -205,6 +205,15 @@ def test_a_single_command_is_followed_to_its_exit_code(desk: Desk) -> None:
     assert [row.job.gpus for row in desk.jobs("default")] == [1, 1, 0]
 
 
+def test_a_single_command_says_how_it_ended_and_that_it_is_tried_again(desk: Desk) -> None:
+    limited = desk.gpusched("run", "--time", "1s", "--", "sleep 20")
+    assert limited.code == 143 and "job 1 ended: time limit\n" in limited.err
+    postponed = desk.gpusched("run", "--", "[ -e again ] && exit 3; touch again; exit 75")
+    said = [line for line in postponed.err.splitlines() if "job 2 ended" in line]
+    assert postponed.code == 3
+    assert said == ["gpusched: job 2 ended: exit 75; it is tried again", "gpusched: job 2 ended: exit 3"]
+
+
 def test_an_interrupt_leaves_a_single_command_running(desk: Desk) -> None:
     running = desk.start("run", "--", "echo begun; sleep 2; echo whole")
     running.wait_until_said("begun")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpusched.cli.run.one import run_one
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import load
 from gpusched.core.model import JobState
 from gpusched.dispatcher import Hooks
@@ -109,4 +109,7 @@ def test_home_on_a_network_file_system_is_seen_from_two_hosts(tmp_path: Path, mo
         os.close(lock)
     with pytest.raises(GpuschedError, match="belongs to the host a; this host is b"):
         submit(queue_dirs.locate(local["a"].path))
+    with pytest.raises(GpuschedError, match="belongs to the host a") as refused:
+        run_one(["true"], local["a"].path, load({"autostart": "false"}), quiet=True)
+    assert refused.value.exit_code == EXIT_CANNOT_WORK  # never 75
     assert not os.path.exists(f"{local['a'].path}/queue.db")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.run.submit import Added
+
+_FILE_NAME = re.compile(r"[\w.~+/-]*[./][\w.~+/-]*")  # a word that looks like one
 
 
 class SubmitCommand(click.Command):
@@ -91,7 +96,9 @@ def submit(
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
-    if is_command or (words and words != ("-",) and not _is_list(words)):
+    if not is_command and words and words != ("-",):
+        is_command = not _is_list(words, more["attributes"].cwd or b"")
+    if is_command:
         jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
@@ -153,14 +160,35 @@ def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
     return jobs
 
 
-def _is_list(words: tuple[str, ...]) -> bool:
-    """Return True if a single word names a list of commands. Raises GpuschedError for a file that may be a program."""
-    path = words[0]
-    if len(words) > 1 or not os.path.isfile(path):
+def _is_list(words: tuple[str, ...], cwd: bytes) -> bool:
+    """Return True if a single word names a list of commands.
+
+    Raises GpuschedError for a file that may be a program, and for what is neither a file nor a program.
+    """
+    path, as_job = words[0], f"as one job: submit -- {shlex.join(words)}"
+    is_file = os.path.isfile(path)
+    if len(words) > 1 or not is_file:
+        if (
+            _FILE_NAME.fullmatch(path)
+            and shutil.which(os.path.join(os.fsdecode(cwd), os.path.expanduser(path))) is None
+        ):
+            hint = "options stand before FILE" if is_file else _similar_files(path)
+            problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
+            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))))
         return False
     with open(path, "rb") as file:
         is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
     if is_program:
-        hint = f"as one job: submit -- {shlex.quote(path)}; as a list of commands: submit - < {shlex.quote(path)}"
+        hint = f"{as_job}; as a list of commands: submit - < {shlex.quote(path)}"
         raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
     return True
+
+
+def _similar_files(path: str) -> str:
+    import difflib
+
+    directory, name = os.path.split(path)
+    with suppress(OSError):
+        files = difflib.get_close_matches(name, os.listdir(directory or "."), cutoff=0.7)
+        return f"did you mean {' or '.join(os.path.join(directory, each) for each in files)}?" if files else ""
+    return ""

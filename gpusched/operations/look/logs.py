@@ -23,6 +23,7 @@ from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
 
 STEP_S = 0.1
+PATIENCE_S = 1.0  # before it is said that a job waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,11 @@ def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *,
 
 def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, notify: Notify) -> None:
     """Wait until this attempt has begun. Raises GpuschedError if the job has ended without it."""
-    is_said = number > 1  # that it is tried again
+    is_said, say_at_s = number > 1, time.monotonic() + PATIENCE_S  # of a later attempt, the end of the last one is said
     while (row := job_table.get(store, job_id)).attempts < number:
         if row.state in ENDED_STATES:
             _find_attempt(queue_dir, store, job_id, number)  # says what is missing
-        if not is_said:
+        if not is_said and time.monotonic() >= say_at_s:
             who = "" if queue_dir.dispatcher() is not None else "; no dispatcher works on this queue"
             notify(f"job {job_id} is {row.state.value}, and waits to start{who}: {_why(queue_dir, job_id)}")
             is_said = True
