@@ -43,7 +43,7 @@ class RunCommand(SettingsCommand):
             raise
 
     def _find_program(self, args: list[str]) -> int | None:
-        """Return where a command begins that lacks its `--`: at the first word that is no option, if it is a program."""
+        """Return where a command begins that lacks its `--`: at the first word of all, if it is a program."""
         options = [param for param in self.params if isinstance(param, click.Option) and not param.is_flag]
         with_value = {flag for option in options for flag in option.opts}
         words = (n for n, word in enumerate(args) if word[:1] != "-" and not with_value.intersection(args[n - 1 : n]))

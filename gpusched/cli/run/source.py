@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
+import shlex
+import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNK_BYTES = 1 << 16
+_FILE_NAME = re.compile(r"[\w.~+/-]*[./][\w.~+/-]*")  # a word that looks like one
 
 
 def source_arguments(callback: F) -> F:
@@ -45,6 +50,40 @@ def source_arguments(callback: F) -> F:
         return callback(*args, source=read_job_source(file, command, parameters, each), **kwargs)
 
     return cast(F, wrapper)
+
+
+def names_list(words: Sequence[str], cwd: bytes) -> bool:
+    """Return True if these words are a list of commands, or nothing; False if they are a command that is to run in cwd.
+
+    Raises GpuschedError for a file that may be a program, and for what is neither a list nor a program.
+    """
+    if len(words) < 1 or words == ("-",):
+        return True
+    path, as_job = words[0], f"as one job: submit -- {shlex.join(words)}"
+    is_file = os.path.isfile(path)
+    program = shutil.which(os.path.join(os.fsdecode(cwd) if "/" in path else "", os.path.expanduser(path)))
+    if len(words) > 1 or not is_file:
+        if program is None and _FILE_NAME.fullmatch(path):
+            hint = "options stand before FILE" if is_file else _similar_files(path)
+            problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
+            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))))
+        return False
+    with open(path, "rb") as file:
+        is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
+    if is_program:
+        hint = f"{as_job}; as a list of commands: submit - < {shlex.quote(path)}"
+        raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
+    return True
+
+
+def _similar_files(path: str) -> str:
+    import difflib
+
+    directory, name = os.path.split(path)
+    with suppress(OSError):
+        files = difflib.get_close_matches(name, os.listdir(directory or "."), cutoff=0.7)
+        return f"did you mean {' or '.join(os.path.join(directory, each) for each in files)}?" if files else ""
+    return ""
 
 
 def read_job_source(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> JobSource:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +14,13 @@ import click
 from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
 from gpusched.cli.run.attributes import attribute_options, begin_at
-from gpusched.cli.run.source import read_job_source
+from gpusched.cli.run.source import names_list, read_job_source
 from gpusched.common.errors import EXIT_OK, GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.run.submit import Added
-
-_FILE_NAME = re.compile(r"[\w.~+/-]*[./][\w.~+/-]*")  # a word that looks like one
 
 
 class SubmitCommand(click.Command):
@@ -96,9 +91,7 @@ def submit(
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
-    if not is_command and words and words != ("-",):
-        is_command = not _is_list(words, more["attributes"].cwd or b"")
-    if is_command:
+    if is_command or not names_list(words, more["attributes"].cwd or b""):
         jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
@@ -158,37 +151,3 @@ def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
 
         click.echo(findings_text(findings, name, verbose=False), err=True)
     return jobs
-
-
-def _is_list(words: tuple[str, ...], cwd: bytes) -> bool:
-    """Return True if a single word names a list of commands.
-
-    Raises GpuschedError for a file that may be a program, and for what is neither a file nor a program.
-    """
-    path, as_job = words[0], f"as one job: submit -- {shlex.join(words)}"
-    is_file = os.path.isfile(path)
-    if len(words) > 1 or not is_file:
-        if (
-            _FILE_NAME.fullmatch(path)
-            and shutil.which(os.path.join(os.fsdecode(cwd), os.path.expanduser(path))) is None
-        ):
-            hint = "options stand before FILE" if is_file else _similar_files(path)
-            problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
-            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))))
-        return False
-    with open(path, "rb") as file:
-        is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
-    if is_program:
-        hint = f"{as_job}; as a list of commands: submit - < {shlex.quote(path)}"
-        raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
-    return True
-
-
-def _similar_files(path: str) -> str:
-    import difflib
-
-    directory, name = os.path.split(path)
-    with suppress(OSError):
-        files = difflib.get_close_matches(name, os.listdir(directory or "."), cutoff=0.7)
-        return f"did you mean {' or '.join(os.path.join(directory, each) for each in files)}?" if files else ""
-    return ""
