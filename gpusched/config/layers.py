@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import user_dir
@@ -29,8 +28,7 @@ NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 _NONE_WORDS = ("none", "null", "~")
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsFile:
+class SettingsFile(NamedTuple):
     """One settings file of a layer: its path, and if it was read."""
 
     layer: str  # system | user | project
@@ -38,8 +36,7 @@ class SettingsFile:
     state: str  # read | absent | skipped: why
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedSettings(NamedTuple):
     """The settings, each with its origin. `warnings` are for the command line to print once."""
 
     settings: Settings
@@ -55,12 +52,11 @@ class LoadedSettings:
         """Return the settings with their origins, and the files, for programs."""
         shown = {name: setting.masked(getattr(self.settings, name)) for name, setting in SETTINGS.items()}
         values = {name: {"value": value, "origin": self.origins[name]} for name, value in shown.items()}
-        files = [asdict(file) for file in self.files]
+        files = [file._asdict() for file in self.files]
         return {"settings": values, "files": files, "warnings": list(self.warnings)}
 
 
-@dataclass(frozen=True, slots=True)
-class LayerValue:
+class LayerValue(NamedTuple):
     """One value of a layer, not yet parsed."""
 
     name: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -178,9 +177,8 @@ def with_defaults(own: Attributes, defaults: Attributes) -> Attributes:
     """Return the attributes of a job, and those of `defaults` that it does not state; it gets the variables of both."""
     if defaults == NO_ATTRIBUTES:  # of most submissions, which may be long
         return own
-    stated = {each.name: getattr(own, each.name) for each in fields(own)}
-    stated = {name: value for name, value in stated.items() if value != getattr(NO_ATTRIBUTES, name)}
-    return replace(defaults, **{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})
+    stated = {name: value for name, value in own._asdict().items() if value != getattr(NO_ATTRIBUTES, name)}
+    return defaults._replace(**{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})
 
 
 # ---- and back --------------------------------------------------------------------------------------

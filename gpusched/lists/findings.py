@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Literal, NamedTuple
 
 from gpusched.common.text import clean, mask_secrets
 
@@ -15,8 +15,7 @@ _EXCERPT_WIDTH = 100
 SHOWN_PER_CODE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A mistake or a doubt in a file of commands. `forceable`: an error that --force turns into a warning."""
 
     severity: Severity

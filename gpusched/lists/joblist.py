@@ -6,7 +6,6 @@ Files of commands, YAML job files and sweeps are read by other modules.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpusched.core.jobs.job import Attributes, JobSpec
@@ -19,8 +18,7 @@ from gpusched.lists.shell_syntax import continues
 BLANK = b" \t"
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(NamedTuple):
     """The jobs and findings of a source, or of a piece of one. `complete`: it ends with a newline."""
 
     specs: tuple[JobSpec, ...] = ()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 MAX_JOBS = 1_000_000
 
@@ -23,8 +23,7 @@ _HALF = re.compile(rf"{_NUMBER}\.\.|\.\.{_NUMBER}")
 _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """Parameters that are set together: each row has one value for each of them."""
 
     names: tuple[str, ...]

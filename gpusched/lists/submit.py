@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
@@ -128,8 +128,7 @@ class TypedCommand(Protocol):
         """The words to type, from the verb on, without the options that `run`, `shard` and `esd` share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(NamedTuple):
     """A command with parameters, in place of a file. The values do not matter for which queue it has."""
 
     command: str
@@ -161,8 +160,7 @@ def owner_of(source: Source) -> bytes:
     return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
 
 
-@dataclass(frozen=True, slots=True)
-class JobSource:
+class JobSource(NamedTuple):
     """A list or a typed command, and what was read of it. `stat` is the state of the file when it was read."""
 
     source: str | Sweep
@@ -245,7 +243,7 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         for axis in axes
         if (form := several(axis))
     ]
-    return replace(jobs, findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
+    return jobs._replace(findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
     from gpusched.operations.run.programs import missing_programs
 
     jobs = refused(jobs, name)
-    jobs = replace(jobs, findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
+    jobs = jobs._replace(findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
     if jobs.findings and not options.quiet and not options.as_json:
         click.echo(findings_text(jobs.findings, name, verbose=options.verbose), err=True)
     return jobs

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -133,7 +132,7 @@ def _list_jobs(
 
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
-        source = replace(source, data=sys.stdin.buffer.read())
+        source = source._replace(data=sys.stdin.buffer.read())
     return _accepted(source.parse(options), source.name, options)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.core.jobs.job import ENDED_STATES, JobSpec, JobState
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
@@ -34,8 +34,7 @@ def identity(job: JobSpec) -> bytes:
     return hashlib.blake2b(whole, digest_size=16, person=b"gpusched job").digest()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredJob:
+class StoredJob(NamedTuple):
     """A job that is already in the queue."""
 
     id: int
@@ -45,8 +44,7 @@ class StoredJob:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChange:
+class QueueChange(NamedTuple):
     """The changes that a submission makes to a queue. `position` is the index in the order of the file."""
 
     add: tuple[tuple[JobSpec, int], ...]  # with position

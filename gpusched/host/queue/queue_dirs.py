@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.files import user_dir, write_atomically
@@ -26,8 +26,7 @@ ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
 
 
-@dataclass(frozen=True, slots=True)
-class QueueDir:
+class QueueDir(NamedTuple):
     """The paths of one queue. `path` is absolute; `state` differs from it on a network file system."""
 
     path: str

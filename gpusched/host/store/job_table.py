@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.job import ENDED_STATES, JobRow, JobState, Requirements, reshape
@@ -66,8 +66,7 @@ def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[Jo
     return [job_row(row) for row in reversed(rows)], int(store.scalar(f"SELECT count(*) {where}", (since,)))
 
 
-@dataclass(frozen=True, slots=True)
-class JobStanding:
+class JobStanding(NamedTuple):
     """The state of a job, and if its line is still in the list."""
 
     id: int

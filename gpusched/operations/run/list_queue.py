@@ -146,7 +146,7 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
         if text is None or queue_dir.dispatcher() is None:
             return with_stored(loaded, store)
         stated = {name: getattr(loaded.settings, name) for name, at in loaded.origins.items() if at != "default"}
-        return with_stored(replace(loaded, settings=replace(Settings.from_json(text), **stated)), store)
+        return with_stored(loaded._replace(settings=replace(Settings.from_json(text), **stated)), store)
 
     return _read(queue_dir, read, loaded.settings)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
@@ -21,8 +22,7 @@ from gpusched.operations.run.list_queue import with_dirs
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(NamedTuple):
     """The wishes of a submission for its jobs, beside what each of them states."""
 
     attributes: Attributes = NO_ATTRIBUTES
@@ -32,8 +32,7 @@ class Wishes:
     export: str = "all"  # all | none | NAME,…: the part of the environment that the jobs get
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(NamedTuple):
     """A submission: the queue, the id of each job, and those ids that were there before (`once`)."""
 
     queue_dir: QueueDir
