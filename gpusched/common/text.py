@@ -33,43 +33,6 @@ _GATE = (
     *("://", "curl", "hf_", "sk-", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
     *("akia", "asia", "aiza", "nvapi-", "eyj"),
 )
-_NAMED = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<close>["']?)(?P<gap>\s*[=:]\s*|\s+)(?=\S)""")
-# A shell word: quoted pieces (one that is cut off lasts to the end) and plain ones. Inside quotes that began
-# before the name, a value ends at a blank or at the quote; in JSON and the like, with its own quotes.
-_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.|[^\s"'\\;&|<>()])+""", re.DOTALL)
-_INNER = re.compile(r"""(?:\\"[^"\\]*\\"|\\.|'[^'"]*'|"[^'"]*"|[^\s"'\\;&|])+""", re.DOTALL)
-_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s"',}\]]+""", re.DOTALL)
-_VARIABLE = re.compile(r"""["']?\$(?:\w+["']?|\{\w+\}["']?|\(.*|)""", re.DOTALL)
-
-_SPLIT = re.compile(r"[-_.]+|(?<=[a-z0-9])(?=[A-Z])")
-_ENDINGS = ("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase")
-_KEYS = ("key", "apikey", "accesskey", "secretkey", "privatekey", "authkey")
-_VAGUE = ("key", "pass", "signature", "credential", "credentials")  # alone, only before what looks secret
-# Words before `token` and `key` that mean something else in machine learning.
-_HARMLESS_WORDS = """
-bos eos pad unk mask sep cls image video audio special stop start end first last next new per prompt text label sort
-primary foreign partition group cache dict state dataset column field index row metric batch data target input output
-split feature id loss monitor model config subset public
-"""
-_HARMLESS = frozenset(_HARMLESS_WORDS.split())
-_SECRETLIKE = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=.~-]{16,}")
-
-_FORMATS = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|xox[abeoprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|nvapi-[\w-]{20,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
-)
-_LOGIN = re.compile(r"(?<![\w-])((?:wandb|swanlab|comet)\s+login\b)([^;&|\n]*)")
-_LOGIN_VALUE = re.compile(r"""(?<=\s)(?!-|\w+://|\*|\$)["']?[^\s"';&|<>]+["']?""")
-_IN_PLACE = (
-    # scheme://user:password@ and scheme://token@
-    (re.compile(r"(?<=://)([^/\s:@]*:)[^/\s@]+(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"(?<=://)()[^/\s:@*]{16,}(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?(?:\w+\s+)?)(?!\$|\w+\s)[^\s"']+"""), rf"\1{MASK}"),
-    (re.compile(r"""(?i)(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}"""), rf"\1{MASK}"),
-    (re.compile(r"""(\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*["']?[^\s:"']+:)(?!\$)[^\s"']+"""), rf"\1{MASK}"),
-    (re.compile(r"""(\bsshpass\s+-p\s*)(?!\$)\S+"""), rf"\1{MASK}"),
-)
 
 
 def mask_urls(text: str) -> str:
@@ -82,63 +45,14 @@ def mask_secrets(text: str) -> str:
     lowered = text.lower()
     if not any(mark in lowered for mark in _GATE):
         return text
-    text = _mask_named(text)
-    for pattern, replacement in _IN_PLACE:
-        text = pattern.sub(replacement, text)
-    text = _LOGIN.sub(lambda login: login[1] + _LOGIN_VALUE.sub(MASK, login[2]), text)
-    return _FORMATS.sub(MASK, text)
+    from gpusched.common.secrets import mask  # whose expressions take long to compile
 
-
-def _mask_named(text: str) -> str:
-    """Mask the values of assignments, options and fields with a suspicious name."""
-    parts: list[str] = []
-    end = 0
-    for match in _NAMED.finditer(text):
-        name, start = match["name"], match.end()
-        blank = match["gap"].isspace()
-        if match.start() < end or (blank and not name.startswith("-")) or not _suspicious(name):
-            continue
-        before = text[match.start() - 1 : match.start()]
-        if match["close"]:
-            pattern = _ITEM
-        elif before in ('"', "'") and not blank:
-            pattern = _INNER
-        else:
-            pattern = _WORD
-        value = pattern.match(text, start)
-        if value is None or (blank and value[0].startswith("-")) or _VARIABLE.fullmatch(value[0]):
-            continue
-        if _is_vague(name) and not _SECRETLIKE.fullmatch(value[0].strip("\"'")):
-            continue
-        parts += (text[end:start], MASK)
-        end = value.end()
-    return "".join(parts) + text[end:] if parts else text
-
-
-def _suspicious(name: str) -> bool:
-    words = [word.lower() for word in _SPLIT.split(name) if word]
-    if not words:
-        return False
-    last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if last == "pwd":
-        return before not in ("", "old")  # the shell's own PWD and OLDPWD are directories
-    if last in ("key", "token"):
-        return before not in _HARMLESS
-    return last.endswith(_ENDINGS) or last in _KEYS or last in _VAGUE
-
-
-def _is_vague(name: str) -> bool:
-    """Return True for a name such as `key` whose value is only a secret if it looks like one; not for `--token`."""
-    words = [word for word in _SPLIT.split(name) if word]
-    last = words[-1].lower()
-    if last in ("key", "token") and len(words) > 1:
-        return False
-    return last in _VAGUE or (last == "token" and name.islower() and not name.startswith("-"))
+    return mask(text)
 
 
 # ---- control characters ----------------------------------------------------------------------------
 
-_UNSAFE = re.compile(
+_UNSAFE = (
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 without the tab, C1
     "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"  # direction, separators, no width
     "\ud800-\udfff]"
@@ -149,7 +63,7 @@ def clean(text: str) -> str:
     """Make control characters, escapes, direction marks and stray bytes visible; a tab becomes a blank."""
     if text.isascii() and text.isprintable():
         return text
-    return _UNSAFE.sub(_visible, text.replace("\t", " "))
+    return re.sub(_UNSAFE, _visible, text.replace("\t", " "))
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -167,7 +81,7 @@ def one_line(text: object, limit: int = 500) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-_ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
+_ESCAPE = (  # CSI; OSC, DCS and their like; the short ones; bell and backspace
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
 )
 
@@ -196,7 +110,7 @@ def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
 
 def without_escapes(text: str) -> str:
     """Remove the escape sequences that a program sends to a terminal."""
-    return _ESCAPE.sub("", text)
+    return re.sub(_ESCAPE, "", text)
 
 
 def last_line(tail: bytes) -> str:
@@ -210,18 +124,18 @@ def last_line(tail: bytes) -> str:
 
 # ---- names -----------------------------------------------------------------------------------------
 
-_PREFIX = re.compile(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|nohup)|[A-Za-z_]\w*=.*", re.DOTALL)
-_NOT_SAFE = re.compile(r"[^A-Za-z0-9.=+]+")
+_PREFIX = r"(?s)(?:\S*/)?(?:python[\d.]*|bash|sh|env|nohup)|[A-Za-z_]\w*=.*"
+_NOT_SAFE = r"[^A-Za-z0-9.=+]+"
 
 
 def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
     """Return a readable part for the name of a log file, of a command: ASCII, no separators, no secrets; not unique."""
     words = mask_secrets(command[:4096].decode("utf-8", "replace")).split()
-    while len(words) > 1 and _PREFIX.fullmatch(words[0]):
+    while len(words) > 1 and re.fullmatch(_PREFIX, words[0]):
         del words[0]
     stem = ""
     for word in words:
-        part = _NOT_SAFE.sub("_", word.rstrip("/").rpartition("/")[2]).strip("._")
+        part = re.sub(_NOT_SAFE, "_", word.rstrip("/").rpartition("/")[2]).strip("._")
         stem += f"-{part}" if part else ""
         if len(stem) > limit:
             break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import field
 from typing import Literal, NamedTuple
 
 from gpusched.common.text import clean, mask_secrets
@@ -24,7 +23,7 @@ class Finding(NamedTuple):
     message: str
     hint: str = ""
     forceable: bool = False
-    source: bytes = field(default=b"", repr=False)  # the physical line, unchanged
+    source: bytes = b""  # the physical line, unchanged
     at: int = 0  # byte offset into it
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from gpusched.common.digests import blake2b
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import parse_size
@@ -17,7 +17,7 @@ from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
-from gpusched.lists.joblist import JobFile
+from gpusched.lists.joblist import JobFile, is_plain
 
 if TYPE_CHECKING:
     from gpusched.core.model import Device
@@ -137,7 +137,7 @@ class Sweep(NamedTuple):
 
     @property
     def stem(self) -> str:
-        return "sweep-" + hashlib.blake2b(os.fsencode(self.command), digest_size=4).hexdigest()
+        return "sweep-" + blake2b(os.fsencode(self.command), digest_size=4).hexdigest()
 
     @property
     def owner(self) -> bytes:
@@ -212,6 +212,9 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 
 def parse_command(command: str, options: SubmitOptions) -> JobFile:
     """Return the job of one command, which may begin with attributes, and what is wrong with it."""
+    text = command.strip().encode("utf-8", "surrogateescape")
+    if is_plain(text):  # as most are: it needs no parser
+        return JobFile((JobSpec(text, text, 1),))
     from gpusched.lists.maker import from_command
 
     return from_command(command, (), is_typed=False, **options.reading)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from gpusched.common.errors import (
     EXIT_SOME_FAILED,
     GpuschedError,
 )
+from gpusched.common.processes import has_program
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import RUN_SETTINGS
 
@@ -48,7 +48,7 @@ class RunCommand(SettingsCommand):
         with_value = {flag for option in options for flag in option.opts}
         words = (n for n, word in enumerate(args) if word[:1] != "-" and not with_value.intersection(args[n - 1 : n]))
         first = next(words, None)
-        return first if first is not None and shutil.which(args[first]) else None
+        return first if first is not None and has_program(args[first]) else None
 
     def invoke(self, ctx: click.Context) -> Any:
         words = ctx.meta[_WORDS]

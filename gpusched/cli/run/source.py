@@ -7,7 +7,6 @@ import os
 import re
 import select
 import shlex
-import shutil
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ import click
 
 from gpusched.cli.completion import complete_files
 from gpusched.common.errors import GpuschedError
+from gpusched.common.processes import has_program
 from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNK_BYTES = 1 << 16
-_FILE_NAME = re.compile(r"[\w.~+/-]*[./][\w.~+/-]*")  # a word that looks like one
+_FILE_NAME = r"[\w.~+/-]*[./][\w.~+/-]*"  # a word that looks like one
 
 
 def source_arguments(callback: F) -> F:
@@ -61,9 +61,9 @@ def names_list(words: Sequence[str], cwd: bytes) -> bool:
         return True
     path, as_job = words[0], f"as one job: submit -- {shlex.join(words)}"
     is_file = os.path.isfile(path)
-    program = shutil.which(os.path.join(os.fsdecode(cwd) if "/" in path else "", os.path.expanduser(path)))
     if len(words) > 1 or not is_file:
-        if program is None and _FILE_NAME.fullmatch(path):
+        program = os.path.join(os.fsdecode(cwd) if "/" in path else "", os.path.expanduser(path))
+        if re.fullmatch(_FILE_NAME, path) and not has_program(program):
             hint = "options stand before FILE" if is_file else _similar_files(path)
             problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
             raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))))

@@ -7,12 +7,12 @@ Opens no database.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from contextlib import suppress
 from typing import NamedTuple
 
+from gpusched.common.digests import blake2b
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.files import user_dir, write_atomically
 from gpusched.host import locks
@@ -116,7 +116,7 @@ def locate(path: str, state_dir: str | None = None) -> QueueDir:
     if os.path.exists(f"{path}/queue.db") or _is_local(existing):
         return QueueDir(path, path)
     parent = state_dir or f"{LOCAL_STATE}/gpusched-{os.getuid()}"
-    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
+    name = blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
     return QueueDir(path, f"{parent}/{os.path.basename(path)}-{name}")
 
 
@@ -171,7 +171,7 @@ def default_path(stem: str, source: str | None = None) -> str:
     """Return `gpusched-runs/<stem>`, or `gpusched-runs/<stem>-<hash of source>` for a second file of that stem."""
     stem = re.sub(r"[^\w.+-]", "_", stem).lstrip(".-") or "queue"
     if source is not None:
-        stem += "-" + hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()
+        stem += "-" + blake2b(os.fsencode(source), digest_size=4).hexdigest()
     return os.path.abspath(f"{DEFAULT_PARENT}/{stem}")
 
 
@@ -228,7 +228,7 @@ def is_first_time(name: str) -> bool:
 def remember(queue: QueueDir) -> None:
     """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()
-    name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
+    name = blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
     with suppress(OSError):
         os.makedirs(register, 0o700, exist_ok=True)
         write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))
