@@ -16,7 +16,7 @@ from gpusched.common.files import user_dir
 from gpusched.common.quantities import nearest
 from gpusched.common.text import MASK
 from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
-from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
+from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind, plain_pairs
 
 SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
@@ -194,6 +194,30 @@ def _why_not_trusted(status: os.stat_result) -> str:
 
 def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
     """Yield the pairs of a YAML mapping as text: `010`, `yes` and `1:30` mean the same as in a flag."""
+    seen: set[str] = set()
+    for line, key, value in _pairs(path, data):
+        where = f"{path}:{line}"
+        name = key.replace("-", "_")
+        if name not in SETTINGS:
+            meant = nearest(name, SETTINGS)
+            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
+            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
+        if name in seen:
+            raise GpuschedError(f"{name} is set in this file twice", where=where)
+        seen.add(name)
+        if value is None or (isinstance(value, list) and not SETTINGS[name].is_list):
+            raise GpuschedError(f"{name} must be one value, not a list or a mapping", where=where)
+        text = ",".join(value) if isinstance(value, list) else value
+        if text:
+            yield LayerValue(name, text, f"file {path}", where, os.path.dirname(path))
+
+
+def _pairs(path: str, data: bytes) -> Iterator[tuple[int, str, str | list[str] | None]]:
+    """Yield line, key and value of each pair: a text, a list of texts, or None for any other value."""
+    plain = plain_pairs(data)
+    if plain is not None:
+        yield from plain
+        return
     try:
         root = compose(data)
     except InvalidYaml as error:
@@ -204,22 +228,8 @@ def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
     if kind(root) != "map":
         hint = "for example: max_gpus: 2"
         raise GpuschedError("this file must hold settings, one 'name: value' a line", where=path, hint=hint)
-    seen: set[str] = set()
-    for key_node, value_node in root.value:
-        where = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value)
-        name = key.replace("-", "_")
-        if name not in SETTINGS:
-            meant = nearest(name, SETTINGS)
-            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
-            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
-        if name in seen:
-            raise GpuschedError(f"{name} is set in this file twice", where=where)
-        seen.add(name)
-        is_list = SETTINGS[name].is_list and kind(value_node) == "list"
-        nodes = value_node.value if is_list else [value_node]
-        if not all(map(is_scalar, nodes)):
-            raise GpuschedError(f"{name} must be one value, not a list or a mapping", where=where)
-        text = ",".join(node.value for node in nodes)
-        if text:
-            yield LayerValue(name, text, f"file {path}", where, os.path.dirname(path))
+    for key_node, node in root.value:
+        nodes = node.value if kind(node) == "list" else [node]
+        texts = [each.value for each in nodes] if all(map(is_scalar, nodes)) else None
+        value = texts[0] if texts and is_scalar(node) else texts
+        yield key_node.start_mark.line + 1, str(key_node.value), value

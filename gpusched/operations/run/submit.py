@@ -58,9 +58,13 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
 
 def make_queue(queue_dir: QueueDir) -> None:
     """Make a queue if it is not there, and put it first on this user's list."""
+    _open_made(queue_dir).close()
+
+
+def _open_made(queue_dir: QueueDir) -> Store:
     queue_dirs.prepare(queue_dir)
-    Store(queue_dir.database, create=True).close()
     queue_dirs.remember(queue_dir)
+    return Store(queue_dir.database, create=True)
 
 
 def add_jobs(
@@ -76,19 +80,19 @@ def add_jobs(
     """
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
-    make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
-    options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
-    options.look_around(specs)
-    now = time.time()
-    with Store(queue_dir.database) as store, store.transaction():
-        _refuse_old_dispatcher(queue_dir, store, now)
-        added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
-        for job_id, is_added in added if wishes.hold else ():
-            if is_added:
-                job_table.hold(store, job_id)
-        if meta_table.read(store, "on_dep_fail") is None:
-            meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
+    with _open_made(queue_dir) as store:
+        options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
+        options.look_around(specs)
+        now = time.time()
+        with store.transaction():
+            _refuse_old_dispatcher(queue_dir, store, now)
+            added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
+            for job_id, is_added in added if wishes.hold else ():
+                if is_added:
+                    job_table.hold(store, job_id)
+            if meta_table.read(store, "on_dep_fail") is None:
+                meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
     queue_dir.ring()
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
     return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)
