@@ -33,7 +33,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, TransientError, meta_table
+from gpusched.host.store import Store, TransientError, meta_table, startable_jobs
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -59,7 +59,7 @@ class Dispatcher:
 
         Raises GpuschedError when the allowed set is empty or can never serve a job.
         """
-        self._queue, self._clock = queue, hooks.clock
+        self._queue, self._store, self._clock = queue, store, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
@@ -79,6 +79,12 @@ class Dispatcher:
     def draining(self) -> bool:
         """True if it leaves, or has left, by somebody's wish."""
         return bool(self._leaving.reason)
+
+    @property
+    def has_later_jobs(self) -> bool:
+        """True if it has left by a wish, and jobs were submitted after that, which another one is to run."""
+        asked_at = self._leaving.asked_at
+        return asked_at is not None and startable_jobs.has_any_submitted_since(self._store, asked_at)
 
     @property
     def hands_over(self) -> bool:
@@ -118,7 +124,7 @@ class Dispatcher:
         self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
         if before is None:
-            self._requests.discard_old(now.at)
+            self._requests.discard_old(self._queue.taken_at())
         else:
             self._leaving.inherit(before._leaving)
             self._options.inherit(before._options, self._reporter)

@@ -58,6 +58,10 @@ class QueueDir(NamedTuple):
         return f"{self.path}/{LOGS}"
 
     @property
+    def _lock(self) -> str:
+        return f"{self.state}/dispatcher.lock"
+
+    @property
     def name(self) -> str:
         return os.path.basename(self.path)
 
@@ -78,21 +82,27 @@ class QueueDir(NamedTuple):
 
     def dispatcher(self) -> int | None:
         """Return the pid of the dispatcher of this queue; 0 if it cannot be seen from here; None if there is none."""
-        path = f"{self.state}/dispatcher.lock"
-        pids = locks.takers(path)
+        pids = locks.takers(self._lock)
         if pids:
             return pids[0]
-        return 0 if locks.is_held(path) else None
+        return 0 if locks.is_held(self._lock) else None
 
     def take(self) -> int | None:
         """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.
 
         Whoever started this process may have handed the lock over, by LOCK_FD. No child inherits the descriptor.
         """
-        path, handed = f"{self.state}/dispatcher.lock", os.environ.pop(LOCK_FD, "")
-        if handed.isdecimal() and locks.retake(int(handed), path):
+        handed = os.environ.pop(LOCK_FD, "")
+        if handed.isdecimal() and locks.retake(int(handed), self._lock):
             return int(handed)
-        return locks.take_file(path, 0o600)
+        lock = locks.take_file(self._lock, 0o600)
+        if lock is not None:
+            os.utime(lock)
+        return lock
+
+    def taken_at(self) -> float:
+        """Return when the lock was taken last, by whoever handed it over since."""
+        return os.stat(self._lock).st_mtime
 
     def open_log(self) -> int:
         """Return a descriptor that appends to the dispatcher's log, which is for this user alone."""

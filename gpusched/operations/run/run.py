@@ -108,6 +108,8 @@ class RunQueue:
                 if lock is not None:
                     os.close(lock)
             hooks.step("left")
+            if dispatcher.has_later_jobs:
+                background.autostart(self.queue_dir, options.settings, notify)
             if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
