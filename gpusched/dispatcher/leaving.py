@@ -45,6 +45,11 @@ class Leaving:
         """True if what runs is stopped."""
         return self.stopping_at is not None
 
+    @property
+    def has_later_jobs(self) -> bool:
+        """True if it leaves by a wish, and jobs were submitted after that, which another dispatcher is to run."""
+        return self.asked_at is not None and startable_jobs.has_any_submitted_since(self._store, self.asked_at)
+
     def inherit(self, before: Leaving) -> None:
         """Go on with what was asked of a dispatcher of this process that has failed."""
         self.reason, self._exit_code, self.asked_at = before.reason, before._exit_code, before.asked_at

@@ -33,7 +33,7 @@ from gpusched.dispatcher.watchdog import Watchdog
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, TransientError, meta_table, startable_jobs
+from gpusched.host.store import Store, TransientError, meta_table
 from gpusched.lists.submit import SubmitOptions
 
 log = logging.getLogger("gpusched.dispatcher")
@@ -59,7 +59,7 @@ class Dispatcher:
 
         Raises GpuschedError when the allowed set is empty or can never serve a job.
         """
-        self._queue, self._store, self._clock = queue, store, hooks.clock
+        self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
         self._sleeper, self._poll = Sleeper(queue.wake), Timer()
@@ -69,27 +69,11 @@ class Dispatcher:
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
         self._watchdog = Watchdog(store, attempts, reporter)
         self._trouble = trouble = Trouble(queue, reporter)
-        self._leaving = leaving = Leaving(store, attempts, reporter, trouble, hooks)
+        self.leaving = leaving = Leaving(store, attempts, reporter, trouble, hooks)
         self._requests = RequestReader(store, attempts, options, leaving, reporter=reporter, trouble=trouble)
         self._actor = Actor(
             store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
         )
-
-    @property
-    def draining(self) -> bool:
-        """True if it leaves, or has left, by somebody's wish."""
-        return bool(self._leaving.reason)
-
-    @property
-    def has_later_jobs(self) -> bool:
-        """True if it has left by a wish, and jobs were submitted after that, which another one is to run."""
-        asked_at = self._leaving.asked_at
-        return asked_at is not None and startable_jobs.has_any_submitted_since(self._store, asked_at)
-
-    @property
-    def hands_over(self) -> bool:
-        """True if it has left what runs, and its lock, to a process that goes on."""
-        return self._leaving.hands_over
 
     def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
         """Dispatch until all has ended, or until it is to leave; return the exit code.
@@ -103,17 +87,17 @@ class Dispatcher:
                 while True:
                     now = self._clock.moment()
                     self._observe(now)
-                    if self._leaving.is_immediate:
+                    if self.leaving.is_immediate:
                         break
                     plan = self._plan(now)
                     again = self._act(plan, now)
                     self._show(plan, now)
                     self._requests.take_wishes(now)
-                    if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
+                    if self.leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
                     _send_notices(self._reporter, self._options, now)
                     self._sleeper.sleep(0.0 if again else self._pause_s())
-                code = self._leaving.final_code(self._lists.refused_lines)
+                code = self.leaving.final_code(self._lists.refused_lines)
                 _send_notices(self._reporter, self._options, now, NOTICES_S if code in WORKED_OFF else 0.0)
                 return code
             finally:
@@ -126,7 +110,7 @@ class Dispatcher:
         if before is None:
             self._requests.discard_old(self._queue.taken_at())
         else:
-            self._leaving.inherit(before._leaving)
+            self.leaving.inherit(before.leaving)
             self._options.inherit(before._options, self._reporter)
         self._requests.take_signals(signals, now)
         for text in self._options.warnings:
@@ -145,10 +129,10 @@ class Dispatcher:
         polled = self._poll.is_due(now)
         if polled:
             if not self._queue.exists():
-                raise self._leaving.queue_removed(self._queue)
+                raise self.leaving.queue_removed(self._queue)
             self._poll.repeat(now, self._options.settings.poll_interval)
             self._head.forget()
-            self._leaving.renew()
+            self.leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
                 self._head.close_lost()
@@ -167,7 +151,7 @@ class Dispatcher:
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
         """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""
-        grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
+        grace_s, stopping_at = self._options.settings.grace, self.leaving.stopping_at
         ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
         for attempt in self._attempts:
@@ -202,7 +186,7 @@ class Dispatcher:
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
         board = board_of(self._devices, self._watchdog.meter.residents(), now.at)
-        closed = filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))
+        closed = filter(None, (self.leaving.reason, self._requests.paused, *self._trouble.reasons()))
         limits, waited_since = self._options.submit.limits, self._head.waited_since(now)
         return replace(board, limits=limits, closed="; ".join(closed), waited_since=waited_since)
 
@@ -210,10 +194,10 @@ class Dispatcher:
 
     def _plan(self, now: Moment) -> Plan:
         attempts = [attempt.planned() for attempt in self._attempts]
-        stopping = self._leaving.is_stopping
+        stopping = self.leaving.is_stopping
         board, hand_back = self._board(now), self._requests.take_hand_back()
         snapshot = observe.snapshot(board, now.at, attempts=attempts, stop_all=stopping, hand_back=hand_back)
-        plan = make_plan(snapshot) if self._leaving.reason else self._head.plan(snapshot)
+        plan = make_plan(snapshot) if self.leaving.reason else self._head.plan(snapshot)
         self._head.note_passed(plan.passed, now)
         return plan
 
@@ -232,7 +216,7 @@ class Dispatcher:
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
         held = self._watchdog.count_failures(plan, now, self._options.quick_fails_max)
-        self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
+        self.leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
         # nothing was started after a failure; a job whose claim was refused may get another device
@@ -244,7 +228,7 @@ class Dispatcher:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
             self._reporter.update_metrics(self._attempts, now)
-        can_go_on = self._leaving.can_go_on
+        can_go_on = self.leaving.can_go_on
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=can_go_on)
 
     def _pause_s(self) -> float:
@@ -257,9 +241,9 @@ class Dispatcher:
             self._attempts.deadline_s(now.monotonic_s),
             self._attempts.launcher.starter.deadline_s(),
             None if self._trouble.reason else self._lists.feed.deadline(),
-            None if self._leaving.reason else self._head.deadline_s(now),
+            None if self.leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
-            self._leaving.deadline_s(),
+            self.leaving.deadline_s(),
         )
         return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
@@ -272,7 +256,7 @@ class Dispatcher:
             steps.callback(self._actor.step, "leaving")
             if self._queue.exists():
                 with self._trouble.noted(now):
-                    every_job = not self._leaving.is_immediate
+                    every_job = not self.leaving.is_immediate
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
 
 
