@@ -30,19 +30,18 @@ def clean(queue: str | None, every: bool, age_s: float | None, dry_run: bool, ye
     if every and queue is not None:
         raise click.UsageError("Either --all or -q, not both.")
     wishes = operation.CleanWishes(queues.now() - (age_s or 0.0), **more)
-    code, plans = EXIT_OK, []
+    code, texts = EXIT_OK, {}
     for queue_dir in queues.known_queues() if every else [find_queue(queue, to_change=True)]:
         try:
-            plans.append(operation.plan_clean(queue_dir, wishes))
+            texts[queue_dir] = operation.describe_clean(queue_dir, wishes)
         except GpuschedError as error:  # one broken queue keeps no other from being cleaned
             code = EXIT_SOME_FAILED
             say(f"warning: {error}")
-    plans = [plan for plan in plans if not plan.is_empty]
-    click.echo("\n".join(text for plan in plans for text in plan.lines()) or "there is nothing to clean")
-    if plans and not dry_run:
+    click.echo("\n".join(text for lines in texts.values() for text in lines) or "there is nothing to clean")
+    if any(texts.values()) and not dry_run:
         _ask(yes=yes)
-        for plan in plans:
-            operation.clean(plan.queue_dir, wishes)
+        for queue_dir in [queue_dir for queue_dir, lines in texts.items() if lines]:
+            operation.clean(queue_dir, wishes)
         click.echo("removed")
     return code
 
