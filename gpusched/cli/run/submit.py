@@ -12,7 +12,7 @@ import click
 
 from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
-from gpusched.cli.run.attributes import attribute_options, begin_at
+from gpusched.cli.run.attributes import attribute_options, begin_option
 from gpusched.cli.run.source import names_list, read_job_source
 from gpusched.common.errors import EXIT_OK, GpuschedError
 
@@ -55,13 +55,7 @@ class SubmitCommand(click.Command):
 @click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
 @attribute_options
 @click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
-@click.option(
-    "--begin",
-    "begin_at",
-    metavar="TIME",
-    callback=lambda _, __, text: begin_at(text) if text is not None else 0.0,
-    help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
-)
+@begin_option
 @click.option("--once", metavar="KEY", default="", help="Add the job only if none has this key.")
 @click.option(
     "--export", metavar="all|none|NAME,...", default="all", help="Give the jobs this much of the environment."

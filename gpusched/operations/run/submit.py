@@ -27,7 +27,7 @@ class Wishes(NamedTuple):
 
     attributes: Attributes = NO_ATTRIBUTES
     hold: bool = False
-    begin_at: float = 0.0
+    begin_at: float | None = None  # the jobs start no earlier
     once: str = ""  # add the job only if no job of this key is there
     export: str = "all"  # all | none | NAME,…: the part of the environment that the jobs get
 
@@ -82,7 +82,7 @@ def add_jobs(
     is_new = not queue_dir.exists()
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     with _open_made(queue_dir) as store:
-        options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
+        options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at or 0.0)
         options.look_around(specs)
         now = time.time()
         with store.transaction():
