@@ -144,7 +144,7 @@ def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
             flag, aliases = SETTINGS[name].flag, SETTINGS[name].aliases
             where = f"{flag} ({', '.join(aliases)})" if aliases else flag
             text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-            yield LayerValue(name, text, f"flag {flag}", where, cwd)
+            yield LayerValue(name, text, f"flag {[flag, *aliases][-1]}", where, cwd)  # as --help shows it
 
 
 def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> Iterator[LayerValue]:
