@@ -261,6 +261,13 @@ def refused(jobs: JobFile, where: str) -> JobFile:
     return jobs
 
 
+def refuse_empty(jobs: JobFile, where: str) -> JobFile:
+    """Return the jobs. Raises GpuschedError if there is none."""
+    if not jobs.specs:
+        raise GpuschedError("holds no command", where=where, hint="one shell command a line; lines with # are skipped")
+    return jobs
+
+
 def refusal(findings: Sequence[Finding], where: str) -> GpuschedError:
     """Return one error for all findings of a list that is refused, the warnings among them too."""
     errors = [finding for finding in findings if finding.severity == "error"]

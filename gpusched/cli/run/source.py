@@ -20,6 +20,8 @@ from gpusched.common.processes import has_program
 from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
+    from gpusched.config.settings import Settings
+    from gpusched.lists.joblist import JobFile
     from gpusched.lists.submit import JobSource
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,6 +104,20 @@ def read_job_source(file: str | None, command: str | None, parameters: tuple[str
     if not command.strip():
         raise GpuschedError("the command is empty", where="-c")
     return JobSource(Sweep(command, parameters, each))
+
+
+def accept(jobs: JobFile, name: str, settings: Settings, *, verbose: bool = False, quiet: bool = False) -> JobFile:
+    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
+    from gpusched.lists.submit import refused
+    from gpusched.operations.run.programs import missing_programs
+
+    refused(jobs, name)
+    jobs = jobs._replace(findings=(*jobs.findings, *missing_programs(jobs.specs, settings)))
+    if jobs.findings and not quiet:
+        from gpusched.operations.run.check import findings_text
+
+        click.echo(findings_text(jobs.findings, name, verbose=verbose), err=True)
+    return jobs
 
 
 def _read_file(file: str | None) -> JobSource:

@@ -13,8 +13,8 @@ import click
 from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
 from gpusched.cli.run.attributes import attribute_options, begin_option
-from gpusched.cli.run.source import names_list, read_job_source
-from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.cli.run.source import accept, names_list, read_job_source
+from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
@@ -112,9 +112,10 @@ def _print(added: Added, *, as_json: bool) -> None:
 
 def command_job(words: Sequence[str], options: SubmitOptions) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
-    from gpusched.lists.submit import parse_command
+    from gpusched.lists.submit import parse_command, refuse_empty
 
-    return _accepted(parse_command(words[0] if len(words) == 1 else shlex.join(words), options), "COMMAND", options)
+    jobs = parse_command(words[0] if len(words) == 1 else shlex.join(words), options)
+    return refuse_empty(accept(jobs, "COMMAND", options.settings), "COMMAND")
 
 
 def _list_jobs(
@@ -124,23 +125,9 @@ def _list_jobs(
     if file is None and command is None and not parameters and each is None:
         raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
 
+    from gpusched.lists.submit import refuse_empty
+
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
         source = source._replace(data=sys.stdin.buffer.read())
-    return _accepted(source.parse(options), source.name, options)
-
-
-def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
-    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
-    from gpusched.lists.submit import refused
-    from gpusched.operations.run.programs import missing_programs
-
-    refused(jobs, name)
-    if not jobs.specs:
-        raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
-    findings = [*jobs.findings, *missing_programs(jobs.specs, options.settings)]
-    if findings:
-        from gpusched.operations.run.check import findings_text
-
-        click.echo(findings_text(findings, name, verbose=False), err=True)
-    return jobs
+    return refuse_empty(accept(source.parse(options), source.name, options.settings), source.name)

@@ -19,7 +19,7 @@ from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refuse_empty, refused
 from gpusched.operations.run.stored import with_stored
 
 T = TypeVar("T")
@@ -169,9 +169,8 @@ def read_jobs(
     queue_dir = find_queue_dir(source.source, loaded.settings)
     options = submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed)
     jobs = accept(source.parse(options), source.name)
-    if not jobs.specs and not source.is_stream:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=source.name, hint=hint)
+    if not source.is_stream:
+        refuse_empty(jobs, source.name)
     refuse_unmet(jobs, queue_dir, source.name)
     return queue_dir, options, jobs
 
