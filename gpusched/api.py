@@ -32,6 +32,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpusched.common.errors import EXIT_TIMED_OUT, GpuschedError
@@ -237,20 +238,15 @@ class Queue:
             raise TimeoutError(f"the jobs have not ended after {timeout:g} s")
 
 
+@dataclass(frozen=True, repr=False)
 class Job:
     """A job of a queue. Its properties are read anew each time."""
 
-    def __init__(self, queue: Queue, job_id: int) -> None:
-        self.queue, self.id = queue, job_id
+    queue: Queue
+    id: int
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.state}, {os.fsdecode(self._row.command)[:60]!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and (self.queue, self.id) == (other.queue, other.id)
-
-    def __hash__(self) -> int:
-        return hash((self.queue, self.id))
 
     @property
     def _dir(self) -> QueueDir:
