@@ -316,8 +316,8 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
     fitting = [d for d in devices if needs.gpu_model.lower() in d.name.lower()]
     if needs.gpus > len(fitting):
         model = f" named {needs.gpu_model}" if needs.gpu_model else ""
-        there = {0: "there is none", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
-        return f"wants {want}{model}, and {there} here to use"
+        there = {0: "there is none", 1: "1 is allowed"}.get(len(fitting), f"{len(fitting)} are allowed")
+        return f"wants {want}{model}, and {there} here"
     rooms = sorted(map(to_give, fitting), reverse=True)
     if needs.gpus and rooms[needs.gpus - 1] < (needs.mem_bytes or 0):
         most = rooms[needs.gpus - 1] // MIB
