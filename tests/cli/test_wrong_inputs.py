@@ -48,6 +48,7 @@ WRONG = [
     # ---- the file ----
     ("run", "Missing argument 'FILE' (or -c COMMAND)"),
     ("run nosuch.txt", "nosuch.txt: cannot be read: No such file or directory"),
+    ("run lst.txt", "No such file or directory\n  did you mean list.txt? one command: gpusched run -- COMMAND"),
     ("run folder", "folder: cannot be read: Is a directory"),
     ("run empty.txt", "empty.txt: holds no command"),
     ("run comments.txt", "comments.txt: holds no command"),
@@ -104,9 +105,9 @@ WRONG = [
     ("run list.txt other.txt", "unexpected extra argument (other.txt)\n"),
     (
         "submit lst.txt",
-        "lst.txt: there is no such file, and no such program\n  did you mean list.txt?; as one job: submit",
+        "lst.txt: there is no such file, and no such program\n  did you mean list.txt? as one job: submit",
     ),
-    ("submit ./lst.txt", "  did you mean ./list.txt?; as one job: submit -- ./lst.txt"),
+    ("submit ./lst.txt", "  did you mean ./list.txt? as one job: submit -- ./lst.txt"),
     (
         "submit list.txt --mem 1G",
         "list.txt: is a file, and no program\n  options stand before FILE; as one job: submit",

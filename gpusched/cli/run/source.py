@@ -68,7 +68,7 @@ def names_list(words: Sequence[str], cwd: bytes) -> bool:
         if re.fullmatch(_FILE_NAME, path) and not has_program(program):
             hint = "options stand before FILE" if is_file else _similar_files(path)
             problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
-            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))))
+            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))).replace("?;", "?"))
         return False
     with open(path, "rb") as file:
         is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
@@ -133,7 +133,9 @@ def _read_file(file: str | None) -> JobSource:
             return JobSource(STREAM)
         return read_source(file)
     except OSError as error:
-        hint = "FILE is a file of one shell command a line, or a YAML job file; one command: gpusched run -- COMMAND"
+        hint = _similar_files(file) if isinstance(error, FileNotFoundError) else ""
+        hint = hint or "FILE is a file of one shell command a line, or a YAML job file;"
+        hint += " one command: gpusched run -- COMMAND"
         raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
 
 
