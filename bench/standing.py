@@ -43,23 +43,27 @@ def on_cpu_s(pid: int) -> float:
 
 def measure_submissions(box: Box, times: int) -> list[Row]:
     """Measure the CPU time of a submission beside that of a bare Python, in rounds: plain, with settings, in git."""
-    plain, with_file, in_git = Path("/"), box.directory / "settings", box.directory / "tree"
-    with_file.mkdir()
-    (with_file / "gpusched.yaml").write_text("max_checks: 3\npoll_interval: 2\n")
+    in_git = box.directory / "tree"
+    (box.directory / "other").mkdir()
+    other = Box(box.directory / "other")
+    (other.directory / "home/gpusched").mkdir()
+    (other.directory / "home/gpusched/config.yaml").write_text("max_checks: 3\npoll_interval: 2\n")
     in_git.mkdir()
     for words in ("init -q", "-c user.name=x -c user.email=x commit -q --allow-empty -m x"):
         subprocess.run(["git", *words.split()], cwd=in_git, env=box.environment, check=False)
     submit, bare = [*GPUSCHED, "submit", "--no-start", "--", "true"], [sys.executable, "-c", "pass"]
-    contestants = {"": (bare, plain)} | {
-        name: (submit, place)
-        for name, place in {"gpusched submit": plain, "… with a settings file": with_file, "… in git": in_git}.items()
+    contestants = {
+        "": (box, bare, Path("/")),
+        "gpusched submit": (box, submit, Path("/")),
+        "… with a settings file": (other, submit, Path("/")),
+        "… in git": (box, submit, in_git),
     }
-    for argv, place in contestants.values():  # compile all modules first
-        run(box, argv, place)
+    for contestant in contestants.values():  # compile all modules first
+        run(*contestant)
     rounds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(times):
-        for name, (argv, place) in list(contestants.items())[:: -1 if number % 2 else 1]:
-            rounds[name].append(run(box, argv, place)[1] * 1000)
+        for name, contestant in list(contestants.items())[:: -1 if number % 2 else 1]:
+            rounds[name].append(run(*contestant)[1] * 1000)
     base = rounds.pop("")
     limits = {"gpusched submit": 3.5, "… with a settings file": 3.5}  # git itself runs for a commit's name
     return [
