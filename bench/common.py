@@ -99,8 +99,9 @@ def spread(values: Sequence[float]) -> str:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """Return the environment without variables that change gpusched or choose GPUs."""
-    others = {k: v for k, v in os.environ.items() if not k.startswith(("GPUSCHED_", "CUDA_", "FAKE_NVML"))}
+    """Return the environment without variables that change gpusched or Python, or choose GPUs."""
+    mine = ("GPUSCHED_", "CUDA_", "FAKE_NVML", "PYTHONDONTWRITEBYTECODE")
+    others = {k: v for k, v in os.environ.items() if not k.startswith(mine)}
     return {**others, "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "", **more}
 
 

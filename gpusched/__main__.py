@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
@@ -16,6 +17,7 @@ class Interrupt(KeyboardInterrupt):
 
 def main() -> None:
     """Run the command line of this process and leave with its exit code."""
+    gc.set_threshold(50_000)  # most commands end before there is anything to collect
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored, as behind nohup
         signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -30,14 +30,14 @@ import io
 import os
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.errors import EXIT_TIMED_OUT, GpuschedError
 from gpusched.config.layers import load
-from gpusched.core.model import ENDED_STATES, AttemptRow, Attributes, JobRow, Outcome
+from gpusched.core.model import AttemptRow, Attributes, JobRow, Outcome
 from gpusched.dispatcher import Observer
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
@@ -50,7 +50,7 @@ from gpusched.operations.change import requests
 from gpusched.operations.interactive.block import gpu as gpu
 from gpusched.operations.look.explain import explain
 from gpusched.operations.look.logs import LogChoice, copy_log
-from gpusched.operations.look.wait import present
+from gpusched.operations.look.wait import wait_for
 from gpusched.operations.queues import ignore
 from gpusched.operations.run import dry_run as dry_runs
 from gpusched.operations.run import start, submit
@@ -78,7 +78,6 @@ _FEATURES = {
     "shard_range": "gpusched.shards.split",
     "split_range": "gpusched.shards.split",
 }
-_LOOK_S = 0.1  # between two looks at a job that is waited for
 _WISHES = ("hold", "begin_at", "once", "export")
 
 
@@ -234,23 +233,20 @@ class Queue:
 
         Raises TimeoutError after `timeout` seconds, and GpuschedError when no dispatcher works on the queue.
         """
-        _wait(self._dir, [job.id for job in jobs or self], timeout)
+        ids = [str(job.id) for job in jobs]
+        if wait_for(self._dir, ids, timeout_s=timeout, needs_dispatcher=True).code == EXIT_TIMED_OUT:
+            raise TimeoutError(f"the jobs have not ended after {timeout:g} s")
 
 
+@dataclass(frozen=True, repr=False)
 class Job:
     """A job of a queue. Its properties are read anew each time."""
 
-    def __init__(self, queue: Queue, job_id: int) -> None:
-        self.queue, self.id = queue, job_id
+    queue: Queue
+    id: int
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.state}, {os.fsdecode(self._row.command)[:60]!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and (self.queue, self.id) == (other.queue, other.id)
-
-    def __hash__(self) -> int:
-        return hash((self.queue, self.id))
 
     @property
     def _dir(self) -> QueueDir:
@@ -355,23 +351,6 @@ def _parsed(key: str, value: Any) -> object:
         return parse_value(key, os.fsencode(",".join(words)))
     except ValueError as error:
         raise GpuschedError(f"{key} is {value!r}, but must be {error}") from None
-
-
-def _wait(queue_dir: QueueDir, ids: Sequence[int], timeout: float | None) -> None:
-    until = None if timeout is None else time.monotonic() + timeout
-    with Store(queue_dir.database) as store:
-        while True:
-            is_dispatched = queue_dir.dispatcher() is not None  # first: one that leaves has booked what has ended
-            open_jobs = [job.id for job in present(store, ids) if job.state not in ENDED_STATES]
-            if not open_jobs:
-                return
-            if not is_dispatched:
-                problem = f"no dispatcher works on {queue_dir.path}, and job {open_jobs[0]} has not ended"
-                raise GpuschedError(problem, hint="queue.start() or queue.run()", exit_code=EXIT_CANNOT_WORK)
-            if until is not None and time.monotonic() >= until:
-                raise TimeoutError(f"{len(open_jobs)} of {len(ids)} jobs have not ended after {timeout:g} s")
-            time.sleep(_LOOK_S)
-            ids = open_jobs
 
 
 def __getattr__(name: str) -> object:

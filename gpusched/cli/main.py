@@ -5,7 +5,6 @@ Imports only click: the module of a verb is imported when the verb is used, and 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -166,7 +165,6 @@ def cli(ctx: click.Context) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command line and leave with its exit code."""
-    gc.set_threshold(50_000)  # most commands end before there is anything to collect
     _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale, printing never raises

@@ -100,20 +100,18 @@ def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
-def duration_option(flag: str, name: str, help: str, *, needs_unit: bool = False) -> Callable[[F], F]:
-    """Give a command an option that takes a time, in seconds or None. `needs_unit` refuses a bare number."""
+def duration_option(
+    flag: str, name: str, help: str, parse: Callable[[str], float] = parse_duration
+) -> Callable[[F], F]:
+    """Give a command an option that takes a time, in seconds, or what `parse` makes of it."""
 
-    def parse(_: object, __: object, text: str | None) -> float | None:
-        if text is None:
-            return None
+    def parse_or_refuse(_: object, __: object, text: str | None) -> float | None:
         try:
-            if needs_unit and text.strip().isdecimal():
-                raise ValueError(f"a time with its unit, such as {text.strip()}d")
-            return parse_duration(text)
+            return None if text is None else parse(text)
         except ValueError as error:
             raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
 
-    return click.option(flag, name, metavar="TIME", callback=parse, help=help)
+    return click.option(flag, name, metavar="TIME", callback=parse_or_refuse, help=help)
 
 
 def queue_argument(callback: F) -> F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -38,6 +37,8 @@ def read_regular(path: str, limit_bytes: int) -> bytes:
 
 def hash_file(path: str) -> str:
     """Return the SHA-256 of a file; nothing if it must not be read."""
+    import hashlib
+
     digest = hashlib.sha256()
     try:
         with open(path, "rb", buffering=0) as file:

@@ -10,6 +10,12 @@ import time
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, fixed in the kernel
 
 
+def has_program(name: str) -> bool:
+    """Return True if PATH has this program, or if it is the path of one."""
+    paths = [name] if "/" in name else [os.path.join(directory, name) for directory in os.get_exec_path()]
+    return any(os.access(path, os.X_OK) and os.path.isfile(path) for path in paths)
+
+
 def process_start(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
     fields = process_stat(pid)

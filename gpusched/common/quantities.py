@@ -14,16 +14,16 @@ MOMENT_IS = "22:30, 2026-12-24T08:00, or +2h from now"
 PAST_IS = "2d or 90m ago, 22:30, 2026-12-24, 2026-12-24T08:00"
 SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
 
-_PLAIN_SECONDS = re.compile(NUMBER)
-_WITH_UNITS = re.compile(rf"(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?", re.IGNORECASE)
-_CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})")  # 1:30 could mean hours or minutes
-_TIME_OF_DAY = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+_PLAIN_SECONDS = NUMBER
+_WITH_UNITS = rf"(?i)(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?"
+_CLOCK = r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})"  # 1:30 could mean hours or minutes
+_TIME_OF_DAY = r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"
 _LONGEST_S = 10 * 366 * 86400.0
 
 AUTO_MEMORY = -1  # as the memory of a job: by what its siblings were seen to use (mem=auto)
 _KIB = 1024
 _UNITS_BYTES = {"k": 1 << 10, "": 1 << 20, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(rf"({NUMBER})\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+_SIZE = rf"(?i)({NUMBER})\s*(?:([kmgt])(?:i?b)?)?"
 _LARGEST_BYTES = 1 << 50
 
 
@@ -33,10 +33,10 @@ def parse_duration(text: str) -> float:
     The text of a ValueError is the valid form.
     """
     text = text.strip()
-    if _PLAIN_SECONDS.fullmatch(text):
+    if re.fullmatch(_PLAIN_SECONDS, text):
         seconds = float(text)
     else:
-        match = _CLOCK.fullmatch(text) or _WITH_UNITS.fullmatch(text)
+        match = re.fullmatch(_CLOCK, text) or re.fullmatch(_WITH_UNITS, text)
         if not text or match is None:
             raise ValueError(DURATION_IS)
         parts = zip(match.groups(), UNITS_S.values(), strict=True)
@@ -66,7 +66,7 @@ def parse_moment(text: str, now: float) -> float:
     try:
         if text.startswith("+"):
             return now + parse_duration(text[1:])
-        if _TIME_OF_DAY.fullmatch(text):
+        if re.fullmatch(_TIME_OF_DAY, text):
             today = datetime.fromtimestamp(now)
             moment = datetime.combine(today, time.fromisoformat(text.zfill(5)))
             return (moment if moment > today else moment + timedelta(days=1)).timestamp()
@@ -94,7 +94,7 @@ def parse_size(text: str) -> int:
 
     Units are powers of 1024; without one it is MiB. The text of a ValueError is the valid form.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None:
         raise ValueError(SIZE_IS)
     whole, _, part = match[1].partition(".")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+# The expressions are text, which is compiled at first need: few commands need any, and it takes a while.
+
 MASK = "***"
 STEM_BYTES = 80
 
@@ -33,15 +35,15 @@ _GATE = (
     *("://", "curl", "hf_", "sk-", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
     *("akia", "asia", "aiza", "nvapi-", "eyj"),
 )
-_NAMED = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<close>["']?)(?P<gap>\s*[=:]\s*|\s+)(?=\S)""")
+_NAMED = r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<close>["']?)(?P<gap>\s*[=:]\s*|\s+)(?=\S)"""
 # A shell word: quoted pieces (one that is cut off lasts to the end) and plain ones. Inside quotes that began
 # before the name, a value ends at a blank or at the quote; in JSON and the like, with its own quotes.
-_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.|[^\s"'\\;&|<>()])+""", re.DOTALL)
-_INNER = re.compile(r"""(?:\\"[^"\\]*\\"|\\.|'[^'"]*'|"[^'"]*"|[^\s"'\\;&|])+""", re.DOTALL)
-_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s"',}\]]+""", re.DOTALL)
-_VARIABLE = re.compile(r"""["']?\$(?:\w+["']?|\{\w+\}["']?|\(.*|)""", re.DOTALL)
+_WORD = r"""(?s)(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.|[^\s"'\\;&|<>()])+"""
+_INNER = r"""(?s)(?:\\"[^"\\]*\\"|\\.|'[^'"]*'|"[^'"]*"|[^\s"'\\;&|])+"""
+_ITEM = r"""(?s)"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s"',}\]]+"""
+_VARIABLE = r"""(?s)["']?\$(?:\w+["']?|\{\w+\}["']?|\(.*|)"""
 
-_SPLIT = re.compile(r"[-_.]+|(?<=[a-z0-9])(?=[A-Z])")
+_SPLIT = r"[-_.]+|(?<=[a-z0-9])(?=[A-Z])"
 _ENDINGS = ("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase")
 _KEYS = ("key", "apikey", "accesskey", "secretkey", "privatekey", "authkey")
 _VAGUE = ("key", "pass", "signature", "credential", "credentials")  # alone, only before what looks secret
@@ -52,23 +54,23 @@ primary foreign partition group cache dict state dataset column field index row 
 split feature id loss monitor model config subset public
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-_SECRETLIKE = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=.~-]{16,}")
+_SECRETLIKE = r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=.~-]{16,}"
 
-_FORMATS = re.compile(
+_FORMATS = (
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abeoprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|nvapi-[\w-]{20,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
-_LOGIN = re.compile(r"(?<![\w-])((?:wandb|swanlab|comet)\s+login\b)([^;&|\n]*)")
-_LOGIN_VALUE = re.compile(r"""(?<=\s)(?!-|\w+://|\*|\$)["']?[^\s"';&|<>]+["']?""")
+_LOGIN = r"(?<![\w-])((?:wandb|swanlab|comet)\s+login\b)([^;&|\n]*)"
+_LOGIN_VALUE = r"""(?<=\s)(?!-|\w+://|\*|\$)["']?[^\s"';&|<>]+["']?"""
 _IN_PLACE = (
     # scheme://user:password@ and scheme://token@
-    (re.compile(r"(?<=://)([^/\s:@]*:)[^/\s@]+(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"(?<=://)()[^/\s:@*]{16,}(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?(?:\w+\s+)?)(?!\$|\w+\s)[^\s"']+"""), rf"\1{MASK}"),
-    (re.compile(r"""(?i)(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}"""), rf"\1{MASK}"),
-    (re.compile(r"""(\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*["']?[^\s:"']+:)(?!\$)[^\s"']+"""), rf"\1{MASK}"),
-    (re.compile(r"""(\bsshpass\s+-p\s*)(?!\$)\S+"""), rf"\1{MASK}"),
+    (r"(?<=://)([^/\s:@]*:)[^/\s@]+(?=@)", rf"\1{MASK}"),
+    (r"(?<=://)()[^/\s:@*]{16,}(?=@)", rf"\1{MASK}"),
+    (r"""(?i)(authorization["']?\s*[:=]\s*["']?(?:\w+\s+)?)(?!\$|\w+\s)[^\s"']+""", rf"\1{MASK}"),
+    (r"""(?i)(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}""", rf"\1{MASK}"),
+    (r"""(\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*["']?[^\s:"']+:)(?!\$)[^\s"']+""", rf"\1{MASK}"),
+    (r"""(\bsshpass\s+-p\s*)(?!\$)\S+""", rf"\1{MASK}"),
 )
 
 
@@ -84,16 +86,16 @@ def mask_secrets(text: str) -> str:
         return text
     text = _mask_named(text)
     for pattern, replacement in _IN_PLACE:
-        text = pattern.sub(replacement, text)
-    text = _LOGIN.sub(lambda login: login[1] + _LOGIN_VALUE.sub(MASK, login[2]), text)
-    return _FORMATS.sub(MASK, text)
+        text = re.sub(pattern, replacement, text)
+    text = re.sub(_LOGIN, lambda login: login[1] + re.sub(_LOGIN_VALUE, MASK, login[2]), text)
+    return re.sub(_FORMATS, MASK, text)
 
 
 def _mask_named(text: str) -> str:
     """Mask the values of assignments, options and fields with a suspicious name."""
     parts: list[str] = []
     end = 0
-    for match in _NAMED.finditer(text):
+    for match in re.finditer(_NAMED, text):
         name, start = match["name"], match.end()
         blank = match["gap"].isspace()
         if match.start() < end or (blank and not name.startswith("-")) or not _suspicious(name):
@@ -105,10 +107,10 @@ def _mask_named(text: str) -> str:
             pattern = _INNER
         else:
             pattern = _WORD
-        value = pattern.match(text, start)
-        if value is None or (blank and value[0].startswith("-")) or _VARIABLE.fullmatch(value[0]):
+        value = re.compile(pattern).match(text, start)
+        if value is None or (blank and value[0].startswith("-")) or re.fullmatch(_VARIABLE, value[0]):
             continue
-        if _is_vague(name) and not _SECRETLIKE.fullmatch(value[0].strip("\"'")):
+        if _is_vague(name) and not re.fullmatch(_SECRETLIKE, value[0].strip("\"'")):
             continue
         parts += (text[end:start], MASK)
         end = value.end()
@@ -116,7 +118,7 @@ def _mask_named(text: str) -> str:
 
 
 def _suspicious(name: str) -> bool:
-    words = [word.lower() for word in _SPLIT.split(name) if word]
+    words = [word.lower() for word in re.split(_SPLIT, name) if word]
     if not words:
         return False
     last, before = words[-1], words[-2] if len(words) > 1 else ""
@@ -129,7 +131,7 @@ def _suspicious(name: str) -> bool:
 
 def _is_vague(name: str) -> bool:
     """Return True for a name such as `key` whose value is only a secret if it looks like one; not for `--token`."""
-    words = [word for word in _SPLIT.split(name) if word]
+    words = [word for word in re.split(_SPLIT, name) if word]
     last = words[-1].lower()
     if last in ("key", "token") and len(words) > 1:
         return False
@@ -138,7 +140,7 @@ def _is_vague(name: str) -> bool:
 
 # ---- control characters ----------------------------------------------------------------------------
 
-_UNSAFE = re.compile(
+_UNSAFE = (
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 without the tab, C1
     "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"  # direction, separators, no width
     "\ud800-\udfff]"
@@ -149,7 +151,7 @@ def clean(text: str) -> str:
     """Make control characters, escapes, direction marks and stray bytes visible; a tab becomes a blank."""
     if text.isascii() and text.isprintable():
         return text
-    return _UNSAFE.sub(_visible, text.replace("\t", " "))
+    return re.sub(_UNSAFE, _visible, text.replace("\t", " "))
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -167,7 +169,7 @@ def one_line(text: object, limit: int = 500) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-_ESCAPE = re.compile(  # CSI; OSC, DCS and their like; the short ones; bell and backspace
+_ESCAPE = (  # CSI; OSC, DCS and their like; the short ones; bell and backspace
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|[\x07\x08]"
 )
 
@@ -196,7 +198,7 @@ def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:
 
 def without_escapes(text: str) -> str:
     """Remove the escape sequences that a program sends to a terminal."""
-    return _ESCAPE.sub("", text)
+    return re.sub(_ESCAPE, "", text)
 
 
 def last_line(tail: bytes) -> str:
@@ -210,19 +212,27 @@ def last_line(tail: bytes) -> str:
 
 # ---- names -----------------------------------------------------------------------------------------
 
-_PREFIX = re.compile(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|nohup)|[A-Za-z_]\w*=.*", re.DOTALL)
-_NOT_SAFE = re.compile(r"[^A-Za-z0-9.=+]+")
+_PREFIX = r"(?s)(?:\S*/)?(?:python[\d.]*|bash|sh|env|nohup)|[A-Za-z_]\w*=.*"
+_NOT_SAFE = r"[^A-Za-z0-9.=+]+"
 
 
 def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
     """Return a readable part for the name of a log file, of a command: ASCII, no separators, no secrets; not unique."""
     words = mask_secrets(command[:4096].decode("utf-8", "replace")).split()
-    while len(words) > 1 and _PREFIX.fullmatch(words[0]):
+    while len(words) > 1 and re.fullmatch(_PREFIX, words[0]):
         del words[0]
     stem = ""
     for word in words:
-        part = _NOT_SAFE.sub("_", word.rstrip("/").rpartition("/")[2]).strip("._")
+        part = re.sub(_NOT_SAFE, "_", word.rstrip("/").rpartition("/")[2]).strip("._")
         stem += f"-{part}" if part else ""
         if len(stem) > limit:
             break
     return stem[1 : limit + 1].strip("-._=+") or "job"
+
+
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Return the key that sorts `gpu_2` before `gpu_10`: numbers by value, of any length; leading zeros decide last."""
+    texts = re.split("([0-9]+)", name)
+    words: list[str | tuple[int, str]] = [*texts]
+    words[1::2] = [(len(digits), digits) for digits in (text.lstrip("0") for text in texts[1::2])]
+    return words, name

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import user_dir
 from gpusched.common.quantities import nearest
 from gpusched.common.text import MASK
 from gpusched.config.settings import ENV_PREFIX, SETTINGS, Settings
-from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
+from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind, plain_pairs
 
 SYSTEM_FILE = "/etc/gpusched/config.yaml"
 PROJECT_FILE = "gpusched.yaml"
@@ -30,8 +29,7 @@ NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 _NONE_WORDS = ("none", "null", "~")
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsFile:
+class SettingsFile(NamedTuple):
     """One settings file of a layer: its path, and if it was read."""
 
     layer: str  # system | user | project
@@ -39,8 +37,7 @@ class SettingsFile:
     state: str  # read | absent | skipped: why
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedSettings(NamedTuple):
     """The settings, each with its origin. `warnings` are for the command line to print once."""
 
     settings: Settings
@@ -56,12 +53,11 @@ class LoadedSettings:
         """Return the settings with their origins, and the files, for programs."""
         shown = {name: setting.masked(getattr(self.settings, name)) for name, setting in SETTINGS.items()}
         values = {name: {"value": value, "origin": self.origins[name]} for name, value in shown.items()}
-        files = [asdict(file) for file in self.files]
+        files = [file._asdict() for file in self.files]
         return {"settings": values, "files": files, "warnings": list(self.warnings)}
 
 
-@dataclass(frozen=True, slots=True)
-class LayerValue:
+class LayerValue(NamedTuple):
     """One value of a layer, not yet parsed."""
 
     name: str
@@ -142,7 +138,7 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
         raise GpuschedError(
             f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but this "
             f"queue may hold only {settings.max_gpus} at once (max_gpus, {origins['max_gpus']})",
-            hint="raise --max-gpus or lower --gpus-per-job",
+            hint="raise --max-gpus or lower --gpus",
         )
     if settings.max_gpus_per_user is not None and settings.gpus_per_job > settings.max_gpus_per_user:
         raise GpuschedError(
@@ -158,7 +154,7 @@ def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
             flag, aliases = SETTINGS[name].flag, SETTINGS[name].aliases
             where = f"{flag} ({', '.join(aliases)})" if aliases else flag
             text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-            yield LayerValue(name, text, f"flag {flag}", where, cwd)
+            yield LayerValue(name, text, f"flag {[flag, *aliases][-1]}", where, cwd)  # as --help shows it
 
 
 def _from_environ(environ: Mapping[str, str], cwd: str, warnings: list[str]) -> Iterator[LayerValue]:
@@ -208,6 +204,30 @@ def _why_not_trusted(status: os.stat_result) -> str:
 
 def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
     """Yield the pairs of a YAML mapping as text: `010`, `yes` and `1:30` mean the same as in a flag."""
+    seen: set[str] = set()
+    for line, key, value in _pairs(path, data):
+        where = f"{path}:{line}"
+        name = key.replace("-", "_")
+        if name not in SETTINGS:
+            meant = nearest(name, SETTINGS)
+            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
+            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
+        if name in seen:
+            raise GpuschedError(f"{name} is set in this file twice", where=where)
+        seen.add(name)
+        if value is None or (isinstance(value, list) and not SETTINGS[name].is_list):
+            raise GpuschedError(f"{name} must be one value, not a list or a mapping", where=where)
+        text = ",".join(value) if isinstance(value, list) else value
+        if text:
+            yield LayerValue(name, text, f"file {path}", where, os.path.dirname(path))
+
+
+def _pairs(path: str, data: bytes) -> Iterator[tuple[int, str, str | list[str] | None]]:
+    """Yield line, key and value of each pair: a text, a list of texts, or None for any other value."""
+    plain = plain_pairs(data)
+    if plain is not None:
+        yield from plain
+        return
     try:
         root = compose(data)
     except InvalidYaml as error:
@@ -218,22 +238,8 @@ def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
     if kind(root) != "map":
         hint = "for example: max_gpus: 2"
         raise GpuschedError("this file must hold settings, one 'name: value' a line", where=path, hint=hint)
-    seen: set[str] = set()
-    for key_node, value_node in root.value:
-        where = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value)
-        name = key.replace("-", "_")
-        if name not in SETTINGS:
-            meant = nearest(name, SETTINGS)
-            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
-            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
-        if name in seen:
-            raise GpuschedError(f"{name} is set in this file twice", where=where)
-        seen.add(name)
-        is_list = SETTINGS[name].is_list and kind(value_node) == "list"
-        nodes = value_node.value if is_list else [value_node]
-        if not all(map(is_scalar, nodes)):
-            raise GpuschedError(f"{name} must be one value, not a list or a mapping", where=where)
-        text = ",".join(node.value for node in nodes)
-        if text:
-            yield LayerValue(name, text, f"file {path}", where, os.path.dirname(path))
+    for key_node, node in root.value:
+        nodes = node.value if kind(node) == "list" else [node]
+        texts = [each.value for each in nodes] if all(map(is_scalar, nodes)) else None
+        value = texts[0] if texts and is_scalar(node) else texts
+        yield key_node.start_mark.line + 1, str(key_node.value), value

@@ -20,4 +20,4 @@ VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 def with_defaults(loaded: LoadedSettings, verb: str) -> LoadedSettings:
     """Return the settings with the defaults of this verb."""
     own = {name: value for name, value in VERB_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
-    return replace(loaded, settings=replace(loaded.settings, **own))
+    return loaded._replace(settings=replace(loaded.settings, **own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import stored_value
 from gpusched.common.quantities import format_duration, parse_memory, parse_size
@@ -23,8 +23,7 @@ FAILURES = "Failures"
 OUTPUT = "Output"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One row of the table."""
 
     name: str

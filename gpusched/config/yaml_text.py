@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,21 @@ class InvalidYaml(ValueError):
         super().__init__(problem)
         self.line = line
         self.column = column
+
+
+_PLAIN_LINE = re.compile(rb"(?:([A-Za-z][\w-]*):[ ]+([\w./][\w./-]*)[ ]*)?(?:(?<![^ ])#[ -~]*)?")
+
+
+def plain_pairs(data: bytes) -> list[tuple[int, str, str]] | None:
+    """Return line, key and value of a mapping of plain words; None for all other YAML, which needs the library.
+
+    Most files with settings are so plain, and the library takes longer to load than a submission takes.
+    """
+    lines = [_PLAIN_LINE.fullmatch(line) for line in data.split(b"\n")]
+    if not all(lines):
+        return None
+    pairs = ((number, line[1], line[2]) for number, line in enumerate(lines, 1) if line is not None and line[1])
+    return [(number, key.decode(), value.decode()) for number, key, value in pairs]
 
 
 def compose(data: bytes) -> yaml.Node | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 from collections.abc import Iterable
 
@@ -32,6 +33,7 @@ class Leaving:
         self._idle_since_s: float | None = None  # in monotonic seconds
         self._has_worked = not hooks.follow  # since the last end that people were told of
         self.reason = ""  # why nothing new starts any more; empty while jobs may start
+        self.asked_at: float | None = None  # since when it leaves by a wish that a later submission overrules
         self.is_immediate = False
         self.hands_over = False  # to a process that goes on from here
         self.stopping_at: float | None = None  # since when everything is stopped, in wall time
@@ -43,9 +45,14 @@ class Leaving:
         """True if what runs is stopped."""
         return self.stopping_at is not None
 
+    @property
+    def has_later_jobs(self) -> bool:
+        """True if it leaves by a wish, and jobs were submitted after that, which another dispatcher is to run."""
+        return self.asked_at is not None and startable_jobs.has_any_submitted_since(self._store, self.asked_at)
+
     def inherit(self, before: Leaving) -> None:
         """Go on with what was asked of a dispatcher of this process that has failed."""
-        self.reason, self._exit_code = before.reason, before._exit_code
+        self.reason, self._exit_code, self.asked_at = before.reason, before._exit_code, before.asked_at
         self.is_immediate, self.stopping_at = before.is_immediate, before.stopping_at
 
     def leave_at_once(self) -> None:
@@ -68,7 +75,7 @@ class Leaving:
         """Start nothing more, and leave when what runs has ended."""
         if self.reason:
             return
-        self.reason, self._exit_code = f"stopping ({why})", code
+        self.reason, self._exit_code, self.asked_at = f"stopping ({why})", code, self._hooks.clock.now()
         running = self._attempts.unfinished()
         text = f"{why}: nothing new starts"
         if running:
@@ -87,7 +94,7 @@ class Leaving:
     def go_on(self) -> None:
         """Take a wish to leave back, if that is possible."""
         if self.can_go_on:
-            self.reason, self._exit_code = "", None
+            self.reason, self._exit_code, self.asked_at = "", None, None
             self._reporter.report("queue", "going on: jobs start again")
 
     def stop_everything(self, why: str, code: int, now: Moment, grace_s: float) -> None:
@@ -193,16 +200,16 @@ class RequestReader:
         return hands_back
 
     def _note_pause(self) -> None:
-        paused = paused_text(self._reporter.queue_path) if meta_table.is_paused(self._store) else ""
+        paused = paused_text(os.path.basename(self._reporter.queue_path)) if meta_table.is_paused(self._store) else ""
         if paused != self.paused:
             self.paused = paused
             self._reporter.report("queue", f"{paused}; what runs goes on" if paused else "the queue goes on")
 
-    def discard_old(self, at: float) -> None:
-        """Acknowledge what was meant for a dispatcher that has left."""
-        for request, kind, _ in request_table.open_requests(self._store):
-            if kind in ("stop", "stop_now"):
-                request_table.acknowledge(self._store, request, at)
+    def discard_old(self, taken_at: float) -> None:
+        """Acknowledge what was meant for a dispatcher that has left before the lock of the queue was taken."""
+        for request, kind, asked_at in request_table.open_requests(self._store):
+            if kind in ("stop", "stop_now") and asked_at < taken_at:
+                request_table.acknowledge(self._store, request, taken_at)
 
     def take_signals(self, numbers: Iterable[int], now: Moment) -> None:
         for number in numbers:
@@ -260,6 +267,7 @@ class RequestReader:
         if kind == "stop":
             self._leaving.drain("gpusched stop", errors.EXIT_INTERRUPTED)
         elif kind == "stop_now":
+            self._leaving.asked_at = now.at
             self._stop("gpusched stop --now", errors.EXIT_TERMINATED, now)
         elif kind == "submitted":
             self._options.take_newest(self._reporter)

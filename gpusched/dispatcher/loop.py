@@ -69,21 +69,11 @@ class Dispatcher:
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)
         self._watchdog = Watchdog(store, attempts, reporter)
         self._trouble = trouble = Trouble(queue, reporter)
-        self._leaving = leaving = Leaving(store, attempts, reporter, trouble, hooks)
+        self.leaving = leaving = Leaving(store, attempts, reporter, trouble, hooks)
         self._requests = RequestReader(store, attempts, options, leaving, reporter=reporter, trouble=trouble)
         self._actor = Actor(
             store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
         )
-
-    @property
-    def draining(self) -> bool:
-        """True if it leaves, or has left, by somebody's wish."""
-        return bool(self._leaving.reason)
-
-    @property
-    def hands_over(self) -> bool:
-        """True if it has left what runs, and its lock, to a process that goes on."""
-        return self._leaving.hands_over
 
     def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
         """Dispatch until all has ended, or until it is to leave; return the exit code.
@@ -97,17 +87,17 @@ class Dispatcher:
                 while True:
                     now = self._clock.moment()
                     self._observe(now)
-                    if self._leaving.is_immediate:
+                    if self.leaving.is_immediate:
                         break
                     plan = self._plan(now)
                     again = self._act(plan, now)
                     self._show(plan, now)
                     self._requests.take_wishes(now)
-                    if self._leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
+                    if self.leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
                     _send_notices(self._reporter, self._options, now)
                     self._sleeper.sleep(0.0 if again else self._pause_s())
-                code = self._leaving.final_code(self._lists.refused_lines)
+                code = self.leaving.final_code(self._lists.refused_lines)
                 _send_notices(self._reporter, self._options, now, NOTICES_S if code in WORKED_OFF else 0.0)
                 return code
             finally:
@@ -118,9 +108,9 @@ class Dispatcher:
         self._lists.feed.attach(self._sleeper.selector)
         self._reporter.begin(now)
         if before is None:
-            self._requests.discard_old(now.at)
+            self._requests.discard_old(self._queue.taken_at())
         else:
-            self._leaving.inherit(before._leaving)
+            self.leaving.inherit(before.leaving)
             self._options.inherit(before._options, self._reporter)
         self._requests.take_signals(signals, now)
         for text in self._options.warnings:
@@ -139,10 +129,10 @@ class Dispatcher:
         polled = self._devices.poll.is_due(now)
         if polled:
             if not self._queue.exists():
-                raise self._leaving.queue_removed(self._queue)
+                raise self.leaving.queue_removed(self._queue)
             self._devices.poll.repeat(now, self._options.settings.poll_interval)
             self._head.forget()
-            self._leaving.renew()
+            self.leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
                 self._head.close_lost()
@@ -161,7 +151,7 @@ class Dispatcher:
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
         """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""
-        grace_s, stopping_at = self._options.settings.grace, self._leaving.stopping_at
+        grace_s, stopping_at = self._options.settings.grace, self.leaving.stopping_at
         ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
         for attempt in self._attempts:
@@ -198,7 +188,7 @@ class Dispatcher:
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
         limits, meter = self._options.submit.limits, self._watchdog.meter
-        closed = "; ".join(filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons())))
+        closed = "; ".join(filter(None, (self.leaving.reason, self._requests.paused, *self._trouble.reasons())))
         board = board_of(self._devices, meter.residents(limits), now.at, limits)
         return replace(
             board,
@@ -212,9 +202,9 @@ class Dispatcher:
 
     def _plan(self, now: Moment) -> Plan:
         attempts = [attempt.planned() for attempt in self._attempts]
-        board, stopping, hand_back = self._board(now), self._leaving.is_stopping, self._requests.take_hand_back()
+        board, stopping, hand_back = self._board(now), self.leaving.is_stopping, self._requests.take_hand_back()
         snapshot = observe.snapshot(board, now.at, attempts=attempts, stop_all=stopping, hand_back=hand_back)
-        plan = make_plan(snapshot) if self._leaving.reason else self._head.plan(snapshot)
+        plan = make_plan(snapshot) if self.leaving.reason else self._head.plan(snapshot)
         self._head.note_passed(plan.passed, now)
         self._tickets.note(plan, now)
         return plan
@@ -237,7 +227,7 @@ class Dispatcher:
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
         held = self._watchdog.count_failures(plan, now, self._options.quick_fails_max)
-        self._leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
+        self.leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
         return effects.has_freed_jobs or effects.has_refusals or self._watchdog.failed > failed_before
@@ -248,7 +238,7 @@ class Dispatcher:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
             self._reporter.update_metrics(self._attempts, now)
-        self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self._leaving.can_go_on)
+        self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self.leaving.can_go_on)
 
     def _pause_s(self) -> float:
         """Return how long nothing needs to be done."""
@@ -260,9 +250,9 @@ class Dispatcher:
             self._attempts.deadline_s(now.monotonic_s),
             self._attempts.launcher.starter.deadline_s(),
             None if self._trouble.reason else self._lists.feed.deadline(),
-            None if self._leaving.reason else self._head.deadline_s(now),
+            None if self.leaving.reason else self._head.deadline_s(now),
             self._trouble.deadline_s(),
-            self._leaving.deadline_s(),
+            self.leaving.deadline_s(),
         )
         return max(0.0, min(due_s for due_s in deadlines_s if due_s is not None) - now.monotonic_s)
 
@@ -276,7 +266,7 @@ class Dispatcher:
             steps.callback(self._actor.step, "leaving")
             if self._queue.exists():
                 with self._trouble.noted(now):
-                    every_job = not self._leaving.is_immediate
+                    every_job = not self.leaving.is_immediate
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
 
 

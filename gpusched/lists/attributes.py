@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,19 +23,19 @@ ENV = "env."
 
 AttributeValues = MutableMapping[str, Any]  # key -> value, parsed
 
-_NAME = re.compile(r"\w[\w.+=@:/-]*")
+_NAME = r"\w[\w.+=@:/-]*"
 _NAME_FORM = "letters, digits and . _ - + = @ : / without blanks, and not digits alone"
 _LONGEST_NAME = 120
-_ID = re.compile(r"[0-9]{1,15}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|GPUSCHED_\w*")
+_ID = r"[0-9]{1,15}"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_OURS = r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|GPUSCHED_\w*"
 _KINDS = {kind.value: kind for kind in DependencyKind}
 _SMALL_BYTES = 100 * MIB  # less than a CUDA context takes
 
 
 def _name(text: str) -> str:
     name = text if text.isascii() else unicodedata.normalize("NFC", text)
-    if not _NAME.fullmatch(name) or name.isdigit():
+    if not re.fullmatch(_NAME, name) or name.isdigit():
         raise ValueError(_NAME_FORM)
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"at most {_LONGEST_NAME} characters")
@@ -50,7 +49,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _references(text: str) -> tuple[str, ...]:
     """Return names, tags and ids; an id has no leading zeros."""
     return tuple(
-        dict.fromkeys(part.lstrip("0") or "0" if _ID.fullmatch(part) else _name(part) for part in text.split(","))
+        dict.fromkeys(part.lstrip("0") or "0" if re.fullmatch(_ID, part) else _name(part) for part in text.split(","))
     )
 
 
@@ -109,9 +108,9 @@ def key_fault(key: str, at: int = 0) -> Fault | None:
     """Return the fault of a key; None for a valid one."""
     if key.startswith(ENV):
         name = key[len(ENV) :]
-        if not _VARIABLE.fullmatch(name):
+        if not re.fullmatch(_VARIABLE, name):
             return fault("attribute-key.variable", at, key=name)
-        return fault("attribute-own", at, key=name) if _OURS.fullmatch(name) else None
+        return fault("attribute-own", at, key=name) if re.fullmatch(_OURS, name) else None
     if key in _KEY_SET:
         return None
     keys = (*KEYS, "env.NAME")
@@ -178,14 +177,13 @@ def with_defaults(own: Attributes, defaults: Attributes) -> Attributes:
     """Return the attributes of a job, and those of `defaults` that it does not state; it gets the variables of both."""
     if defaults == NO_ATTRIBUTES:  # of most submissions, which may be long
         return own
-    stated = {each.name: getattr(own, each.name) for each in fields(own)}
-    stated = {name: value for name, value in stated.items() if value != getattr(NO_ATTRIBUTES, name)}
-    return replace(defaults, **{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})
+    stated = {name: value for name, value in own._asdict().items() if value != getattr(NO_ATTRIBUTES, name)}
+    return defaults._replace(**{**stated, "env": tuple({**dict(defaults.env), **dict(own.env)}.items())})
 
 
 # ---- and back --------------------------------------------------------------------------------------
 
-_SAFE = re.compile(rb"[\w@%+=:,./-]+")
+_SAFE = rb"[\w@%+=:,./-]+"
 
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
@@ -208,4 +206,4 @@ def render(attributes: Attributes) -> bytes:
 
 
 def _quoted(value: bytes) -> bytes:
-    return value if _SAFE.fullmatch(value) else b"'" + value.replace(b"'", b"'\\''") + b"'"
+    return value if re.fullmatch(_SAFE, value) else b"'" + value.replace(b"'", b"'\\''") + b"'"

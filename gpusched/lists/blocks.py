@@ -34,21 +34,19 @@ class AttributeBlock(NamedTuple):
 
 
 # A bracket that begins no block: a test of the shell, or a row of a table.
-_NO_BLOCK = re.compile(rb"\[(?:[ \t\[\"'{]|[\d.+-]+,|$)")
-_WORD = re.compile(
-    rb"""[ \t]*([A-Za-z][\w.-]*)=((?!~)(?:[^\s'"\\$`\]]|'[^']*'|"(?:[^"\\$`]|\\.)*"|\\.)*)(?=[ \t\]]|\Z)""", re.DOTALL
-)
-_NEAR = re.compile(rb"#[ \t]*gpusched[ \t]*:?[ \t]*[a-z-]+=", re.IGNORECASE)
+_NO_BLOCK = rb"\[(?:[ \t\[\"'{]|[\d.+-]+,|$)"
+_WORD = rb"""(?s)[ \t]*([A-Za-z][\w.-]*)=((?!~)(?:[^\s'"\\$`\]]|'[^']*'|"(?:[^"\\$`]|\\.)*"|\\.)*)(?=[ \t\]]|\Z)"""
+_NEAR = rb"(?i)#[ \t]*gpusched[ \t]*:?[ \t]*[a-z-]+="
 
 
 def opens_block(text: bytes) -> bool:
     """Return True if this command line begins with attributes. `[` before a blank or another `[` is the shell's."""
-    return text[:1] == b"[" and not _NO_BLOCK.match(text)
+    return text[:1] == b"[" and not re.match(_NO_BLOCK, text)
 
 
 def looks_like_directive(comment: bytes) -> bool:
     """Return True if this comment resembles a directive, though it is none."""
-    return bool(_NEAR.match(comment))
+    return bool(re.match(_NEAR, comment))
 
 
 def read_block(text: bytes, start: int) -> AttributeBlock:
@@ -66,7 +64,7 @@ def read_directive(text: bytes, start: int) -> AttributeBlock:
 
 def _read(text: bytes, at: int, *, closes: bool) -> AttributeBlock:
     words: list[Word] = []
-    while match := _WORD.match(text, at):
+    while match := re.compile(_WORD).match(text, at):
         words.append(Word(match[1].decode(), literal(match[2]), match.start(1), not match[2]))
         at = match.end()
     rest = text[at:].lstrip(b" \t")

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 from gpusched.lists.shell_syntax import ShellWord, literal
 
+# The expressions are text: a submission of a plain command compiles none of them.
 CLOSERS = frozenset(b"then elif else fi do done esac }".split())  # no command begins with one
 _RESERVED = CLOSERS | frozenset(b"if for while until select case { ! function".split())
-_NUMBER = re.compile(rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+")
-_NAME = re.compile(rb"[A-Za-z_]\w*")
-_RUN_TEXT = re.compile(rb"-\w*c")
-_ASSIGNMENT = re.compile(rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
+_NUMBER = rb"[\d.,:-]+[smhd]?|0x[0-9a-fA-F]+"
+_NAME = rb"[A-Za-z_]\w*"
+_RUN_TEXT = rb"-\w*c"
+_ASSIGNMENT = rb"[A-Za-z_]\w*(?:\[[^]]*\])?\+?="
 
 # Programs that run another program, and those of their options that take a word.
 _WRAPPERS = frozenset(
     b"env sudo timeout time exec nice ionice taskset nohup setsid command builtin stdbuf chrt numactl unbuffer".split()
 )
-_CLEARS = re.compile(rb"-|-\w*i|--ignore-environment|(?:-u|--unset=)CUDA_VISIBLE_DEVICES")  # options of env
+_CLEARS = rb"-|-\w*i|--ignore-environment|(?:-u|--unset=)CUDA_VISIBLE_DEVICES"  # options of env
 _WITH_WORD = frozenset(b"-u --unset -C --chdir -g -s --signal -k --kill-after -o -f -a -n -c -i -e -N -m".split())
 _DECLARERS = frozenset({b"export", b"declare", b"typeset", b"local", b"readonly"})
 _SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
@@ -26,20 +27,17 @@ _SETUP = _DECLARERS | frozenset(
     b"cd pushd popd source . set unset ulimit umask alias unalias shopt module ml workon deactivate".split()
 )
 # A program and its arguments, without quotes, that activate an environment; and those that leave a process behind.
-_ACTIVATES = re.compile(
-    rb"(?:conda|mamba|micromamba|pyenv|nvm|spack) (?:activate|deactivate|shell|use|load|unload)\b"
-    rb"|eval .*(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b",
-    re.DOTALL,
+_ACTIVATES = (
+    rb"(?s)(?:conda|mamba|micromamba|pyenv|nvm|spack) (?:activate|deactivate|shell|use|load|unload)\b"
+    rb"|eval .*(?:\$\(|`).*\b(?:hook|init|activate|shellenv)\b"
 )
-_DETACHES = re.compile(rb"disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)", re.DOTALL)
+_DETACHES = rb"(?s)disown\b|(?:tmux|screen|docker|podman) (?:.* )?(?:-\w*d\w*|--detach)(?: |$)"
 # What does its damage only when it runs: the finding of each.
 _HARMS = {
-    "slurm": re.compile(rb"(?:srun|sbatch|salloc) .*\S", re.DOTALL),
-    "remote": re.compile(rb"(?:ssh|mosh) .*\S", re.DOTALL),
-    "all-gpus": re.compile(
-        rb"(?:docker|podman|nerdctl) (?:.* )?--gpus[= ](?!\S*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_))", re.DOTALL
-    ),
-    "endless": re.compile(rb"tail (?!.*--pid)(?:.* )?(?:-\w*[fF]\w*|--follow\S*)(?: .*)?|sleep inf.*", re.DOTALL),
+    "slurm": rb"(?s)(?:srun|sbatch|salloc) .*\S",
+    "remote": rb"(?s)(?:ssh|mosh) .*\S",
+    "all-gpus": rb"(?s)(?:docker|podman|nerdctl) (?:.* )?--gpus[= ](?!\S*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_))",
+    "endless": rb"(?s)tail (?!.*--pid)(?:.* )?(?:-\w*[fF]\w*|--follow\S*)(?: .*)?|sleep inf.*",
 }
 
 # A line that begins with one of these is not plain.
@@ -67,17 +65,17 @@ class CommandParts:
         self.name = name = _basename(literal(rest[0].text)) if rest else b""
         texts = [literal(word.text) for word in rest[1:]]
         line = b" ".join([name, *texts])
-        harms = (name for name, form in _HARMS.items() if form.match(line))
+        harms = (name for name, form in _HARMS.items() if re.match(form, line))
         self.harm = next(harms, "") if b"timeout" not in wrappers else ""
-        self.detaches = bool(_DETACHES.match(line))
+        self.detaches = bool(re.match(_DETACHES, line))
         # with no program left: assignments alone, or `exec` for its redirections
-        self.setup = name in _SETUP or bool(_ACTIVATES.match(line)) if rest else wrappers <= {b"exec"}
+        self.setup = name in _SETUP or bool(re.match(_ACTIVATES, line)) if rest else wrappers <= {b"exec"}
         if name in _DECLARERS or name == b"unset":
             self.declarer = rest[0]
-            is_setter = _ASSIGNMENT.match if name in _DECLARERS else _NAME.fullmatch
-            self.setters += (word for word, text in zip(rest[1:], texts, strict=True) if is_setter(text))
+            form = _ASSIGNMENT if name in _DECLARERS else _NAME + rb"\Z"
+            self.setters += (word for word, text in zip(rest[1:], texts, strict=True) if re.match(form, text))
         elif name in _SHELLS:
-            self.script = next((w for t, w in zip(texts, rest[2:], strict=False) if _RUN_TEXT.fullmatch(t)), None)
+            self.script = next((w for t, w in zip(texts, rest[2:], strict=False) if re.fullmatch(_RUN_TEXT, t)), None)
 
     def _skip_wrappers(self, words: Sequence[ShellWord]) -> tuple[set[bytes], Sequence[ShellWord]]:
         """Collect the assignments before the program. Return the wrappers, and the words from the program on."""
@@ -86,13 +84,13 @@ class CommandParts:
         for n, word in enumerate(words):
             text = literal(word.text)
             is_unset = takes_word and text == b"CUDA_VISIBLE_DEVICES"
-            if b"env" in wrappers and (is_unset or _CLEARS.fullmatch(text)):
+            if b"env" in wrappers and (is_unset or re.fullmatch(_CLEARS, text)):
                 self.cleared = word
-            elif _ASSIGNMENT.match(text):
+            elif re.match(_ASSIGNMENT, text):
                 self.setters.append(word)
             elif _basename(text) in _WRAPPERS:
                 wrappers.add(_basename(text))
-            elif not (wrappers and (takes_word or text.startswith(b"-") or _NUMBER.fullmatch(text))):
+            elif not (wrappers and (takes_word or text.startswith(b"-") or re.fullmatch(_NUMBER, text))):
                 return wrappers, words[n:]
             takes_word = text in _WITH_WORD and word is not self.cleared
         return wrappers, ()

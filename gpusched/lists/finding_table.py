@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gpusched.common.quantities import nearest
 from gpusched.lists.findings import Finding, Severity
+
+_ROW = r"^(error|forceable|warning|hint) (\S+): (.*)(?:\n    (.*))?$"
 
 
 class Fault(NamedTuple):
@@ -21,9 +24,20 @@ class Fault(NamedTuple):
     forceable: bool = False  # --force turns the error into a warning
 
 
+@functools.cache
+def rules() -> dict[str, Fault]:
+    """Return the rows of the table, by name; read with the first fault, since most lists have none."""
+    return {
+        name: Fault(
+            name.partition(".")[0], "error" if kind == "forceable" else kind, 0, message, hint, kind == "forceable"
+        )
+        for kind, name, message, hint in re.findall(_ROW, _TABLE, re.MULTILINE)
+    }
+
+
 def fault(name: str, at: int = 0, /, **values: Any) -> Fault:
     """Return the fault of the row `name`, with the values in its texts."""
-    rule = RULES[name]
+    rule = rules()[name]
     return rule._replace(at=at, message=rule.message.format(**values), hint=rule.hint.format(**values))
 
 
@@ -160,9 +174,3 @@ error unknown-job: no job has the name or the tag {ref}{suggestion}
 error circle: these jobs wait for each other: {jobs}
     remove one of these dependencies
 """
-_ROW = re.compile(r"^(error|forceable|warning|hint) (\S+): (.*)(?:\n    (.*))?$", re.MULTILINE)
-_SEVERITY = {"forceable": "error"}
-RULES = {
-    name: Fault(name.partition(".")[0], _SEVERITY.get(kind, kind), 0, message, hint, kind == "forceable")
-    for kind, name, message, hint in _ROW.findall(_TABLE)
-}

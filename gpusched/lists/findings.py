@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpusched.common.text import clean, mask_secrets
 
@@ -15,8 +14,7 @@ _EXCERPT_WIDTH = 100
 SHOWN_PER_CODE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A mistake or a doubt in a file of commands. `forceable`: an error that --force turns into a warning."""
 
     severity: Severity
@@ -25,7 +23,7 @@ class Finding:
     message: str
     hint: str = ""
     forceable: bool = False
-    source: bytes = field(default=b"", repr=False)  # the physical line, unchanged
+    source: bytes = b""  # the physical line, unchanged
     at: int = 0  # byte offset into it
 
     @property

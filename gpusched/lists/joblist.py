@@ -6,21 +6,18 @@ Files of commands, YAML job files and sweeps are read by other modules.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpusched.core.jobs.job import Attributes, JobSpec
 from gpusched.lists.command_parts import NOTABLE
 from gpusched.lists.finding_table import Fault, fault
 from gpusched.lists.findings import Finding
-from gpusched.lists.lint import MAY_CHOOSE, apply_edits, check
 from gpusched.lists.shell_syntax import continues
 
 BLANK = b" \t"
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(NamedTuple):
     """The jobs and findings of a source, or of a piece of one. `complete`: it ends with a newline."""
 
     specs: tuple[JobSpec, ...] = ()
@@ -37,7 +34,7 @@ class JobFile:
 # Most lines are one simple command and need no parser. From left to right, as the shell reads, simple quotes,
 # expansions and redirections are replaced; if only plain characters remain, the line is one simple command. A line
 # with other characters goes to the parser, and so does one that may set up something, choose a GPU, or quote a dash.
-_HIDDEN = re.compile(
+_HIDDEN = (  # compiled at first need
     rb"""(?!['"]\xe2[\x80\x88])(?:'[^'\0]*'|"[^"\\`$\0]*(?:\$(?:\w|\{\w+\})[^"\\`$\0]*)*")"""
     rb"""|\$(?:\w+|\{\w+(?:[%#:-]+[\w,.*/]*)?\})"""
     rb"""|(?<=[ \t])(?:\d?>&\d(?=[ \t]|$)|(?:\d?>>?|&>>?|<)[ \t]*(?=[\w./~'"$]))"""
@@ -45,7 +42,8 @@ _HIDDEN = re.compile(
 _PLAIN = re.compile(
     rb"(?:[A-Za-z_]\w*=[\w./~+:=,@%^-]*[ \t]+)*((?:[A-Za-z_/~]|\.\.?/)[\w./~+-]*)(?:[ \t][\w./~+:=,@%^*? \t-]*)?"
 )
-_NOTHING = re.compile(rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*")  # the rest of a command after all of it was removed
+_MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_")  # every choice of GPUs contains this
+_NOTHING = rb":(?:[ \t]*(?:;|&&)[ \t]*:?)*"  # the rest of a command after all of it was removed
 _IN_SCRIPTS = frozenset(
     {"open-quote", "unfinished", "own-devices", "cleared-environment", "cpu-job", "stripped", "look-alike"}
 )
@@ -61,8 +59,8 @@ class CheckedCommand(NamedTuple):
 
 def is_plain(text: bytes) -> bool:
     """Return True if this text, without blanks around it, is so simple a command that it needs no check."""
-    plain = _PLAIN.fullmatch(text) or _PLAIN.fullmatch(_HIDDEN.sub(b"^", text))
-    return plain is not None and plain[1] not in NOTABLE and not MAY_CHOOSE.search(text)
+    plain = _PLAIN.fullmatch(text) or _PLAIN.fullmatch(re.sub(_HIDDEN, b"^", text))
+    return plain is not None and plain[1] not in NOTABLE and not _MAY_CHOOSE.search(text)
 
 
 def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
@@ -70,6 +68,8 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
 
     In a script of several lines a `cd` or an `export` is not lost.
     """
+    from gpusched.lists.lint import apply_edits, check  # no plain command needs it
+
     result = check(text, gpus=gpus)
     faults = result.faults
     command = stripped(text)
@@ -78,7 +78,7 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
         removed = [faults.pop(code).at for code in ("own-devices", "cleared-environment", "cpu-job") if code in faults]
         if removed:
             result.add("stripped", min(removed))
-    if result.setup and not (strip and _NOTHING.fullmatch(command)):
+    if result.setup and not (strip and re.fullmatch(_NOTHING, command)):
         result.add("setup-line", len(text) - len(text.lstrip(BLANK)))
     is_script = b"\n" in text.strip()
     shown = [each for each in faults.values() if not is_script or each.code in _IN_SCRIPTS]

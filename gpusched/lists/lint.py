@@ -67,8 +67,6 @@ _NUMBER = re.compile(rb"[+-]?(?:\d[\d_.,:;/%-]*(?:[eE][+-]?\d+)?|\.\d+)")
 _GPU_SETTING = re.compile(rb"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER)(?:\+?=(.*))?", re.DOTALL)
 _DERIVED = re.compile(rb".*(?:CUDA_VISIBLE_DEVICES|GPUSCHED_).*|PCI_BUS_ID", re.DOTALL)  # from what the job gets
 _NO_GPU = re.compile(rb"-1|none|NoDevFiles|void|", re.IGNORECASE)
-# Every choice of GPUs contains this; a line without it needs no search for one.
-MAY_CHOOSE = re.compile(rb"(?<![$\w{])CUDA_")
 
 _NEUTRAL = frozenset({b"[", b"[[", b"test", b":", b"true", b"in"})
 _WAITERS = frozenset({b"wait", b"fg", b"kill", b"pkill", b"killall"})

@@ -6,7 +6,6 @@ Reads no format: job files and the command line pass their entries in the same f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
@@ -51,8 +50,7 @@ class StatedAttributes(NamedTuple):
     spot: Spot
 
 
-@dataclass(frozen=True, slots=True)
-class ListEntry:
+class ListEntry(NamedTuple):
     """A job, or all jobs of a sweep. `block`: the command may begin with attributes.
 
     `is_typed`: it comes from the command line, where a word in braces that nothing fills is a slip.

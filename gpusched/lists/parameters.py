@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 MAX_JOBS = 1_000_000
 
@@ -19,11 +19,11 @@ _RANGE = re.compile(r"range\(\s*(-?\d+(?:\s*,\s*-?\d+)?(?:\s*,\s*-?[1-9]\d*)?)\s
 _FLAT = re.compile(r"[\[(]([^][(){}]+)[\])]")  # a list in Python, of no lists
 _QUOTING = 'put a value with a single bracket in double quotes: "…"'
 _DASHED = re.compile(rf"({_NUMBER})-({_NUMBER})")
+_HALF = re.compile(rf"{_NUMBER}\.\.|\.\.{_NUMBER}")
 _SPAN = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """Parameters that are set together: each row has one value for each of them."""
 
     names: tuple[str, ...]
@@ -103,10 +103,12 @@ def _expand(name: str, text: str) -> list[str]:
 def expand(text: str, remedy: str) -> list[str]:
     """Return the values of a range such as 0..4, or the text itself.
 
-    Raises ValueError for `0-4`, which may be either; `remedy` says what to write, with {} for the range.
+    Raises ValueError for `0-4`, which may be either, and for `0..`; `remedy` says what to write, with {} for the range.
     """
     if match := _DASHED.fullmatch(text):
         raise ValueError(f"{text} may be a range or a text: {remedy.format(f'{match[1]}..{match[2]}')}")
+    if _HALF.fullmatch(text):
+        raise ValueError(f"{text} is half a range: {remedy.format('FIRST..LAST')}")
     return span(text) or [text]
 
 

@@ -20,12 +20,11 @@ _SIMPLE = _LISTS | {"variable_assignment", "&"}
 _OPAQUE = frozenset({"command_substitution", "process_substitution", "binary_expression"})
 _REDIRECTIONS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 
-_QUOTED = re.compile(rb"\$?'([^']*)'|\$?\"([^\"\\]*(?:\\.[^\"\\]*)*)\"|\\(.)", re.DOTALL)
-_ESCAPED = re.compile(rb"\\([\\$`\"])")
-_LEXEME = re.compile(  # of which only the last can be open
-    rb"""(?:\A|[\s;&|()])\#[^\n]*|(?P<open>'[^']*\Z|"(?:[^"\\]|\\.)*(?P<inner>\\?)\Z)|(?P<end>\\\Z)"""
-    rb"""|'[^']*'|"(?:[^"\\]|\\.)*"|\\.""",
-    re.DOTALL,
+_QUOTED = rb"(?s)\$?'([^']*)'|\$?\"([^\"\\]*(?:\\.[^\"\\]*)*)\"|\\(.)"
+_ESCAPED = rb"\\([\\$`\"])"
+_LEXEME = (  # of which only the last can be open
+    rb"""(?s)(?:\A|[\s;&|()])\#[^\n]*|(?P<open>'[^']*\Z|"(?:[^"\\]|\\.)*(?P<inner>\\?)\Z)|(?P<end>\\\Z)"""
+    rb"""|'[^']*'|"(?:[^"\\]|\\.)*"|\\."""
 )
 
 
@@ -78,26 +77,26 @@ def simple_commands(root: Node, text: bytes) -> Iterator[list[ShellWord]]:
 
 def find_open_quote(text: bytes) -> int:
     """Return the offset of the quote that nothing closes, or -1."""
-    return next((match.start() for match in _LEXEME.finditer(text) if match["open"]), -1)
+    return next((match.start() for match in re.finditer(_LEXEME, text) if match["open"]), -1)
 
 
 def hide_quoted(text: bytes) -> bytes:
     """Return the text with `_` for each byte of its quoted parts and its comments."""
-    return _LEXEME.sub(lambda match: b"_" * len(match[0]), text)
+    return re.sub(_LEXEME, lambda match: b"_" * len(match[0]), text)
 
 
 def continues(text: bytes) -> bool:
     """Return True if the text ends in a backslash that joins the next line to it."""
-    return text.endswith(b"\\") and any(match["end"] or match["inner"] for match in _LEXEME.finditer(text))
+    return text.endswith(b"\\") and any(match["end"] or match["inner"] for match in re.finditer(_LEXEME, text))
 
 
 def literal(word: bytes) -> bytes:
     """Return the word without its quotes; expansions stay as they are written."""
-    return _QUOTED.sub(_unquote, word)
+    return re.sub(_QUOTED, _unquote, word)
 
 
 def _unquote(match: re.Match[bytes]) -> bytes:
     single, double, escaped = match.groups()
     if single is not None:
         return bytes(single)
-    return bytes(escaped) if double is None else _ESCAPED.sub(rb"\1", double)
+    return bytes(escaped) if double is None else re.sub(_ESCAPED, rb"\1", double)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from gpusched.common.digests import blake2b
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import parse_size
@@ -17,7 +17,7 @@ from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault, place_fault
 from gpusched.lists.findings import Finding, render_findings
-from gpusched.lists.joblist import JobFile
+from gpusched.lists.joblist import JobFile, is_plain
 
 if TYPE_CHECKING:
     from gpusched.core.model import Device
@@ -131,8 +131,7 @@ class TypedCommand(Protocol):
         """The words to type, from the verb on, without the options that `run`, `shard` and `esd` share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(NamedTuple):
     """A command with parameters, in place of a file. The values do not matter for which queue it has."""
 
     command: str
@@ -141,7 +140,7 @@ class Sweep:
 
     @property
     def stem(self) -> str:
-        return "sweep-" + hashlib.blake2b(os.fsencode(self.command), digest_size=4).hexdigest()
+        return "sweep-" + blake2b(os.fsencode(self.command), digest_size=4).hexdigest()
 
     @property
     def owner(self) -> bytes:
@@ -164,8 +163,7 @@ def owner_of(source: Source) -> bytes:
     return b"-" if source == STREAM else os.fsencode(os.path.abspath(source))
 
 
-@dataclass(frozen=True, slots=True)
-class JobSource:
+class JobSource(NamedTuple):
     """A list or a typed command, and what was read of it. `stat` is the state of the file when it was read."""
 
     source: str | Sweep
@@ -217,6 +215,9 @@ def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
 
 def parse_command(command: str, options: SubmitOptions) -> JobFile:
     """Return the job of one command, which may begin with attributes, and what is wrong with it."""
+    text = command.strip().encode("utf-8", "surrogateescape")
+    if is_plain(text):  # as most are: it needs no parser
+        return JobFile((JobSpec(text, text, 1),))
     from gpusched.lists.maker import from_command
 
     return from_command(command, (), is_typed=False, **options.reading)
@@ -248,7 +249,7 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         for axis in axes
         if (form := several(axis))
     ]
-    return replace(jobs, findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
+    return jobs._replace(findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:
@@ -260,6 +261,13 @@ def refused(jobs: JobFile, where: str) -> JobFile:
     """Return the jobs. Raises GpuschedError for lines that cannot be right."""
     if jobs.errors:
         raise refusal([finding for finding in jobs.findings if finding.severity != "hint"], where)
+    return jobs
+
+
+def refuse_empty(jobs: JobFile, where: str) -> JobFile:
+    """Return the jobs. Raises GpuschedError if there is none."""
+    if not jobs.specs:
+        raise GpuschedError("holds no command", where=where, hint="one shell command a line; lines with # are skipped")
     return jobs
 
 
@@ -311,8 +319,8 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
     fitting = [d for d in devices if needs.gpu_model.lower() in d.name.lower()]
     if needs.gpus > len(fitting):
         model = f" named {needs.gpu_model}" if needs.gpu_model else ""
-        there = {0: "none is", 1: "1 is"}.get(len(fitting), f"{len(fitting)} are")
-        return f"wants {want}{model}, and {there} allowed here"
+        there = {0: "there is none", 1: "1 is allowed"}.get(len(fitting), f"{len(fitting)} are allowed")
+        return f"wants {want}{model}, and {there} here"
     rooms = sorted(map(to_give, fitting), reverse=True)
     if needs.gpus and rooms[needs.gpus - 1] < (needs.mem_bytes or 0):
         most = rooms[needs.gpus - 1] // MIB

@@ -50,6 +50,7 @@ def find_queue(
     known = queue_dirs.list_queues(state_dir)
     own = [queue for queue in known if _is_here(queue)]
     default = queue_dirs.find_standing(queue_dirs.DEFAULT_NAME, state_dir)
+    other = "to choose another, name it with -q"
     if name:
         candidates = _matches(name, known, state_dir)
         if not candidates:
@@ -61,7 +62,8 @@ def find_queue(
     elif default is not None:
         candidates = [*(_live(own) or own), default]
         is_unclear, is_expected = len(candidates) > 1, not own and _live(known) in ([], [default])
-        why = "the one of this directory, not the default one" if own else "the default one"
+        why = "that of this directory" if own else "your own"
+        other = "`-q default` means your own" if own else other
     elif known:
         live = _live(own or known)
         candidates = live or own or known
@@ -80,7 +82,7 @@ def find_queue(
         raise _unclear(candidates, known)
     if is_unclear or not is_expected:
         label = queue_name(choice, known) if _is_here(choice) or queue_dirs.is_standing(choice) else choice.path
-        notify(f"queue {label}, {why}; to choose another, name it with -q")
+        notify(f"queue {label}, {why}; {other}")
     return choice
 
 
@@ -228,7 +230,7 @@ def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
         if interactive.lost_jobs(store):
             with suppress(GpuschedError), open_store(queue_dir, read_only=False) as writable:
                 interactive.close_lost(writable)
-        paused = paused_text(queue_dir.path) if meta_table.is_paused(store) else ""
+        paused = paused_text(queue_dir.name) if meta_table.is_paused(store) else ""
         yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -40,8 +39,8 @@ def make_jobs(
         raise GpuschedError(problem, where=WHERE, hint="--seed {seed}, --out {suffix}")
     specs = []
     for shard, spec in zip(plan.shards, jobs.specs, strict=True):
-        attributes = replace(spec.attributes, name=shard.suffix, items=shard.count)
-        specs.append(replace(spec, line=shard.shard + 1, attributes=attributes))
+        attributes = spec.attributes._replace(name=shard.suffix, items=shard.count)
+        specs.append(spec._replace(line=shard.shard + 1, attributes=attributes))
     if merge_command is not None and plan.merge is not None:
         specs.append(_merge_job(plan, plan.merge, merge_command))
     return JobFile(tuple(specs), jobs.findings, True)

@@ -166,7 +166,7 @@ class ShardStart:
         *shards, last = jobs.specs
         retry_failed = self._options.retry_failed
         occurrence = self._earlier.merge_occurrence(plan, identity(last), retry_failed=retry_failed)
-        return replace(jobs, specs=(*shards, replace(last, occurrence=occurrence)))
+        return jobs._replace(specs=(*shards, last._replace(occurrence=occurrence)))
 
 
 def _open_items(request: ShardRequest) -> Items:

@@ -25,6 +25,7 @@ from gpusched.views.words import (
     count,
     fit,
     job_text,
+    line_place,
     line_text,
     mib,
     moment,
@@ -332,8 +333,9 @@ def job_page(report: JobReport) -> list[Line]:
     scene, job, attempts = report.scene, report.job, report.attempts
     tags = f", tags {tag_text(job)}" if job.tags else ""
     prio = f", priority {job.prio}" if job.prio else ""
-    where = f", line {job.line}" if line_text(job) else ""
-    head = line((clean(job_title(job)), HEAD), f"{where}{tags}{prio}: ", (job.state.value, STATES[job.state.value]))
+    head = line(
+        (clean(job_title(job)), HEAD), f"{line_place(job)}{tags}{prio}: ", (job.state.value, STATES[job.state.value])
+    )
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     for attempt in attempts:

@@ -10,7 +10,7 @@ from gpusched.views.failures import FailureGroup, group_failures
 from gpusched.views.group_summary import group_rows
 from gpusched.views.tables import Line
 from gpusched.views.values import RunSummary, Scene
-from gpusched.views.words import clock, command_text, count, short_path
+from gpusched.views.words import clock, command_text, count, line_place, short_path
 
 SHOWN_FAILURES = 20  # groups of jobs that failed alike
 
@@ -43,7 +43,7 @@ def _failed_lines(scene: Scene, group: FailureGroup) -> list[Line]:
     one = len(group.ids) == 1
     lines = [
         tables.line(
-            "  ", (clean(job_title(job)) if one else "", style), f", line {job.line}: " if one else "", group.sentence
+            "  ", (clean(job_title(job)) if one else "", style), f"{line_place(job)}: " if one else "", group.sentence
         ),
         *tables.grid([""], [[command_text(job.command)]], indent=6),
     ]

@@ -74,6 +74,11 @@ def line_text(job: JobRow) -> str:
     return str(job.line) if job.origin == "list" else ""
 
 
+def line_place(job: JobRow) -> str:
+    """Return where a job stands in its list, to follow its name: ", line 3"; empty for a submitted one."""
+    return f", line {job.line}" if job.origin == "list" else ""
+
+
 def tag_text(job: JobRow) -> str:
     return clean(",".join(job.tags))
 

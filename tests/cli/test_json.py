@@ -51,7 +51,8 @@ def test_hold_release_and_requeue_say_the_same(sample: Sample9, rung: list[str],
 
 def test_stop_says_who_was_asked(sample: Sample9, capsys: Capture) -> None:
     stopped = document(capsys, "stop")
-    assert stopped == {"queue": sample.place.path, "pid": None, "running": 1, "answer": "nobody"}
+    assert "there is nothing to stop" in stopped.pop("notes")[0]
+    assert stopped == {"queue": sample.place.path, "pid": None, "running": 1, "answer": "nobody", "jobs": []}
 
 
 def test_explain_has_each_attempt_and_advice(dispatched: Sample9, capsys: Capture) -> None:

@@ -48,6 +48,7 @@ WRONG = [
     # ---- the file ----
     ("run", "Missing argument 'FILE' (or -c COMMAND)"),
     ("run nosuch.txt", "nosuch.txt: cannot be read: No such file or directory"),
+    ("run lst.txt", "No such file or directory\n  did you mean list.txt? one command: gpusched run -- COMMAND"),
     ("run folder", "folder: cannot be read: Is a directory"),
     ("run empty.txt", "empty.txt: holds no command"),
     ("run comments.txt", "comments.txt: holds no command"),
@@ -88,6 +89,8 @@ WRONG = [
     ("run -c true -p x", "-p x: a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST"),
     ("run -c true -p x=", "x has no values"),
     ("run -c 'true {x}' -p x=0-9", "write -p x=0..9, or -p 'x=\"0-9\"' for the text"),
+    ("run -c 'true {x}' -p x=0..", "0.. is half a range: write -p x=FIRST..LAST, or -p 'x=\"0..\"' for the text"),
+    ("run -c 'true {x}' -p x=1,..4", "..4 is half a range"),
     ("run -c 'true {x}' -p 'x=[1,2'", "[ is not closed in the values of x"),
     ("run -c 'true {x}' -p y=1", "no parameter fills {x}"),
     ("run -c 'true {x}' -p x=1 -p y=1", "the command does not use {y}"),
@@ -96,6 +99,23 @@ WRONG = [
     ("run -c 'true {x}' --each header.csv", "it has no rows below a line that names the columns"),
     ("run -c 'true {x}' --each ragged.csv", "line 2 has 2 fields, and the header has 1"),
     ("run list.txt -p x=1", "-p goes with a command"),
+    # ---- one command ----
+    ("run echo a", "unexpected extra argument (a) (did you mean gpusched run -- echo a?)"),
+    ("run --gpus 1 sh x.sh --seed 1", "'--seed' (did you mean gpusched run --gpus 1 -- sh x.sh --seed 1?)\n  see"),
+    ("run list.txt other.txt", "unexpected extra argument (other.txt)\n"),
+    (
+        "submit lst.txt",
+        "lst.txt: there is no such file, and no such program\n  did you mean list.txt? as one job: submit",
+    ),
+    ("submit ./lst.txt", "  did you mean ./list.txt? as one job: submit -- ./lst.txt"),
+    (
+        "submit list.txt --mem 1G",
+        "list.txt: is a file, and no program\n  options stand before FILE; as one job: submit",
+    ),
+    (
+        "submit no/such.txt a",
+        "no/such.txt: there is no such file, and no such program\n  as one job: submit -- no/such.txt a",
+    ),
     # ---- options ----
     ("run list.txt --gpus", "--gpus: the value is missing: N\n  Give each job N GPUs"),
     (

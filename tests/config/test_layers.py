@@ -207,7 +207,7 @@ def test_a_bad_value_names_where_it_stands_and_what_is_right(tmp_path: Path, nam
 
 def test_more_gpus_a_job_than_the_queue_may_hold_is_refused_with_both_origins(tmp_path: Path) -> None:
     e = refusal(tmp_path, env={"GPUSCHED_MAX_GPUS": "2"}, flags={"gpus_per_job": "3"})
-    assert "env GPUSCHED_MAX_GPUS" in e.what and "flag --gpus-per-job" in e.what
+    assert "env GPUSCHED_MAX_GPUS" in e.what and "flag --gpus)" in e.what
 
 
 # ---- the environment -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -270,7 +269,7 @@ def needs(spec: JobSpec) -> Requirements:
 
 def submit(store: Store, *specs: JobSpec, **more: bool) -> dict[str, tuple[str, bool]]:
     """What the queue holds after this list: the state of each job, and whether it is blocked."""
-    submission.submit(store, [replace(spec, line=n) for n, spec in enumerate(specs, 1)], needs, 100.0, **more)
+    submission.submit(store, [spec._replace(line=n) for n, spec in enumerate(specs, 1)], needs, 100.0, **more)
     return {job.command.decode(): (job.state.value, job.blocked) for job in job_table.jobs(store)}
 
 
@@ -355,8 +354,8 @@ def test_the_fate_of_dependants_does_not_depend_on_the_order_of_ends(tmp_path: P
 
 def test_what_a_person_cancels_for_good_no_longer_counts_as_failed(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "queue.db"), create=True)
-    cleanup = replace(
-        line(b"cleanup"), attributes=Attributes(name="cleanup", after=(Dependency(AFTER_FAILED, ("b",)),))
+    cleanup = line(b"cleanup")._replace(
+        attributes=Attributes(name="cleanup", after=(Dependency(AFTER_FAILED, ("b",)),))
     )
     submit(store, line(b"one", name="a"), line(b"two", name="b", after="a"), cleanup)
     job_table.cancel(store, 1, 101.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -61,11 +61,11 @@ class Queue:
 
     def move(self, job_id: int, event: JobEvent, cause: str = "") -> None:
         job = self.jobs[job_id]
-        self.jobs[job_id] = replace(job, state=next_state(job.state, event), cause=cause)
+        self.jobs[job_id] = job._replace(state=next_state(job.state, event), cause=cause)
 
     def set(self, states: Mapping[int, JobState], cause: str = "") -> None:
         for job_id, state in states.items():
-            self.jobs[job_id] = replace(self.jobs[job_id], state=state, cause=cause)
+            self.jobs[job_id] = self.jobs[job_id]._replace(state=state, cause=cause)
 
     def waiting(self) -> list[bytes]:
         """The texts of the jobs that will run, in order."""
@@ -168,7 +168,7 @@ def test_what_runs_may_differ_from_what_the_file_says() -> None:
     stated = JobSpec(b"CUDA_VISIBLE_DEVICES=3 ./a", b"CUDA_VISIBLE_DEVICES=3 ./a", 1)
     queue = Queue()
     queue.submit([stated])
-    assert queue.submit([replace(stated, command=b"./a")]).add == ()
+    assert queue.submit([stated._replace(command=b"./a")]).add == ()
 
 
 # ---- lines that go and come ------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_the_head_plans_like_the_whole_queue(
 ) -> None:
     store = Store(str(tmp_path_factory.mktemp("q") / "queue.db"), create=True)
     limits = Limits(max_gpus, 2, sharing, tag_gpus, strategy)
-    limited = [replace(n, limited_tags=tuple(t for t in n.tags if t in tag_gpus)) for n in wanted]
+    limited = [n._replace(limited_tags=tuple(t for t in n.tags if t in tag_gpus)) for n in wanted]
     submit(store, limited)
     views = [
         card(n, *(() if free else (mem,)), total_gib=total, name="NVIDIA A100" if total == 80 else "NVIDIA L4")

@@ -127,12 +127,28 @@ def test_a_standing_queue_gets_a_dispatcher_by_the_verbs_that_let_jobs_run(box: 
     wait_for(lambda: has_succeeded(3) and has_succeeded(1))
 
 
-@pytest.mark.parametrize(("words", "done"), [("hold --all", "state = 'held'"), ("prio state=queued 7", "prio = 7")])
-def test_a_verb_that_is_killed_loses_nothing(words: str, done: str, box: Box) -> None:
+LONG_CHANGES = [
+    ("hold --all", "state = 'held'", ""),
+    *(
+        pytest.param(*row, marks=pytest.mark.slow)
+        for row in (
+            ("prio state=queued 7", "prio = 7", ""),
+            ("edit state=queued --mem 3G", "mem_bytes > 0", ""),
+            ("cancel --all", "state = 'cancelled'", ""),
+            ("release --all", "state = 'queued'", "hold --all"),
+            ("requeue state=cancelled", "state = 'queued'", "cancel --all"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "done", "before"), LONG_CHANGES)
+def test_a_verb_that_is_killed_loses_nothing(words: str, done: str, before: str, box: Box) -> None:
     """It changes jobs in several transactions; between two of them it is killed."""
     jobs = 12_000
     box.write(*[f"echo {n}" for n in range(jobs)])
     assert box.gpusched("submit", "--no-start", "list.txt").code == 0
+    assert not before or box.gpusched(*before.split()).code == 0
     (database,) = (box.home / ".local/state/gpusched/on").glob("*/default/queue.db")
     with Store(str(database), read_only=True) as store:
 

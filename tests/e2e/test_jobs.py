@@ -288,7 +288,7 @@ def test_a_model_that_is_asked_for(tmp_path: Path) -> None:
         assert box.jobs()[4].indices == [0, 1]
         refused = box.run("[gpu-model=H100] true", "[gpu-model=A100 gpus=2] true")
         assert refused.code == 2
-        assert "line 1: wants a GPU named H100, and none is allowed here" in refused.err
+        assert "line 1: wants a GPU named H100, and there is none here" in refused.err
         assert "line 2: wants 2 GPUs named A100, and 1 is allowed here" in refused.err
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,14 @@ class Apprise:
         with open(os.environ["TOLD"], "a") as file:
             print(json.dumps(told), file=file)
         return True
+"""
+
+
+HIDDEN = """
+import importlib.util
+
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "apprise" else find(name, *more)
 """
 
 
@@ -105,6 +115,29 @@ def test_a_message_is_sent_once_an_event(box: Box) -> None:
     assert len(first["words"]) == 1 and "s3cret" not in str(first["words"])
 
 
+def test_apprise_itself_delivers_a_message(tmp_path: Path) -> None:
+    pytest.importorskip("apprise")
+    received: list[dict[str, str]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *values: object) -> None:
+            return None
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server, Box(tmp_path, "1") as box:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ended = box.gpusched("run", box.write("exit 7"), "--notify", f"json://127.0.0.1:{server.server_port}/path")
+        server.shutdown()
+    assert ended.code == 1 and "warning" not in ended.text
+    said = sorted(each["message"].partition(", after")[0] for each in received)
+    assert said == ["all jobs have ended: 1 failed", "job 1 failed: exit 7"]
+    assert all(each["title"].startswith("gpusched: list on ") for each in received)
+
+
 def test_a_lost_gpu_is_told_of(box: Box) -> None:
     running = box.start("run", box.write("while [ ! -e go ]; do sleep 0.05; done"), "--notify", URL)
     running.wait_until_said("job 1 on GPU 0")
@@ -160,7 +193,7 @@ def test_the_hint_to_go_on_masks_a_url(box: Box) -> None:
 
 
 def test_without_the_library_a_start_is_refused(box: Box) -> None:
-    (box.root / "library/apprise.py").unlink()
+    (box.root / "library/sitecustomize.py").write_text(HIDDEN)  # it may be installed here
     for words in (f"run {box.write('true')}", "start", "start --detach"):
         ended = box.gpusched(*words.split(), "--notify", URL)
         assert ended.code == 3 and "--notify needs libraries that are not installed here: apprise" in ended.err

@@ -194,6 +194,36 @@ def test_start_detached_goes_by_what_was_stated(desk: Desk) -> None:
     assert desk.tally() == Counter(running=1, queued=1)
 
 
+def test_a_stop_right_after_the_submission_is_heard(desk: Desk) -> None:
+    """The dispatcher has the lock, and has not begun yet."""
+    desk.submit("--", "sleep 1; true")
+    stopped = desk.gpusched("stop", "-q", "default")
+    assert "starts nothing new, and leaves" in stopped.out
+    wait_for(lambda: desk.dispatcher() is None, "the dispatcher to leave")
+    assert "gpusched stop: nothing new starts" in desk.log()
+
+
+@pytest.mark.parametrize("how", [[], ["--now"]])
+def test_a_job_that_is_submitted_while_the_dispatcher_leaves_gets_another_one(desk: Desk, how: list[str]) -> None:
+    desk.submit("--", "echo $$ > begun; trap 'sleep 1; exit' TERM; sleep 3 & wait; sleep 1")
+    wait_for(lambda: (desk.work / "begun").exists(), "the job to run")
+    assert desk.gpusched("stop", "-q", "default", *how).code == 0
+    desk.submit("--", "true")
+    wait_for(lambda: [row.state for row in desk.jobs("default")][-1] == "succeeded", "the second job to end")
+    assert desk.dispatches() == 2
+
+
+def test_what_waited_before_a_stop_goes_on_waiting(desk: Desk) -> None:
+    desk.configure(max_gpus=1)
+    desk.submit("--", "touch begun; sleep 1")
+    desk.submit("--", "true")
+    wait_for(lambda: (desk.work / "begun").exists(), "the first job to run")
+    assert desk.gpusched("stop", "-q", "default").code == 0
+    wait_for(lambda: desk.dispatcher() is None, "the dispatcher to leave")
+    assert desk.tally() == Counter(succeeded=1, queued=1)
+    assert desk.dispatches() == 1
+
+
 # ---- run -- COMMAND --------------------------------------------------------------------------------
 
 
@@ -203,6 +233,15 @@ def test_a_single_command_is_followed_to_its_exit_code(desk: Desk) -> None:
     assert desk.gpusched("run", "--", "kill -9 $$").code == 137
     assert desk.gpusched("run", "--gpus-per-job", "0", "--", "true").code == 0
     assert [row.job.gpus for row in desk.jobs("default")] == [1, 1, 0]
+
+
+def test_a_single_command_says_how_it_ended_and_that_it_is_tried_again(desk: Desk) -> None:
+    limited = desk.gpusched("run", "--time", "1s", "--", "sleep 20")
+    assert limited.code == 143 and "job 1 ended: time limit\n" in limited.err
+    postponed = desk.gpusched("run", "--", "[ -e again ] && exit 3; touch again; exit 75")
+    said = [line for line in postponed.err.splitlines() if "job 2 ended" in line]
+    assert postponed.code == 3
+    assert said == ["gpusched: job 2 ended: exit 75; it is tried again", "gpusched: job 2 ended: exit 3"]
 
 
 def test_an_interrupt_leaves_a_single_command_running(desk: Desk) -> None:

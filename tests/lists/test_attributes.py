@@ -358,7 +358,7 @@ VARIABLES = st.from_regex(rb"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter
     lambda name: not name.startswith((b"CUDA_", b"NVIDIA_", b"GPUSCHED_"))
 )
 ATTRIBUTES = st.builds(
-    Attributes,
+    lambda **stated: Attributes(**stated),
     gpus=st.none() | st.integers(1, 64),
     mem_bytes=st.none() | st.integers(1024, 1 << 28).map(lambda kib: kib << 10),
     time_limit_s=st.none() | st.integers(1, 10**7).map(lambda ms: ms / 1000),

@@ -177,7 +177,7 @@ def test_the_default_queue_is_meant_where_a_directory_has_none(
     assert "it is not clear which queue is meant\n  name one with -q: own, default\n" in capsys.readouterr().err
     assert "own-1" in call(capsys, "explain", "1")
     front.run(["explain", "1"])
-    assert "queue own, the one of this directory, not the default one" in capsys.readouterr().err
+    assert "queue own, that of this directory; `-q default` means your own" in capsys.readouterr().err
     for directory in (tmp_path / "bare", Path(queue_dirs.standing_path("x")).parents[3]):
         monkeypatch.chdir(directory)
         assert queues.find_queue(to_change=True) == made["default"]

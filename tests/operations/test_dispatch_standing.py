@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpusched.cli.run.one import run_one
-from gpusched.common.errors import GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import load
 from gpusched.core.model import JobState
 from gpusched.dispatcher import Hooks
@@ -19,6 +19,7 @@ from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.lists.submit import SubmitOptions, parse_command
 from gpusched.operations.box.devices import open_devices
+from gpusched.operations.run.background import warn_without_gpus
 from gpusched.operations.run.run import RunQueue
 from gpusched.operations.run.submit import Wishes, add_jobs, find_standing_queue, make_queue
 from tests.support.sample import stand_still
@@ -109,4 +110,18 @@ def test_home_on_a_network_file_system_is_seen_from_two_hosts(tmp_path: Path, mo
         os.close(lock)
     with pytest.raises(GpuschedError, match="belongs to the host a; this host is b"):
         submit(queue_dirs.locate(local["a"].path))
+    with pytest.raises(GpuschedError, match="belongs to the host a") as refused:
+        run_one(["true"], local["a"].path, load({"autostart": "false"}), quiet=True)
+    assert refused.value.exit_code == EXIT_CANNOT_WORK  # never 75
     assert not os.path.exists(f"{local['a'].path}/queue.db")
+
+
+def test_variable_of_this_shell_simulates_nothing_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_still(monkeypatch, tmp_path)
+    said: list[str] = []
+    for value in ("4", ""):
+        monkeypatch.setenv("GPUSCHED_SIMULATE", value)
+        warn_without_gpus(find_standing_queue(None), load({"simulate": "4"}).settings, 1, said.append)
+    assert len(said) == 1 and "`simulate: 4` in your settings file" in said[0]

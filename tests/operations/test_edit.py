@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpusched.common.errors import GpuschedError
@@ -44,7 +42,7 @@ def test_every_attribute_can_be_edited(sample: Sample9, capsys: Capture) -> None
     assert (now.cpus, now.ram_bytes, now.items, now.command) == (3, 8192 * MIB, 7, b"echo hi")
     assert now.env == ((b"A", b"1"),)
     wanted = Requirements(gpus=2, mem_bytes=3072 * MIB, gpu_model="A100", cpus=3, ram_bytes=8192 * MIB, alone=True)
-    assert now.shape == wanted.shape != replace(wanted, alone=False).shape != before.shape
+    assert now.shape == wanted.shape != wanted._replace(alone=False).shape != before.shape
     assert now.alone and not before.alone
     assert (now.position, now.line, now.cwd, now.state) == (before.position, before.line, before.cwd, before.state)
 

@@ -136,7 +136,7 @@ def test_a_paused_queue_says_so_everywhere(sample: Sample9, rung: list[str], cap
         "to go on: gpusched resume -q commands\n"
     )
     assert rung == [sample.place.path]
-    why = f"the queue is paused; to go on: gpusched resume -q {sample.place.path}"
+    why = f"the queue is paused; to go on: gpusched resume -q {sample.place.name}"
     assert f"why   {why}\n" in call(capsys, "explain", "5")
     page = call(capsys, "status")
     assert "paused: nothing new starts; no dispatcher; to go on: gpusched resume -q commands\n" in page and why in page

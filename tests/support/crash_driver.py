@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 from gpusched import api
 from gpusched.config import layers
@@ -52,7 +51,7 @@ def dispatch_standing(jobs: JobFile, options: SubmitOptions, at: Callable[[str],
     at("made")
     for spec in jobs.specs:
         wishes = submit.Wishes(once=str(spec.line), export="none")
-        submit.add_jobs(queue_dir, replace(jobs, specs=(spec,)), options, wishes)
+        submit.add_jobs(queue_dir, jobs._replace(specs=(spec,)), options, wishes)
         at("submitted")
     with RunQueue(queue_dir) as queue, open_devices(options.settings, 0) as devices:
         hooks = Hooks(step=at, follow=True, idle_exit_s=0.2)

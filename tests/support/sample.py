@@ -169,7 +169,7 @@ class Sample9:
         number = self.start(job_id, began_s, gpus=gpus)
         job = job_table.get(self.store, job_id)
         verdict = judge(outcome, job, cancel_asked=False)
-        verdict = replace(verdict, delay_s=delay_s)
+        verdict = verdict._replace(delay_s=delay_s)
         ended = NOW - 3600 + ended_s
         return attempt_table.close(
             self.store, job_id, number, AttemptEnd(outcome, ended, usage=used), verdict, now=ended

@@ -8,14 +8,21 @@ import click
 
 from gpusched.cli.options import duration_option, find_queue, queue_option, say
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.quantities import parse_duration
 from gpusched.operations import queues
 from gpusched.operations.change import clean as operation
+
+
+def _parse_age(text: str) -> float:
+    if text.strip().isdecimal():
+        raise ValueError(f"a time with its unit, such as {text.strip()}d")
+    return parse_duration(text)
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched clean --older-than 30d\n  gpusched clean --all --older-than 90d --yes")
 @queue_option
 @click.option("--all", "every", is_flag=True, help="Clean all your queues on this host.")
-@duration_option("--older-than", "age_s", help="Remove only what ended longer ago: 30d, 12h.", needs_unit=True)
+@duration_option("--older-than", "age_s", "Remove only what ended longer ago: 30d, 12h.", _parse_age)
 @click.option("--with-files", is_flag=True, help="Remove what jobs kept in GPUSCHED_ATTEMPT_DIR, too.")
 @click.option("--forget", is_flag=True, help="Let the lines of removed jobs run again.")
 @click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
@@ -30,19 +37,18 @@ def clean(queue: str | None, every: bool, age_s: float | None, dry_run: bool, ye
     if every and queue is not None:
         raise click.UsageError("Either --all or -q, not both.")
     wishes = operation.CleanWishes(queues.now() - (age_s or 0.0), **more)
-    code, plans = EXIT_OK, []
+    code, texts = EXIT_OK, {}
     for queue_dir in queues.known_queues() if every else [find_queue(queue, to_change=True)]:
         try:
-            plans.append(operation.plan_clean(queue_dir, wishes))
+            texts[queue_dir] = operation.describe_clean(queue_dir, wishes)
         except GpuschedError as error:  # one broken queue keeps no other from being cleaned
             code = EXIT_SOME_FAILED
             say(f"warning: {error}")
-    plans = [plan for plan in plans if not plan.is_empty]
-    click.echo("\n".join(text for plan in plans for text in plan.lines()) or "there is nothing to clean")
-    if plans and not dry_run:
+    click.echo("\n".join(text for lines in texts.values() for text in lines) or "there is nothing to clean")
+    if any(texts.values()) and not dry_run:
         _ask(yes=yes)
-        for plan in plans:
-            operation.clean(plan.queue_dir, wishes)
+        for queue_dir in [queue_dir for queue_dir, lines in texts.items() if lines]:
+            operation.clean(queue_dir, wishes)
         click.echo("removed")
     return code
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gpusched.cli.change.report import change_options
-from gpusched.cli.run.attributes import begin_at, edit_options
+from gpusched.cli.run.attributes import begin_option, edit_options
 from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.queues import QueueDir
 
@@ -18,9 +18,9 @@ from gpusched.operations.queues import QueueDir
 @change_options
 @click.option("--command", metavar="COMMAND", help="Run this command.")
 @edit_options
-@click.option("--begin", metavar="TIME", help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.")
+@begin_option
 def edit(
-    queue_dir: QueueDir, jobs: tuple[str, ...], command: str | None, attributes: dict[str, Any], begin: str | None
+    queue_dir: QueueDir, jobs: tuple[str, ...], command: str | None, attributes: dict[str, Any], begin_at: float | None
 ) -> ChangeReport:
     """Change what waiting jobs need.
 
@@ -30,5 +30,4 @@ def edit(
     from gpusched.operations.change.edit import JobEdit
     from gpusched.operations.change.edit import edit as operation
 
-    at = None if begin is None else begin_at(begin) if begin else 0.0
-    return operation(queue_dir, jobs, JobEdit(attributes, command, at))
+    return operation(queue_dir, jobs, JobEdit(attributes, command, begin_at))

@@ -11,7 +11,8 @@ import click
 from gpusched.cli.features.merge import click_values
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
-from gpusched.cli.run.session import accept, session
+from gpusched.cli.run.session import session
+from gpusched.cli.run.source import accept
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.run_settings import with_defaults
 from gpusched.shards.merge_options import MergeOptions, shard_rows
@@ -141,7 +142,7 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
     )
     with start.open_devices() as devices:
         planned = start.plan(devices)
-        accept(planned.jobs, "shard", options)
+        accept(planned.jobs, "shard", **options.accepting)
         if options.dry_run:
             return _print_plan(planned, as_json=options.as_json)
         return start.run(planned, devices, session(options, read_details=read_details))

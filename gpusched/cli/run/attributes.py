@@ -10,10 +10,18 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from gpusched.cli.options import duration_option
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+begin_option = duration_option(
+    "--begin",
+    "begin_at",
+    "Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
+    lambda text: parse_moment(text, time.time()) if text else 0.0,
+)
 
 # The attributes that are options, each with its metavar and its help.
 ATTRIBUTES = {
@@ -71,14 +79,6 @@ def _options(callback: Callable[..., Any], keys: dict[str, tuple[str, str]]) -> 
     for key, (metavar, help) in reversed(keys.items()):
         click.option(f"--{key}", metavar=metavar, help=help)(callback)
     return callback
-
-
-def begin_at(text: str) -> float:
-    """Return the moment of --begin in epoch seconds."""
-    try:
-        return parse_moment(text, time.time())
-    except ValueError as error:
-        raise GpuschedError(f"{text!r} is no time", where="--begin", hint=str(error)) from None
 
 
 def _values(stated: Mapping[str, str | None], env: tuple[str, ...]) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -38,7 +37,7 @@ def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool,
     from gpusched.operations.run import check as checks
 
     if source.is_stream:
-        source = replace(source, data=sys.stdin.buffer.read())
+        source = source._replace(data=sys.stdin.buffer.read())
     checked = checks.check_list(source, SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force))
     if as_json:
         print_json(checks.document(checked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,14 @@ import click
 
 from gpusched.cli.options import SettingsCommand, load, say
 from gpusched.cli.run.submit import command_job
-from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_INTERRUPTED, EXIT_SOME_FAILED
+from gpusched.common.errors import (
+    EXIT_CANNOT_WORK,
+    EXIT_DISPATCHED_ELSEWHERE,
+    EXIT_INTERRUPTED,
+    EXIT_SOME_FAILED,
+    GpuschedError,
+)
+from gpusched.common.processes import has_program
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import RUN_SETTINGS
 
@@ -25,7 +33,22 @@ class RunCommand(SettingsCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_WORDS] = args[end + 1 :]
-        return super().parse_args(ctx, args[:end])
+        try:
+            return super().parse_args(ctx, args[:end])
+        except click.UsageError as error:
+            if end == len(args) and (begin := self._find_program(args)) is not None:
+                words = shlex.join(["gpusched", "run", *args[:begin], "--", *args[begin:]])
+                problem = f"{error.message.rstrip('.')} (did you mean {words}?)."
+                raise click.UsageError(problem, error.ctx) from None
+            raise
+
+    def _find_program(self, args: list[str]) -> int | None:
+        """Return where a command begins that lacks its `--`: at the first word of all, if it is a program."""
+        options = [param for param in self.params if isinstance(param, click.Option) and not param.is_flag]
+        with_value = {flag for option in options for flag in option.opts}
+        words = (n for n, word in enumerate(args) if word[:1] != "-" and not with_value.intersection(args[n - 1 : n]))
+        first = next(words, None)
+        return first if first is not None and has_program(args[first]) else None
 
     def invoke(self, ctx: click.Context) -> Any:
         words = ctx.meta[_WORDS]
@@ -52,7 +75,11 @@ def run_one(words: Sequence[str], queue: str | None, loaded: LoadedSettings, *, 
     notify = ignore if quiet else say
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()))
     queue_dir = submit.find_standing_queue(queue, loaded.settings.state_dir)
-    (job_id,) = submit.add_jobs(queue_dir, command_job(words, options), options, submit.Wishes()).ids
+    try:
+        (job_id,) = submit.add_jobs(queue_dir, command_job(words, options), options, submit.Wishes()).ids
+    except GpuschedError as error:  # of a queue of another host
+        error.exit_code = EXIT_CANNOT_WORK if error.exit_code == EXIT_DISPATCHED_ELSEWHERE else error.exit_code
+        raise
     warn_without_gpus(queue_dir, loaded.settings, loaded.settings.gpus_per_job, notify)
     autostart(queue_dir, loaded.settings, notify)
     address = f"{job_id} -q {queue or queue_dir.name}"

@@ -27,6 +27,11 @@ class RunOptions:
     verbose: bool = False
     quiet: bool = False
 
+    @property
+    def accepting(self) -> dict[str, Any]:
+        """The arguments with which the jobs of a start are accepted."""
+        return {"settings": self.loaded.settings, "verbose": self.verbose, "quiet": self.quiet or self.as_json}
+
 
 def run_options(callback: F) -> F:
     """Give a command these options; the callback gets them as the argument `options`."""

@@ -8,8 +8,8 @@ import click
 
 from gpusched.cli.run.one import RunCommand
 from gpusched.cli.run.options import RunOptions, run_options
-from gpusched.cli.run.session import accept, print_dry_run, session
-from gpusched.cli.run.source import await_text, source_arguments
+from gpusched.cli.run.session import print_dry_run, session
+from gpusched.cli.run.source import accept, await_text, source_arguments
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -40,7 +40,7 @@ def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> in
         options.loaded,
         force=force,
         retry_failed=options.retry_failed,
-        accept=lambda jobs, name: accept(jobs, name, options),
+        accept=lambda jobs, name: accept(jobs, name, **options.accepting),
     )
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission, complete=source.is_complete), options)

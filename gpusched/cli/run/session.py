@@ -7,11 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import click
 
 from gpusched.cli.main import drop
 from gpusched.cli.options import print_json, print_page, say
@@ -22,24 +19,10 @@ if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
     from gpusched.dispatcher import Observer
     from gpusched.dispatcher.jobs.feed import Feed
-    from gpusched.lists.jobfile import JobFile
     from gpusched.operations.run.run import RunQueue, RunSession
     from gpusched.views.lines import EventLines
     from gpusched.views.terminal.live import LiveView
     from gpusched.views.values import DryRun
-
-
-def accept(jobs: JobFile, name: str, options: RunOptions) -> JobFile:
-    """Return the jobs, and print what is doubtful in them. Raises GpuschedError for lines that cannot be right."""
-    from gpusched.lists.submit import refused
-    from gpusched.operations.run.check import findings_text
-    from gpusched.operations.run.programs import missing_programs
-
-    jobs = refused(jobs, name)
-    jobs = replace(jobs, findings=(*jobs.findings, *missing_programs(jobs.specs, options.loaded.settings)))
-    if jobs.findings and not options.quiet and not options.as_json:
-        click.echo(findings_text(jobs.findings, name, verbose=options.verbose), err=True)
-    return jobs
 
 
 def session(

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
+import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from gpusched.cli.completion import complete_files
 from gpusched.common.errors import GpuschedError
+from gpusched.common.processes import has_program
 from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
+    from gpusched.config.settings import Settings
+    from gpusched.lists.joblist import JobFile
     from gpusched.lists.submit import JobSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNK_BYTES = 1 << 16
+_FILE_NAME = r"[\w.~+/-]*[./][\w.~+/-]*"  # a word that looks like one
 
 
 def source_arguments(callback: F) -> F:
@@ -47,6 +54,40 @@ def source_arguments(callback: F) -> F:
     return cast(F, wrapper)
 
 
+def names_list(words: Sequence[str], cwd: bytes) -> bool:
+    """Return True if these words are a list of commands, or nothing; False if they are a command that is to run in cwd.
+
+    Raises GpuschedError for a file that may be a program, and for what is neither a list nor a program.
+    """
+    if len(words) < 1 or words == ("-",):
+        return True
+    path, as_job = words[0], f"as one job: submit -- {shlex.join(words)}"
+    is_file = os.path.isfile(path)
+    if len(words) > 1 or not is_file:
+        program = os.path.join(os.fsdecode(cwd) if "/" in path else "", os.path.expanduser(path))
+        if re.fullmatch(_FILE_NAME, path) and not has_program(program):
+            hint = "options stand before FILE" if is_file else _similar_files(path)
+            problem = "is a file, and no program" if is_file else "there is no such file, and no such program"
+            raise GpuschedError(problem, where=path, hint="; ".join(filter(None, (hint, as_job))).replace("?;", "?"))
+        return False
+    with open(path, "rb") as file:
+        is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
+    if is_program:
+        hint = f"{as_job}; as a list of commands: submit - < {shlex.quote(path)}"
+        raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
+    return True
+
+
+def _similar_files(path: str) -> str:
+    import difflib
+
+    directory, name = os.path.split(path)
+    with suppress(OSError):
+        files = difflib.get_close_matches(name, os.listdir(directory or "."), cutoff=0.7)
+        return f"did you mean {' or '.join(os.path.join(directory, each) for each in files)}?" if files else ""
+    return ""
+
+
 def read_job_source(file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None) -> JobSource:
     """Return the source that the command line names, with the text of a file. A stream is not read yet."""
     from gpusched.lists.submit import JobSource, Sweep
@@ -65,6 +106,20 @@ def read_job_source(file: str | None, command: str | None, parameters: tuple[str
     return JobSource(Sweep(command, parameters, each))
 
 
+def accept(jobs: JobFile, name: str, settings: Settings, *, verbose: bool = False, quiet: bool = False) -> JobFile:
+    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
+    from gpusched.lists.submit import refused
+    from gpusched.operations.run.programs import missing_programs
+
+    refused(jobs, name)
+    jobs = jobs._replace(findings=(*jobs.findings, *missing_programs(jobs.specs, settings)))
+    if jobs.findings and not quiet:
+        from gpusched.operations.run.check import findings_text
+
+        click.echo(findings_text(jobs.findings, name, verbose=verbose), err=True)
+    return jobs
+
+
 def _read_file(file: str | None) -> JobSource:
     from gpusched.lists.submit import STREAM, JobSource, read_source
 
@@ -78,7 +133,9 @@ def _read_file(file: str | None) -> JobSource:
             return JobSource(STREAM)
         return read_source(file)
     except OSError as error:
-        hint = "FILE is a file of one shell command a line, or a YAML job file; one command: gpusched run -- COMMAND"
+        hint = _similar_files(file) if isinstance(error, FileNotFoundError) else ""
+        hint = hint or "FILE is a file of one shell command a line, or a YAML job file;"
+        hint += " one command: gpusched run -- COMMAND"
         raise GpuschedError(f"cannot be read: {error.strerror}", where=file, hint=hint) from None
 
 

@@ -6,16 +6,15 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusched.cli.completion import complete_files, complete_queues
 from gpusched.cli.options import load, print_json, say
-from gpusched.cli.run.attributes import attribute_options, begin_at
-from gpusched.cli.run.source import read_job_source
-from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.cli.run.attributes import attribute_options, begin_option
+from gpusched.cli.run.source import accept, names_list, read_job_source
+from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from gpusched.lists.jobfile import JobFile
@@ -56,13 +55,7 @@ class SubmitCommand(click.Command):
 @click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
 @attribute_options
 @click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
-@click.option(
-    "--begin",
-    "begin_at",
-    metavar="TIME",
-    callback=lambda _, __, text: begin_at(text) if text is not None else 0.0,
-    help="Start no earlier than 22:30, 2026-12-24T08:00, +2h.",
-)
+@begin_option
 @click.option("--once", metavar="KEY", default="", help="Add the job only if none has this key.")
 @click.option(
     "--export", metavar="all|none|NAME,...", default="all", help="Give the jobs this much of the environment."
@@ -91,7 +84,7 @@ def submit(
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
-    if is_command or (words and words != ("-",) and not _is_list(words)):
+    if is_command or not names_list(words, more["attributes"].cwd or b""):
         jobs = command_job(words, options)
     else:
         jobs = _list_jobs(" ".join(words) or None, options, **typed)
@@ -119,9 +112,10 @@ def _print(added: Added, *, as_json: bool) -> None:
 
 def command_job(words: Sequence[str], options: SubmitOptions) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
-    from gpusched.lists.submit import parse_command
+    from gpusched.lists.submit import parse_command, refuse_empty
 
-    return _accepted(parse_command(words[0] if len(words) == 1 else shlex.join(words), options), "COMMAND", options)
+    jobs = parse_command(words[0] if len(words) == 1 else shlex.join(words), options)
+    return refuse_empty(accept(jobs, "COMMAND", options.settings), "COMMAND")
 
 
 def _list_jobs(
@@ -131,36 +125,9 @@ def _list_jobs(
     if file is None and command is None and not parameters and each is None:
         raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
 
+    from gpusched.lists.submit import refuse_empty
+
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
-        source = replace(source, data=sys.stdin.buffer.read())
-    return _accepted(source.parse(options), source.name, options)
-
-
-def _accepted(jobs: JobFile, name: str, options: SubmitOptions) -> JobFile:
-    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
-    from gpusched.lists.submit import refused
-    from gpusched.operations.run.programs import missing_programs
-
-    refused(jobs, name)
-    if not jobs.specs:
-        raise GpuschedError("holds no command", where=name, hint="one shell command a line; lines with # are skipped")
-    findings = [*jobs.findings, *missing_programs(jobs.specs, options.settings)]
-    if findings:
-        from gpusched.operations.run.check import findings_text
-
-        click.echo(findings_text(findings, name, verbose=False), err=True)
-    return jobs
-
-
-def _is_list(words: tuple[str, ...]) -> bool:
-    """Return True if a single word names a list of commands. Raises GpuschedError for a file that may be a program."""
-    path = words[0]
-    if len(words) > 1 or not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        is_program = os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
-    if is_program:
-        hint = f"as one job: submit -- {shlex.quote(path)}; as a list of commands: submit - < {shlex.quote(path)}"
-        raise GpuschedError("is a program, and may be a list of commands", where=path, hint=hint)
-    return True
+        source = source._replace(data=sys.stdin.buffer.read())
+    return refuse_empty(accept(source.parse(options), source.name, options.settings), source.name)

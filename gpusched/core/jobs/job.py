@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpusched.common.quantities import AUTO_MEMORY
 
@@ -45,16 +45,14 @@ class DependencyKind(str, Enum):
     ENDED = "after-ended"  # all of them ended, however
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(NamedTuple):
     """A wait for other jobs. `refs` are names, tags or ids of jobs of the same queue, as the source states them."""
 
     kind: DependencyKind
     refs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(NamedTuple):
     """The attributes that a job states. None: the options of the run apply. `mem_bytes` is for each of its GPUs."""
 
     gpus: int | None = None
@@ -77,8 +75,7 @@ class Attributes:
 NO_ATTRIBUTES = Attributes()
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """One job as its source states it. Its identity is the text, cwd, env and the occurrence number, or its key."""
 
     command: bytes  # as the shell gets it
@@ -89,8 +86,7 @@ class JobSpec:
     key: bytes = b""  # of a job that was submitted by itself
 
 
-@dataclass(frozen=True, slots=True)
-class Requirements:
+class Requirements(NamedTuple):
     """The needs of a job: its attributes, completed by the options of the submission."""
 
     gpus: int = 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.core.jobs.job import JobRow, JobState, OutcomeKind
 
@@ -83,8 +82,7 @@ CAUSE_FAILURES = "failures"  # held because jobs of its program fail as soon as 
 NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The effect of an attempt's end on its job."""
 
     event: JobEvent

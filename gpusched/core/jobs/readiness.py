@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gpusched.core.jobs.job import ENDED_STATES, Dependency, DependencyKind, JobState
 
@@ -19,8 +19,7 @@ class Readiness(str, Enum):
     UNNEEDED = "unneeded"  # the same, but only since failures did not come
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
+class ListedJob(NamedTuple):
     """A job that can be depended on."""
 
     id: int
@@ -114,8 +113,7 @@ def find_cycle(upstream: Mapping[int, Iterable[int]]) -> list[int]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class DependencyTally:
+class DependencyTally(NamedTuple):
     """The jobs of one dependency, counted by the way in which they have ended (`end_of`)."""
 
     total: int

@@ -6,10 +6,10 @@ is never the line number, since lists are edited between runs.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from gpusched.common.digests import blake2b
 from gpusched.core.jobs.job import ENDED_STATES, JobSpec, JobState
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 
@@ -24,18 +24,17 @@ def identity(job: JobSpec) -> bytes:
     Of a job that was submitted by itself, a hash of its key.
     """
     if job.key:
-        return hashlib.blake2b(job.key, digest_size=16, person=b"gpusched key").digest()
+        return blake2b(job.key, digest_size=16, person=b"gpusched key").digest()
     own = job.attributes
     if own.cwd is None and not own.env:
-        return hashlib.blake2b(job.text, digest_size=16).digest()
+        return blake2b(job.text, digest_size=16).digest()
     parts = [job.text, b"" if own.cwd is None else b"=" + own.cwd]
     parts += (name + b"=" + value for name, value in sorted(own.env))
     whole = b"".join(b"%d:%b" % (len(part), part) for part in parts)  # unambiguous: two lists never give the same
-    return hashlib.blake2b(whole, digest_size=16, person=b"gpusched job").digest()
+    return blake2b(whole, digest_size=16, person=b"gpusched job").digest()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredJob:
+class StoredJob(NamedTuple):
     """A job that is already in the queue."""
 
     id: int
@@ -45,8 +44,7 @@ class StoredJob:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChange:
+class QueueChange(NamedTuple):
     """The changes that a submission makes to a queue. `position` is the index in the order of the file."""
 
     add: tuple[tuple[JobSpec, int], ...]  # with position

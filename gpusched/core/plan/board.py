@@ -14,7 +14,7 @@ from gpusched.core.plan.snapshot import DeviceView, Limits
 
 
 def paused_text(queue: str) -> str:
-    """Return why nothing starts in the queue of this path while it is paused."""
+    """Return why nothing starts in the queue of this name while it is paused."""
     return f"the queue is paused; to go on: gpusched resume -q {shlex.quote(queue)}"
 
 

@@ -10,8 +10,6 @@ join a device that this dispatcher has claimed already: Look -> Start.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome, round_budget
 from gpusched.core.plan.hand_back import find_surplus
@@ -77,7 +75,7 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
         return Close(attempt, verdict, budget)
     if verdict.event is JobEvent.RETRIED:
         note = f"would need {budget // MIB} MiB after an out-of-memory, and too few allowed GPUs have that much"
-        verdict = replace(verdict, event=JobEvent.FAILED, delay_s=0.0, note=note)
+        verdict = verdict._replace(event=JobEvent.FAILED, delay_s=0.0, note=note)
     return Close(attempt, verdict)
 
 

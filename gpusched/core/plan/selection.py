@@ -96,7 +96,7 @@ def select(
         what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
         if gpus_per_job > 1 and any(device.is_mig for device in allowed):
             what += ", and a job gets no more than one MIG instance"
-        raise GpuschedError(what, where="--gpus-per-job", hint=f"allowed: {_labels(usable) or 'none'}")
+        raise GpuschedError(what, where="--gpus", hint=f"allowed: {_labels(usable) or 'none'}")
     return Selection(tuple(device.uuid for device in usable), tuple(warnings))
 
 

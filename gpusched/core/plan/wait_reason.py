@@ -49,7 +49,7 @@ def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int
     if len(notes) > _SHOWN_NOTES:
         notes[_SHOWN_NOTES:] = [f"{sum(map(len, list(groups.values())[_SHOWN_NOTES:]))} more"]
     have = f", has {fitting}" if job.gpus > 1 else ""
-    return f"waits for {want(job)}{room}{have} ({', '.join(notes) or 'none is allowed'})"
+    return f"waits for {want(job)}{room}{have} ({', '.join(notes) or 'no GPU that may be used is seen'})"
 
 
 def _user(device: DeviceView) -> tuple[str, str] | None:

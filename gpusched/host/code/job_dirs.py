@@ -10,10 +10,13 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError, stored_value
-from gpusched.host.code import work_tree
-from gpusched.host.code.work_tree import WorkTree
+from gpusched.common.processes import has_program
+
+if TYPE_CHECKING:
+    from gpusched.host.code.work_tree import WorkTree
 
 FRESH_S = 10.0  # the answer of git about a tree is used so long
 
@@ -31,7 +34,7 @@ class JobDirs:
         self._copies = copies
         self._without_links = functools.cache(os.path.realpath)  # of a directory that need not exist
         self._root = functools.cache(self._find_root)
-        self._describe = functools.cache(lambda root: work_tree.describe(root, leave_out) if root else None)
+        self._describe = functools.cache(self._describe_tree)
         self._forget_at = time.monotonic() + FRESH_S
         self._tree: WorkTree | None = None  # the one that is copied
         self._copy = ""
@@ -39,9 +42,7 @@ class JobDirs:
             self._tree = self._describe(self._root(self._without_links(home)))
             if self._tree is None:
                 problem = "--snapshot copies a git work tree with a commit, and here is none"
-                import shutil
-
-                if shutil.which("git") is None:
+                if not has_program("git"):
                     problem = "--snapshot needs git, and git is not installed"
                 hint = "`git status` may say why; without --snapshot the jobs run where the files are"
                 raise GpuschedError(problem, hint=hint)
@@ -80,6 +81,13 @@ class JobDirs:
         above = os.path.dirname(directory)
         return "" if above == directory else self._root(above)
 
+    def _describe_tree(self, root: str) -> WorkTree | None:
+        if not root:
+            return None
+        from gpusched.host.code import work_tree  # no submission outside git needs it
+
+        return work_tree.describe(root, self._leave_out)
+
     # ---- for the dispatcher that works on the same queue ----
 
     def to_json(self) -> str:
@@ -94,6 +102,8 @@ class JobDirs:
         document = json.loads(text)
         dirs = cls("/", document["leave_out"])
         if document["copied"]:
+            from gpusched.host.code.work_tree import WorkTree
+
             root, commit, dirty, dirs._copy = document["copied"]
             dirs._tree = WorkTree(root, commit, dirty)
         return dirs

@@ -7,12 +7,12 @@ Opens no database.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from gpusched.common.digests import blake2b
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.files import user_dir, write_atomically
 from gpusched.host import locks
@@ -26,8 +26,7 @@ ROOM_BYTES = 64 * 1024  # with less left, the disk of a queue counts as full
 LOCAL_STATE = "/var/tmp"  # kept over a reboot, local on every sane box
 
 
-@dataclass(frozen=True, slots=True)
-class QueueDir:
+class QueueDir(NamedTuple):
     """The paths of one queue. `path` is absolute; `state` differs from it on a network file system."""
 
     path: str
@@ -59,6 +58,10 @@ class QueueDir:
         return f"{self.path}/{LOGS}"
 
     @property
+    def _lock(self) -> str:
+        return f"{self.state}/dispatcher.lock"
+
+    @property
     def name(self) -> str:
         return os.path.basename(self.path)
 
@@ -79,21 +82,27 @@ class QueueDir:
 
     def dispatcher(self) -> int | None:
         """Return the pid of the dispatcher of this queue; 0 if it cannot be seen from here; None if there is none."""
-        path = f"{self.state}/dispatcher.lock"
-        pids = locks.takers(path)
+        pids = locks.takers(self._lock)
         if pids:
             return pids[0]
-        return 0 if locks.is_held(path) else None
+        return 0 if locks.is_held(self._lock) else None
 
     def take(self) -> int | None:
         """Become the dispatcher of this queue: return the descriptor of its lock, or None if another one has it.
 
         Whoever started this process may have handed the lock over, by LOCK_FD. No child inherits the descriptor.
         """
-        path, handed = f"{self.state}/dispatcher.lock", os.environ.pop(LOCK_FD, "")
-        if handed.isdecimal() and locks.retake(int(handed), path):
+        handed = os.environ.pop(LOCK_FD, "")
+        if handed.isdecimal() and locks.retake(int(handed), self._lock):
             return int(handed)
-        return locks.take_file(path, 0o600)
+        lock = locks.take_file(self._lock, 0o600)
+        if lock is not None:
+            os.utime(lock)
+        return lock
+
+    def taken_at(self) -> float:
+        """Return when the lock was taken last, by whoever handed it over since."""
+        return os.stat(self._lock).st_mtime
 
     def open_log(self) -> int:
         """Return a descriptor that appends to the dispatcher's log, which is for this user alone."""
@@ -117,7 +126,7 @@ def locate(path: str, state_dir: str | None = None) -> QueueDir:
     if os.path.exists(f"{path}/queue.db") or _is_local(existing):
         return QueueDir(path, path)
     parent = state_dir or f"{LOCAL_STATE}/gpusched-{os.getuid()}"
-    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
+    name = blake2b(os.fsencode(os.path.realpath(path)), digest_size=8).hexdigest()
     return QueueDir(path, f"{parent}/{os.path.basename(path)}-{name}")
 
 
@@ -172,7 +181,7 @@ def default_path(stem: str, source: str | None = None) -> str:
     """Return `gpusched-runs/<stem>`, or `gpusched-runs/<stem>-<hash of source>` for a second file of that stem."""
     stem = re.sub(r"[^\w.+-]", "_", stem).lstrip(".-") or "queue"
     if source is not None:
-        stem += "-" + hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()
+        stem += "-" + blake2b(os.fsencode(source), digest_size=4).hexdigest()
     return os.path.abspath(f"{DEFAULT_PARENT}/{stem}")
 
 
@@ -229,7 +238,7 @@ def is_first_time(name: str) -> bool:
 def remember(queue: QueueDir) -> None:
     """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
     register = _register()
-    name = hashlib.blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
+    name = blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
     with suppress(OSError):
         os.makedirs(register, 0o700, exist_ok=True)
         write_atomically(f"{register}/{name}", os.fsencode(f"{queue.path}\0{queue.state}"))

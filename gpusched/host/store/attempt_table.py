@@ -25,6 +25,7 @@ from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 
+_NO_FOREIGN_USE = ForeignUse()
 _USAGE_FIELDS = [field.name for field in fields(Usage)]
 ATTEMPT = (
     "job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress, "
@@ -158,6 +159,13 @@ def attempts(store: Store, job_id: int) -> list[AttemptRow]:
     return [_attempt_row(row) for row in store.rows(query, (job_id,))]
 
 
+def newest(store: Store, job_ids: Sequence[int]) -> dict[int, AttemptRow]:
+    """Return the newest attempt of each of these jobs that has had one, by the id of the job."""
+    these = "SELECT id, attempts FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+    query = f"SELECT {ATTEMPT} FROM attempts WHERE (job_id, number) IN ({these})"
+    return {row.job_id: row for row in map(_attempt_row, store.stream(query, (json.dumps(job_ids),)))}
+
+
 def running(store: Store) -> list[tuple[JobRow, AttemptRow]]:
     """Return every running job with its open attempt."""
     opened = map(_attempt_row, store.rows(f"SELECT {ATTEMPT} FROM attempts WHERE ended_at IS NULL"))
@@ -225,7 +233,9 @@ def _usage_columns(usage: Usage) -> dict[str, Any]:
 
 @stored_value()
 def _read_foreign_use(text: str) -> ForeignUse:
-    values = json.loads(text or "{}")
+    if not text:
+        return _NO_FOREIGN_USE
+    values = json.loads(text)
     return ForeignUse(**{**values, "who": tuple(values.get("who", ()))})
 
 

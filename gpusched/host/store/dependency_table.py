@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+from gpusched.common.digests import blake2b
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.job import JobRow, JobSpec
 from gpusched.core.jobs.readiness import JobIndex, UnknownReference, find_cycle
@@ -64,7 +64,7 @@ def connect(store: Store, specs: Mapping[int, JobSpec], index: JobIndex) -> None
 
 def _set_of(store: Store, members: Sequence[int]) -> int:
     """Return the id of the set of these jobs; make the set if there is none."""
-    name = hashlib.blake2b(json.dumps(sorted(members)).encode(), digest_size=16).digest()
+    name = blake2b(json.dumps(sorted(members)).encode(), digest_size=16).digest()
     stored_id = store.scalar("SELECT id FROM sets WHERE name = ?", (name,))
     if stored_id is not None:
         return int(stored_id)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
+from gpusched.common.digests import blake2b
 from gpusched.host.store.connection import Store
 
 
 def store_content(store: Store, content: bytes) -> int:
     """Store an environment (NAME=value, with a NUL behind each), unless it is there; return its number."""
-    digest = hashlib.blake2b(content, digest_size=16).digest()
+    digest = blake2b(content, digest_size=16).digest()
     with store.transaction():
         known = store.scalar("SELECT id FROM environments WHERE digest = ?", (digest,))
         return store.insert("environments", digest=digest, content=content) if known is None else int(known)

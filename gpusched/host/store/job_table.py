@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.job import ENDED_STATES, JobRow, JobState, Requirements, reshape
@@ -43,6 +43,13 @@ def jobs(store: Store, states: Sequence[JobState] = (), *, newest: int | None = 
         yield job_row(row)
 
 
+def failed(store: Store, limit: int = -1) -> list[JobRow]:
+    """Return the first `limit` failed jobs whose line is still in the list, or all, in the order of the list."""
+    these = "SELECT id FROM jobs WHERE state = 'failed' AND listed ORDER BY position, id LIMIT ?"
+    rows = store.rows(f"SELECT {JOB} FROM jobs WHERE id IN ({these}) ORDER BY position, id", (limit,))
+    return [job_row(row) for row in rows]
+
+
 def waiting(store: Store) -> Iterator[JobRow]:
     """Yield the queued jobs in the order in which they start; at the end those that wait for others."""
     for blocked in (0, 1):
@@ -61,13 +68,13 @@ def last_id(store: Store) -> int:
 def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[JobRow], int]:
     """Return the jobs that have ended since then, in this order, the `newest` or all; and how many there are."""
     where = "FROM jobs WHERE ended_at >= ? AND state NOT IN ('queued', 'held', 'running')"
-    query = f"SELECT {JOB} {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
+    these = f"SELECT id {where} ORDER BY ended_at DESC, id DESC LIMIT ?"  # only what is wanted is read whole
+    query = f"SELECT {JOB} FROM jobs WHERE id IN ({these}) ORDER BY ended_at, id"
     rows = store.rows(query, (since, -1 if newest is None else newest))
-    return [job_row(row) for row in reversed(rows)], int(store.scalar(f"SELECT count(*) {where}", (since,)))
+    return [job_row(row) for row in rows], int(store.scalar(f"SELECT count(*) {where}", (since,)))
 
 
-@dataclass(frozen=True, slots=True)
-class JobStanding:
+class JobStanding(NamedTuple):
     """The state of a job, and if its line is still in the list."""
 
     id: int

@@ -15,6 +15,14 @@ def has_any(store: Store) -> bool:
     return store.row("SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 LIMIT 1") is not None
 
 
+def has_any_submitted_since(store: Store, since: float) -> bool:
+    """Return True if a job waits that was submitted by itself later than that: nobody is there to dispatch it."""
+    query = (
+        "SELECT 1 FROM jobs WHERE state = 'queued' AND blocked = 0 AND origin = 'submit' AND submitted_at >= ? LIMIT 1"
+    )
+    return store.row(query, (since,)) is not None
+
+
 def shapes(store: Store) -> list[str]:
     """Return the shapes of the startable jobs, read by leaps over the index; at most SHAPES_MAX and one more."""
     query = (

@@ -29,74 +29,43 @@ class CleanWishes:
     forget: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CleanPlan:
-    """The effect that a clean would have on a queue."""
-
-    queue_dir: QueueDir
-    wishes: CleanWishes
-    ids: list[int]
-    states: dict[str, int]
-    is_list: bool  # a job that goes came from the list
-    staying: int  # jobs that are old enough, but that others depend on
-    logs: int
-    log_bytes: int
-    kept_dirs: int  # directories in which jobs have kept files
-    forgotten: int  # finished lines that would run again
-    removal: str  # why the queue itself goes; empty if it stays
-
-    @property
-    def is_empty(self) -> bool:
-        return not (
-            self.ids or self.logs or self.forgotten or self.removal or (self.wishes.with_files and self.kept_dirs)
-        )
-
-    def lines(self) -> list[str]:
-        """Return what goes and what stays, in words."""
-        states = ", ".join(f"{number} {state}" for state, number in self.states.items())
-        lines = [f"queue {queues.queue_name(self.queue_dir)} ({queues.shown_path(self.queue_dir.path)})"]
-        if self.ids:
-            lines.append(f"{count(len(self.ids), 'job')} ({states}): {fit(ranges(self.ids), SHOWN_IDS)}")
-        if self.is_list and not self.wishes.forget:
-            lines.append("lines of its file that have run do not run again (--forget: they do)")
-        if self.logs:
-            lines.append(f"{count(self.logs, 'log')}, {self.log_bytes / MIB:.1f} MiB")
-        if self.kept_dirs:
-            files = f"the files that jobs kept in {count(self.kept_dirs, 'attempt directory')}".replace("rys", "ries")
-            lines.append(f"{files}{'' if self.wishes.with_files else ' stay (--with-files removes them)'}")
-        if self.staying:
-            lines.append(f"{count(self.staying, 'job')} that others depend on stay{'s' * (self.staying == 1)}")
-        if self.forgotten:
-            lines.append(f"{count(self.forgotten, 'line')} cleaned away before will run again")
-        if self.removal:
-            lines.append(f"the queue itself: {self.removal}")
-        return [lines[0], *(f"  {text}" for text in lines[1:])]
-
-
-def plan_clean(queue_dir: QueueDir, wishes: CleanWishes) -> CleanPlan:
-    """Return what `clean` would remove. Changes nothing."""
+def describe_clean(queue_dir: QueueDir, wishes: CleanWishes) -> list[str]:
+    """Return in words what `clean` would remove, and what stays; empty if nothing goes. Changes nothing."""
     with queues.open_store(queue_dir) as store:
         wishes = _for_queue(queue_dir, store, wishes)
         ids = cleaning.removable(store, wishes.before)
         is_gone = _make_is_gone(store, ids)
         logs = [path for job_id, path in job_files.logs(queue_dir) if is_gone(job_id)]
-        return CleanPlan(
-            queue_dir,
-            wishes,
-            ids,
-            states=dict(Counter(job.state.value for job in job_table.standings(store, ids))),
-            is_list=bool(ids) and cleaning.has_lines(store),
-            staying=cleaning.count_ended(store, wishes.before) - len(ids),
-            logs=len(logs),
-            log_bytes=sum(map(job_files.size_of, logs)),
-            kept_dirs=sum(is_gone(job_id) for job_id, _ in job_files.attempt_dirs(queue_dir)),
-            forgotten=cleaning.count_finished(store) if wishes.forget else 0,
-            removal=_removal(queue_dir, store, wishes, ids),
-        )
+        kept = sum(is_gone(job_id) for job_id, _ in job_files.attempt_dirs(queue_dir))
+        forgotten = cleaning.count_finished(store) if wishes.forget else 0
+        removal = _removal(queue_dir, store, wishes, ids)
+        if not (ids or logs or forgotten or removal or (wishes.with_files and kept)):
+            return []
+        staying = cleaning.count_ended(store, wishes.before) - len(ids)
+        lines = []
+        if ids:
+            states = Counter(job.state.value for job in job_table.standings(store, ids))
+            in_words = ", ".join(f"{number} {state}" for state, number in states.items())
+            lines.append(f"{count(len(ids), 'job')} ({in_words}): {fit(ranges(ids), SHOWN_IDS)}")
+            if cleaning.has_lines(store) and not wishes.forget:
+                lines.append("lines of its file that have run do not run again (--forget: they do)")
+    if logs:
+        lines.append(f"{count(len(logs), 'log')}, {sum(map(job_files.size_of, logs)) / MIB:.1f} MiB")
+    if kept:
+        files = f"the files that jobs kept in {count(kept, 'attempt directory')}".replace("rys", "ries")
+        lines.append(f"{files}{'' if wishes.with_files else ' stay (--with-files removes them)'}")
+    if staying:
+        lines.append(f"{count(staying, 'job')} that others depend on stay{'s' * (staying == 1)}")
+    if forgotten:
+        lines.append(f"{count(forgotten, 'line')} cleaned away before will run again")
+    if removal:
+        lines.append(f"the queue itself: {removal}")
+    head = f"queue {queues.queue_name(queue_dir)} ({queues.shown_path(queue_dir.path)})"
+    return [head, *(f"  {text}" for text in lines)]
 
 
 def clean(queue_dir: QueueDir, wishes: CleanWishes) -> None:
-    """Remove what `plan_clean` shows. Broken off at any moment, it can be done again, and finishes then."""
+    """Remove what `describe_clean` shows. Broken off at any moment, it can be done again, and finishes then."""
     if queue_dir.dispatcher() is not None:
         time.sleep(SETTLE_S)
     with queues.open_store(queue_dir, read_only=False) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from gpusched.operations.look.reasons import describe_dependencies
 from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.run.resume import resume_command
+from gpusched.views.changes import stop_lines
 
 ACK_STEP_S = 0.05
 ACK_WAIT_S = 5.0
@@ -205,7 +207,10 @@ def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeRepo
         state = change.apply(store, job_id)
     except InvalidTransition:
         verb = "has" if before in (JobState.SUCCEEDED, JobState.FAILED) else "is"
-        report.add(job_id, f"{verb} {before.value}: {change.rule}", refused=True)
+        rule = change.rule
+        if before is JobState.RUNNING and change.before is JobState.FAILED:
+            rule = "`gpusched cancel` stops it, and then it can be queued again"
+        report.add(job_id, f"{verb} {before.value}: {rule}", refused=True)
         return
     if state is change.state:
         report.add(job_id, change.done)
@@ -220,7 +225,7 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
     Nothing if a dispatcher runs the queued jobs already.
     """
     if meta_table.is_paused(store):
-        return [paused_text(queue_dir.path)]
+        return [paused_text(queue_dir.name)]
     dispatcher = read_dispatcher(queue_dir)
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
@@ -238,26 +243,22 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
 # ---- stop ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StopReport:
-    """The dispatcher that was asked to leave, or None, and how many jobs run.
+def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
+    """Ask the dispatcher of a queue to leave, and wait a moment for its answer. `at_once` stops running jobs too.
 
-    `answer`: nobody (there is no dispatcher), heard, silent (not heard in time), or left (it left before it heard).
+    Its answer is nobody (there is no dispatcher), heard, silent (not heard in time), or left (it left before it heard).
     """
 
-    queue: str  # its path
-    pid: int | None
-    running: int
-    answer: str
+    def report(answer: str) -> ChangeReport:
+        path, name = queues.shown_path(queue_dir.path), shlex.quote(queues.queue_name(queue_dir))
+        lines = stop_lines(pid, running, answer, queue=path, option=name, at_once=at_once)
+        return ChangeReport(queue_dir.path, notes=lines, facts={"pid": pid, "running": running, "answer": answer})
 
-
-def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
-    """Ask the dispatcher of a queue to leave, and wait a moment for its answer. `at_once` stops running jobs too."""
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
         running = job_table.counts(store)[JobState.RUNNING]
         if pid is None:
-            return StopReport(queue_dir.path, pid, running, "nobody")
+            return report("nobody")
         try:
             request = request_table.add(store, "stop_now" if at_once else "stop", queues.now())
         except TransientError as error:
@@ -278,7 +279,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> StopReport:
         if answer == "left":
             # Nobody is left to hear it, and the next dispatcher must not.
             request_table.acknowledge(store, request, queues.now())
-        return StopReport(queue_dir.path, pid, running, answer)
+        return report(answer)
 
 
 def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.core.documents import attempt_document
-from gpusched.core.jobs.outcome import exit_code_of
+from gpusched.core.jobs.outcome import describe, exit_code_of
 from gpusched.core.model import ENDED_STATES, AttemptRow, Outcome, OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
@@ -23,6 +23,7 @@ from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
 
 STEP_S = 0.1
+PATIENCE_S = 1.0  # before it is said that a job waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +53,22 @@ def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *,
         while True:
             _await_attempt(queue_dir, store, job_id, number, notify)
             code = _copy(queue_dir, store, _find_attempt(queue_dir, store, job_id, number), out, choice)
-            row = job_table.get(store, job_id)
-            if choice.attempt or row.state in ENDED_STATES or queue_dir.dispatcher() is None:
+            row, outcome = job_table.get(store, job_id), _find_attempt(queue_dir, store, job_id, number).outcome
+            is_over = choice.attempt or row.state in ENDED_STATES or queue_dir.dispatcher() is None
+            if outcome is not None and not outcome.ok:
+                notify(f"job {job_id} ended: {describe(outcome)}" + ("" if is_over else "; it is tried again"))
+            if is_over:
                 return code
             number += 1
 
 
 def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, notify: Notify) -> None:
     """Wait until this attempt has begun. Raises GpuschedError if the job has ended without it."""
-    is_said = False
+    is_said, say_at_s = number > 1, time.monotonic() + PATIENCE_S  # of a later attempt, the end of the last one is said
     while (row := job_table.get(store, job_id)).attempts < number:
         if row.state in ENDED_STATES:
             _find_attempt(queue_dir, store, job_id, number)  # says what is missing
-        if not is_said:
+        if not is_said and time.monotonic() >= say_at_s:
             who = "" if queue_dir.dispatcher() is not None else "; no dispatcher works on this queue"
             notify(f"job {job_id} is {row.state.value}, and waits to start{who}: {_why(queue_dir, job_id)}")
             is_said = True

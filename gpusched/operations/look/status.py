@@ -162,7 +162,6 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
         in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
-        failed = islice((job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed), READ_FAILURES)
         source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
         record = read_record(queue_dir.path)
         return QueueReport(
@@ -175,7 +174,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             running=[_running_line(queue, view) for view in views],
             waiting=waiting,
             reasons=wait_reasons(queue) | held,
-            failed=[] if every_job else with_last(store, failed),
+            failed=[] if every_job else with_last(store, job_table.failed(store, READ_FAILURES)),
             groups=[
                 report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
                 for group, rate in measure_groups(queue, views)
@@ -189,8 +188,9 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
 
 def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
     """Return each job with its newest attempt."""
-    attempts = ((row, attempt_table.attempts(store, row.id)) for row in rows)
-    return [(row, tried[-1] if tried else None) for row, tried in attempts]
+    rows = list(rows)
+    newest = attempt_table.newest(store, [row.id for row in rows])
+    return [(row, newest.get(row.id)) for row in rows]
 
 
 def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:

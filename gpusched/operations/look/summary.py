@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from gpusched.core.documents import job_document, metrics_head
 from gpusched.core.jobs.group_summary import NO_DETAILS, GroupDetails, group_document, summarize_group
 from gpusched.core.jobs.progress import groups
@@ -30,8 +28,7 @@ def summarize_run(
 
     The first failed jobs of the list are in it; `every_failure`: all of them.
     """
-    failed = (job for job in job_table.jobs(store, [JobState.FAILED]) if job.listed)
-    shown = failed if every_failure else islice(failed, READ_FAILURES)
+    shown = job_table.failed(store, -1 if every_failure else READ_FAILURES)
     return RunSummary(
         make_scene(queue_dir, store, queues.now()),
         code=code,

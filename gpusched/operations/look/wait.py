@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
 from gpusched.common.text import ranges
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import COUNTED_NOWHERE
@@ -45,12 +45,14 @@ def wait_for(
     *,
     first_only: bool = False,
     timeout_s: float | None = None,
+    needs_dispatcher: bool = False,
     notify: Notify = ignore,
 ) -> WaitReport:
     """Wait for these jobs, or all that are there now, to end; with `first_only`, for one of them.
 
     The code is the one that a run of these jobs would leave with, or EXIT_TIMED_OUT. `notify` gets what keeps jobs from
-    starting. Raises GpuschedError for a job that is not there, or is cleaned away meanwhile.
+    starting. Raises GpuschedError for a job that is not there, or is cleaned away meanwhile, and where nobody
+    dispatches though it `needs_dispatcher`.
     """
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     with queues.open_store(queue_dir) as store:
@@ -65,6 +67,10 @@ def wait_for(
             now_s = time.monotonic()
             if now_s >= look_at_s:
                 look_at_s = now_s + LOOK_S
+                if needs_dispatcher and queue_dir.dispatcher() is None:
+                    if _are_over(store, ids, unfinished, first_only=first_only):  # it has booked them, and left
+                        return _report(store, ids, is_named=bool(jobs))
+                    raise _nobody(queue_dir, unfinished)
                 for text in _hindrances(queue_dir, store, unfinished):
                     if text not in said:
                         notify(text)
@@ -74,6 +80,11 @@ def wait_for(
                 notify(f"{count(left, 'job')} of {len(ids)} {'has' if left == 1 else 'have'} not ended in time")
                 return WaitReport(EXIT_TIMED_OUT, job_table.standings(store, ids))
             time.sleep(STEP_S if until_s is None else min(STEP_S, until_s - now_s))
+
+
+def _nobody(queue_dir: QueueDir, unfinished: Sequence[int]) -> GpuschedError:
+    problem = f"no dispatcher works on {queue_dir.path}, and job {unfinished[0]} has not ended"
+    return GpuschedError(problem, hint="queue.start() or queue.run()", exit_code=EXIT_CANNOT_WORK)
 
 
 def _are_over(store: Store, ids: Sequence[int], unfinished: list[int], *, first_only: bool) -> bool:

@@ -23,8 +23,13 @@ def may_have_gpus(settings: Settings) -> bool:
 
 def warn_without_gpus(queue_dir: QueueDir, settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
     """Say that jobs with so many GPUs wait, if this box has none. A dispatcher that works may simulate some."""
-    if gpus and not may_have_gpus(settings) and queue_dir.dispatcher() is None:
+    if not gpus or queue_dir.dispatcher() is not None:
+        return
+    if not may_have_gpus(settings):
         notify("this box shows no GPU: CPU jobs run, the others wait until there is one")
+    elif number := os.environ.get(SETTINGS["simulate"].env):
+        remedy = f"`simulate: {number}` in your settings file, or `gpusched start --detach --simulate {number}`"
+        notify(f"a dispatcher in the background reads no variable of this shell; to simulate GPUs there: {remedy}")
 
 
 def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:

@@ -19,7 +19,7 @@ from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refused
+from gpusched.lists.submit import STREAM, JobSource, Source, SubmitOptions, owner_of, refusal, refuse_empty, refused
 from gpusched.operations.run.stored import with_stored
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ def _settings_in(queue_dir: QueueDir, loaded: LoadedSettings) -> Settings:
         if text is None or queue_dir.dispatcher() is None:
             return with_stored(loaded, store)
         stated = {name: getattr(loaded.settings, name) for name, at in loaded.origins.items() if at != "default"}
-        return with_stored(replace(loaded, settings=replace(Settings.from_json(text), **stated)), store)
+        return with_stored(loaded._replace(settings=replace(Settings.from_json(text), **stated)), store)
 
     return _read(queue_dir, read, loaded.settings)
 
@@ -169,9 +169,8 @@ def read_jobs(
     queue_dir = find_queue_dir(source.source, loaded.settings)
     options = submit_options(queue_dir, loaded, force=force, retry_failed=retry_failed)
     jobs = accept(source.parse(options), source.name)
-    if not jobs.specs and not source.is_stream:
-        hint = "one shell command a line; lines with # are skipped"
-        raise GpuschedError("holds no command", where=source.name, hint=hint)
+    if not source.is_stream:
+        refuse_empty(jobs, source.name)
     refuse_unmet(jobs, queue_dir, source.name)
     return queue_dir, options, jobs
 

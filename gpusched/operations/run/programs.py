@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable
 
+from gpusched.common.processes import has_program
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.job import JobSpec
 from gpusched.lists.finding_table import fault, place_fault
@@ -34,5 +34,5 @@ def missing_programs(specs: Iterable[JobSpec], settings: Settings) -> list[Findi
     return [
         place_fault(fault("no-program", program=program), line)
         for program, line in first.items()
-        if shutil.which(program) is None
+        if not has_program(program)
     ]

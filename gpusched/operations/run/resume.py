@@ -17,10 +17,10 @@ from gpusched.operations.queues import queue_name, shown_path
 from gpusched.operations.run.stored import read_set
 
 
-def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:
+def resume_command(queue_dir: QueueDir, store: Store) -> str:
     """Return what to type here to have this queue dispatched as it was, with the flags that this needs."""
     if (stored := meta_table.source(store)) is None:
-        return shlex.join(["gpusched", "start", "-q", queue_name(queue_dir), *more])
+        return shlex.join(["gpusched", "start", "-q", queue_name(queue_dir)])
     source = os.fsdecode(stored)
     typed = meta_table.read(store, "typed")
     if typed is not None:
@@ -33,7 +33,7 @@ def resume_command(queue_dir: QueueDir, store: Store, *more: str) -> str:
     words, command = words[:end], words[end:]
     if queue_dir.path not in (queue_dirs.default_path(stem), queue_dirs.default_path(stem, source)):
         words += ["--log-dir", shown_path(queue_dir.path)]
-    line = shlex.join(["gpusched", *words, *_changed_flags(store, words[0]), *more, *command])
+    line = shlex.join(["gpusched", *words, *_changed_flags(store, words[0]), *command])
     return clean(mask_secrets(line) if command else line)
 
 

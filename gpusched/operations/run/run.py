@@ -101,14 +101,20 @@ class RunQueue:
         while lock is not None:
             try:
                 code, dispatcher = restarts.run(make)
-                if dispatcher.hands_over:
+                if dispatcher.leaving.hands_over:
                     self.kept_lock, lock = lock, None
                     return code
             finally:
                 if lock is not None:
                     os.close(lock)
             hooks.step("left")
-            if dispatcher.draining or code not in (EXIT_OK, EXIT_SOME_FAILED) or not job_table.has_work(self.store):
+            if dispatcher.leaving.has_later_jobs:
+                background.autostart(self.queue_dir, options.settings, notify)
+            if (
+                dispatcher.leaving.reason
+                or code not in (EXIT_OK, EXIT_SOME_FAILED)
+                or not job_table.has_work(self.store)
+            ):
                 break
             lock = self.queue_dir.take()  # for what was submitted after the last look
         return code

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
@@ -21,19 +22,17 @@ from gpusched.operations.run.list_queue import with_dirs
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(NamedTuple):
     """The wishes of a submission for its jobs, beside what each of them states."""
 
     attributes: Attributes = NO_ATTRIBUTES
     hold: bool = False
-    begin_at: float = 0.0
+    begin_at: float | None = None  # the jobs start no earlier
     once: str = ""  # add the job only if no job of this key is there
     export: str = "all"  # all | none | NAME,…: the part of the environment that the jobs get
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(NamedTuple):
     """A submission: the queue, the id of each job, and those ids that were there before (`once`)."""
 
     queue_dir: QueueDir
@@ -59,9 +58,13 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
 
 def make_queue(queue_dir: QueueDir) -> None:
     """Make a queue if it is not there, and put it first on this user's list."""
+    _open_made(queue_dir).close()
+
+
+def _open_made(queue_dir: QueueDir) -> Store:
     queue_dirs.prepare(queue_dir)
-    Store(queue_dir.database, create=True).close()
     queue_dirs.remember(queue_dir)
+    return Store(queue_dir.database, create=True)
 
 
 def add_jobs(
@@ -77,19 +80,19 @@ def add_jobs(
     """
     specs = _with_wishes(jobs.specs, wishes)
     is_new = not queue_dir.exists()
-    make_queue(queue_dir)
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
-    options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at)
-    options.look_around(specs)
-    now = time.time()
-    with Store(queue_dir.database) as store, store.transaction():
-        _refuse_old_dispatcher(queue_dir, store, now)
-        added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
-        for job_id, is_added in added if wishes.hold else ():
-            if is_added:
-                job_table.hold(store, job_id)
-        if meta_table.read(store, "on_dep_fail") is None:
-            meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
+    with _open_made(queue_dir) as store:
+        options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at or 0.0)
+        options.look_around(specs)
+        now = time.time()
+        with store.transaction():
+            _refuse_old_dispatcher(queue_dir, store, now)
+            added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
+            for job_id, is_added in added if wishes.hold else ():
+                if is_added:
+                    job_table.hold(store, job_id)
+            if meta_table.read(store, "on_dep_fail") is None:
+                meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
     queue_dir.ring()
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
     return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)

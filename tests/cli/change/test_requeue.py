@@ -21,7 +21,7 @@ def test_requeue_gives_the_tries_back(
     assert out == (
         "job 1: has succeeded: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
         "jobs 2, 8: queued again\n"
-        "job 3: is running: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
+        "job 3: is running: `gpusched cancel` stops it, and then it can be queued again\n"
         "job 5: is queued: only failed and cancelled jobs are queued again (--again: succeeded ones too)\n"
     )
     assert rung == [sample.place.path]
@@ -34,7 +34,7 @@ def test_a_job_that_has_succeeded_is_queued_again_if_that_is_asked_for(
     dispatched_by(monkeypatch, PID)
     assert call(capsys, "requeue", "1", "2", "--again") == "jobs 1-2: queued again\n"
     assert job_table.get(sample.store, 1).state is JobState.QUEUED
-    assert "job 3: is running: only jobs that have ended" in call(capsys, "requeue", "3", "--again", code=1)
+    assert "job 3: is running: `gpusched cancel` stops it" in call(capsys, "requeue", "3", "--again", code=1)
 
 
 def test_requeue_all_that_failed_and_say_who_runs_them(sample: Sample9, rung: list[str], capsys: Capture) -> None:

@@ -83,13 +83,14 @@ def test_a_job_that_waits_is_waited_for_and_its_log_may_come_late(
             verdict = judge(KILLED, replace(job_table.get(store, 5), retries=0), cancel_asked=False)
             attempt_table.close(store, 5, 1, AttemptEnd(KILLED, NOW), verdict, now=NOW)
 
-    writer = threading.Timer(0.3, live)
+    writer = threading.Timer(1.3, live)
     writer.start()
     assert front.run(["logs", "5", "-f"]) == 128 + 9
     writer.join()
     out, err = capsysbinary.readouterr()
     assert out == b"late\n"
     assert b"job 5 is queued, and waits to start: `gpusched explain 5 -q " in err
+    assert b"job 5 ended: killed by SIGKILL\n" in err
 
 
 def test_the_next_attempt_is_followed_too(dispatched: Sample9, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -107,5 +106,5 @@ def test_a_wait_as_json(dispatched: Sample9, capsys: Capture) -> None:
 def end(store: Store, job_id: int, outcome: Outcome) -> None:
     """End the first attempt of a job."""
     verdict = judge(outcome, job_table.get(store, job_id), cancel_asked=False)
-    verdict = replace(verdict, event=JobEvent.SUCCEEDED if outcome.ok else JobEvent.FAILED)
+    verdict = verdict._replace(event=JobEvent.SUCCEEDED if outcome.ok else JobEvent.FAILED)
     attempt_table.close(store, job_id, 1, AttemptEnd(outcome, NOW), verdict, now=NOW)
