@@ -39,7 +39,7 @@ class DeviceEntry:
     look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
     look_due_s: float | None = None  # when a settling device wants its next look
     refused: str = ""  # why it cannot be claimed
-    holder: str = ""  # who else holds it by gpusched, and for what
+    holder: str = ""  # who else was seen to have claimed it
     refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
     lost_s: float = _NEVER_S  # when it was last seen lost or missing
@@ -115,8 +115,7 @@ class DeviceEntry:
             held=self.claim is not None,
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
-            refused=self.refused,
-            holder=self.holder if self.claim is None else "",
+            refused=self.refused or self.holder,
             residents=residents,
         )
 

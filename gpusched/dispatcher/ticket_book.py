@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from gpusched.common.text import clean
 from gpusched.config.settings import Settings
-from gpusched.core.plan import fairness
+from gpusched.core.plan import fairness, observe
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.fairness import ALONE, UNHEEDED_S, Sharing, Ticket, Want, Yield
 from gpusched.core.plan.snapshot import Claim, Plan, Start
@@ -21,8 +20,6 @@ from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, Holder
 from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
-
-HOLDER_WORDS = 200  # characters of what a claim is said to be for
 
 
 class _Gathering:
@@ -78,7 +75,9 @@ class TicketBook:
             found = {uuid: self._claims.holder(uuid, search=False) for uuid in others}
             holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
         for uuid, entry in entries.items():
-            entry.holder = self._describe(holders[uuid]) if uuid in holders else ""
+            holder = holders.get(uuid)
+            user = None if holder is None else "" if holder.uid == self._uid else holder.user
+            entry.holder = "" if holder is None else observe.claimed_by(user, holder.queue)
         mine = frozenset(ours.union(uuid for uuid, holder in holders.items() if holder.uid == self._uid))
         is_over = bool(self._mine - mine)
         self._mine, self._turn_at = mine, now.at if is_over else self._turn_at
@@ -98,10 +97,6 @@ class TicketBook:
             since_at=None if self._own.since_at is None else max(self._own.since_at, self._turn_at),
             gathers=gatherer is not None and gatherer.path == self._own.path,
         )
-
-    def _describe(self, holder: Holder) -> str:
-        who = "you" if holder.uid == self._uid else clean(holder.user)
-        return f"held by {who}" + (f" for {clean(holder.queue)[:HOLDER_WORDS]}" if holder.queue else "")
 
     def _renew(self, now: Moment, settings: Settings) -> None:
         """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
