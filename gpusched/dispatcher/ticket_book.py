@@ -18,7 +18,7 @@ from gpusched.core.plan.fairness import ALONE, UNHEEDED_S, Sharing, Ticket, Want
 from gpusched.core.plan.snapshot import Claim, Plan, Start
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims, Holder
+from gpusched.host.gpus.claims import Holder
 from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
 
 
@@ -47,13 +47,12 @@ class _Gathering:
 
 
 class TicketBook:
-    """`queue` tells others what the process waits for."""
+    """look() comes before each plan, and note() behind it. Others are told the queue of the devices."""
 
-    def __init__(self, claims: Claims, devices: DeviceBook, queue: str) -> None:
+    def __init__(self, devices: DeviceBook) -> None:
         self.sharing = ALONE
         self.is_claiming = False  # a start is near: look once more before it
-        self._claims, self._devices, self._queue = claims, devices, queue
-        self._own, self._uid = OwnTicket(claims), os.getuid()
+        self._devices, self._own, self._uid = devices, OwnTicket(devices.claims), os.getuid()
         self._want: Want | None = None  # by the newest plan
         self._job_id: int | None = None  # of the own ticket
         self._mine, self._turn_at = frozenset[str](), 0.0  # devices of this user, and when there was one more
@@ -64,7 +63,7 @@ class TicketBook:
 
     def look(self, now: Moment, settings: Settings, *, polled: bool) -> None:
         """Look at the tickets and claims of others; renew the own ticket at a poll, and when a turn of ours is over."""
-        tickets = fairness.heeded(read_tickets(self._claims), self._yields, now.monotonic_s)
+        tickets = fairness.heeded(read_tickets(self._devices.claims), self._yields, now.monotonic_s)
         has_others = any(ticket.uid != self._uid for ticket in tickets)
         entries = self._devices.entries
         ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
@@ -72,7 +71,7 @@ class TicketBook:
         if has_others or self._want is not None or settings.max_gpus_per_user:
             held = {uuid for uuid, entry in entries.items() if entry.claim is not None}
             others = {device.uuid for device in self._devices.known()} - ours - held
-            found = {uuid: self._claims.holder(uuid, search=False) for uuid in others}
+            found = {uuid: self._devices.claims.holder(uuid, search=False) for uuid in others}
             holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
         for uuid, entry in entries.items():
             holder = holders.get(uuid)
@@ -106,7 +105,7 @@ class TicketBook:
         self._job_id = None if want is None else want.job_id
         if want is not None:
             check_s = settings.max_checks * settings.poll_interval
-            fields = fields_of(want, self._turn_at, check_s=check_s, queue=self._queue, yields=self._left)
+            fields = fields_of(want, self._turn_at, check_s=check_s, queue=self._devices.queue, yields=self._left)
             self._own.hold(fields)
 
     def note(self, plan: Plan, now: Moment) -> None:
@@ -126,7 +125,7 @@ class TicketBook:
         }
         self._yields = fairness.note_yields(self._yields, plan.left_to, free, self._held, now.monotonic_s)
         self._left = {uuid: rival.user for uuid, rival in plan.left_to.items() if uuid in free}
-        self._gathering.note(plan, started, entries, self._queue, now)
+        self._gathering.note(plan, started, entries, self._devices.queue, now)
 
     def close(self) -> None:
         """Give the own ticket back."""
