@@ -19,7 +19,7 @@ from gpusched.core.plan.snapshot import Claim, Plan, Start
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Holder
-from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
+from gpusched.host.gpus.tickets import OwnTicket, read_tickets
 
 
 class _Gathering:
@@ -54,7 +54,6 @@ class TicketBook:
         self.is_claiming = False  # a start is near: look once more before it
         self._devices, self._own, self._uid = devices, OwnTicket(devices.claims), os.getuid()
         self._want: Want | None = None  # by the newest plan
-        self._job_id: int | None = None  # of the own ticket
         self._mine, self._turn_at = frozenset[str](), 0.0  # devices of this user, and when there was one more
         self._held: Counter[int] = Counter()  # devices by uid
         self._yields: Mapping[int, Yield] = {}
@@ -63,7 +62,7 @@ class TicketBook:
 
     def look(self, now: Moment, settings: Settings, *, polled: bool) -> None:
         """Look at the tickets and claims of others; renew the own ticket at a poll, and when a turn of ours is over."""
-        tickets = fairness.heeded(read_tickets(self._devices.claims), self._yields, now.monotonic_s)
+        tickets = fairness.heeded(read_tickets(self._devices.claims, self._own.ticket), self._yields, now.monotonic_s)
         has_others = any(ticket.uid != self._uid for ticket in tickets)
         entries = self._devices.entries
         ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
@@ -89,24 +88,23 @@ class TicketBook:
         self._held = Counter(uid for uid, _ in uids)
         gathered = Counter(uid for uid, gathers in uids if gathers)
         rivals = fairness.rivals(tickets, self._held, gathered, self._yields, settings.max_yield)
-        gatherer = fairness.gatherer(tickets)
+        gatherer, own = fairness.gatherer(tickets), self._own.ticket
         self.sharing = Sharing(
             rivals=tuple(rival for rival in rivals if rival.uid != self._uid),
             own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == self._uid),
-            since_at=None if self._own.since_at is None else max(self._own.since_at, self._turn_at),
-            gathers=gatherer is not None and gatherer.path == self._own.path,
+            since_at=None if own is None else max(own.since_at, self._turn_at),
+            gathers=own is not None and gatherer is not None and gatherer.path == own.path,
         )
 
     def _renew(self, now: Moment, settings: Settings) -> None:
         """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
         want = self._want if self._want is not None and self._gathering.may(self._want, now) else None
-        if want is None or want.job_id != self._job_id:
+        own = self._own.ticket
+        if own is not None and (want is None or want.job_id != own.want.job_id):
             self._own.withdraw()
-        self._job_id = None if want is None else want.job_id
         if want is not None:
             check_s = settings.max_checks * settings.poll_interval
-            fields = fields_of(want, self._turn_at, check_s=check_s, queue=self._devices.queue, yields=self._left)
-            self._own.hold(fields)
+            self._own.hold(want, self._turn_at, check_s=check_s, queue=self._devices.queue, yields=self._left)
 
     def note(self, plan: Plan, now: Moment) -> None:
         """Remember what the plan waits for, leaves to others, and gathers."""
