@@ -132,6 +132,15 @@ def test_a_ticket_of_another_user_is_as_old_as_its_file_whatever_it_says(shared:
 
 
 @NEEDS_TWO_USERS
+def test_texts_of_another_user_can_be_shown_and_stored(shared: Path) -> None:
+    label = LABEL.replace("GPU-0", "\\ud800\\u001b[2J" + "x" * 1000).replace('"q"', '"\\udfff"')
+    with other_user(WRITE, shared / "ticket-1.lock", label):
+        (ticket,) = read_tickets(Claims(str(shared)))
+    assert ticket.queue.isprintable() and ticket.want.devices[0].isprintable()
+    assert len(ticket.want.devices[0].encode()) < 300
+
+
+@NEEDS_TWO_USERS
 @pytest.mark.parametrize(
     "label",
     [

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpusched.common import processes
 from gpusched.common.errors import GpuschedError
+from gpusched.common.text import clean
 from gpusched.core.plan.fairness import Ticket, Want
 from gpusched.host import locks
 from gpusched.host.gpus.claims import LABELS_LIMIT, Claims, read_label, uid_of, write_label
@@ -124,7 +125,7 @@ def _read(uid: int, path: str, since_at: float) -> Ticket | None:
 
 
 def _word(value: object) -> str:
-    return str(value)[:_WORD_MAX]
+    return clean(str(value)[:_WORD_MAX])
 
 
 def _remove(path: str) -> None:
