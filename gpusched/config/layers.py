@@ -134,18 +134,14 @@ def _value(item: LayerValue) -> Any:
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
-    if settings.max_gpus is not None and settings.gpus_per_job > settings.max_gpus:
-        raise GpuschedError(
-            f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but this "
-            f"queue may hold only {settings.max_gpus} at once (max_gpus, {origins['max_gpus']})",
-            hint="raise --max-gpus or lower --gpus",
-        )
-    if settings.max_gpus_per_user is not None and settings.gpus_per_job > settings.max_gpus_per_user:
-        raise GpuschedError(
-            f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but you may "
-            f"hold only {settings.max_gpus_per_user} at once (max_gpus_per_user, {origins['max_gpus_per_user']})",
-            hint="lower --gpus-per-job",
-        )
+    for name, whose in {"max_gpus": "this queue", "max_gpus_per_user": "each user"}.items():
+        most = getattr(settings, name)
+        if most is not None and settings.gpus_per_job > most:
+            raise GpuschedError(
+                f"a job needs {settings.gpus_per_job} GPUs (gpus_per_job, {origins['gpus_per_job']}), but {whose} may "
+                f"hold only {most} at once ({name}, {origins[name]})",
+                hint=f"raise {SETTINGS[name].flag} or lower --gpus",
+            )
 
 
 def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:

@@ -39,7 +39,7 @@ class DeviceEntry:
     look_wanted_s: float | None = None  # when one more look at it was asked for, until the next poll
     look_due_s: float | None = None  # when a settling device wants its next look
     refused: str = ""  # why it cannot be claimed
-    holder: str = ""  # who else holds it by gpusched, and for what
+    holder: str = ""  # who else was seen to have claimed it
     refused_until_s: float = _NEVER_S  # so long at least; then the next poll lifts it
     is_missing: bool = False
     lost_s: float = _NEVER_S  # when it was last seen lost or missing
@@ -115,8 +115,7 @@ class DeviceEntry:
             held=self.claim is not None,
             looked=self.claim is not None and self.asked_s >= self.claimed_s,
             looked_again=self.look_wanted_s is not None and self.asked_s >= self.look_wanted_s,
-            refused=self.refused,
-            holder=self.holder if self.claim is None else "",
+            refused=self.refused or self.holder,
             residents=residents,
         )
 
@@ -131,7 +130,7 @@ class DeviceBook:
         self.error = ""  # why the source as a whole does not answer
         self._unanswered_s: float | None = None  # since when a poll waits for its answer
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
-        self._claims, self._queue = claims, queue
+        self.claims, self.queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
         self._at_first = frozenset(self._box)
         self._lost = set[str]()  # of the whole box, at the newest reading
@@ -286,7 +285,7 @@ class DeviceBook:
         taken: list[HeldClaim] = []
         try:
             for entry in entries:
-                claim = entry.acquire(self._claims, self._queue, now)
+                claim = entry.acquire(self.claims, self.queue, now)
                 if claim is None:
                     return False
                 taken.append(claim)
@@ -309,7 +308,7 @@ class DeviceBook:
         for uuid in uuids:
             entry = self.entries.get(uuid)
             if entry is not None and entry.claim is None:
-                entry.claim, entry.claimed_s = self._claims.share(uuid, fds), now.monotonic_s
+                entry.claim, entry.claimed_s = self.claims.share(uuid, fds), now.monotonic_s
 
     def secure(self, uuids: Collection[str], fds: Collection[int], now: Moment) -> list[int]:
         """Take the claims of these devices that are free although processes of an attempt are left there.
@@ -319,10 +318,10 @@ class DeviceBook:
         taken: list[int] = []
         for uuid in uuids:
             entry = self.entries.get(uuid)
-            if (entry is not None and entry.claim is not None) or self._claims.has(uuid, fds):
+            if (entry is not None and entry.claim is not None) or self.claims.has(uuid, fds):
                 continue
             with suppress(GpuschedError, OSError):  # a bad lock file, or no descriptor: tried again at the next look
-                claim = self._claims.try_acquire(uuid, self._queue, now.at)
+                claim = self.claims.try_acquire(uuid, self.queue, now.at)
                 taken += claim.fds if claim is not None else []
         return taken
 

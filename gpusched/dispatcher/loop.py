@@ -63,7 +63,7 @@ class Dispatcher:
         self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
         self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
-        self._sleeper, self._tickets = Sleeper(queue.wake), TicketBook(claims, devices, queue.path)
+        self._sleeper, self._tickets = Sleeper(queue.wake), TicketBook(devices)
         self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
         self._head, self._lists = QueueHead(store), ListReader(hooks.feed, store)
         self._reporter = reporter = Reporter(queue, store, devices, hooks.observer, hooks.clock)

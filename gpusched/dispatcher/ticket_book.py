@@ -11,18 +11,15 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from gpusched.common.text import clean
 from gpusched.config.settings import Settings
-from gpusched.core.plan import fairness
+from gpusched.core.plan import fairness, observe
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.fairness import ALONE, UNHEEDED_S, Sharing, Ticket, Want, Yield
 from gpusched.core.plan.snapshot import Claim, Plan, Start
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
 from gpusched.dispatcher.timers import Moment
-from gpusched.host.gpus.claims import Claims, Holder
-from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
-
-HOLDER_WORDS = 200  # characters of what a claim is said to be for
+from gpusched.host.gpus.claims import Holder
+from gpusched.host.gpus.tickets import OwnTicket, read_tickets
 
 
 class _Gathering:
@@ -50,15 +47,13 @@ class _Gathering:
 
 
 class TicketBook:
-    """`queue` tells others what the process waits for."""
+    """look() comes before each plan, and note() behind it. Others are told the queue of the devices."""
 
-    def __init__(self, claims: Claims, devices: DeviceBook, queue: str) -> None:
+    def __init__(self, devices: DeviceBook) -> None:
         self.sharing = ALONE
         self.is_claiming = False  # a start is near: look once more before it
-        self._claims, self._devices, self._queue = claims, devices, queue
-        self._own, self._uid = OwnTicket(claims), os.getuid()
+        self._devices, self._own, self._uid = devices, OwnTicket(devices.claims), os.getuid()
         self._want: Want | None = None  # by the newest plan
-        self._job_id: int | None = None  # of the own ticket
         self._mine, self._turn_at = frozenset[str](), 0.0  # devices of this user, and when there was one more
         self._held: Counter[int] = Counter()  # devices by uid
         self._yields: Mapping[int, Yield] = {}
@@ -67,7 +62,7 @@ class TicketBook:
 
     def look(self, now: Moment, settings: Settings, *, polled: bool) -> None:
         """Look at the tickets and claims of others; renew the own ticket at a poll, and when a turn of ours is over."""
-        tickets = fairness.heeded(read_tickets(self._claims), self._yields, now.monotonic_s)
+        tickets = fairness.heeded(read_tickets(self._devices.claims, self._own.ticket), self._yields, now.monotonic_s)
         has_others = any(ticket.uid != self._uid for ticket in tickets)
         entries = self._devices.entries
         ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
@@ -75,10 +70,12 @@ class TicketBook:
         if has_others or self._want is not None or settings.max_gpus_per_user:
             held = {uuid for uuid, entry in entries.items() if entry.claim is not None}
             others = {device.uuid for device in self._devices.known()} - ours - held
-            found = {uuid: self._claims.holder(uuid, search=False) for uuid in others}
+            found = {uuid: self._devices.claims.holder(uuid, search=False) for uuid in others}
             holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
         for uuid, entry in entries.items():
-            entry.holder = self._describe(holders[uuid]) if uuid in holders else ""
+            holder = holders.get(uuid)
+            user = None if holder is None else "" if holder.uid == self._uid else holder.user
+            entry.holder = "" if holder is None else observe.claimed_by(user, holder.queue)
         mine = frozenset(ours.union(uuid for uuid, holder in holders.items() if holder.uid == self._uid))
         is_over = bool(self._mine - mine)
         self._mine, self._turn_at = mine, now.at if is_over else self._turn_at
@@ -91,28 +88,23 @@ class TicketBook:
         self._held = Counter(uid for uid, _ in uids)
         gathered = Counter(uid for uid, gathers in uids if gathers)
         rivals = fairness.rivals(tickets, self._held, gathered, self._yields, settings.max_yield)
-        gatherer = fairness.gatherer(tickets)
+        gatherer, own = fairness.gatherer(tickets), self._own.ticket
         self.sharing = Sharing(
             rivals=tuple(rival for rival in rivals if rival.uid != self._uid),
             own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == self._uid),
-            since_at=None if self._own.since_at is None else max(self._own.since_at, self._turn_at),
-            gathers=gatherer is not None and gatherer.path == self._own.path,
+            since_at=None if own is None else max(own.since_at, self._turn_at),
+            gathers=own is not None and gatherer is not None and gatherer.path == own.path,
         )
-
-    def _describe(self, holder: Holder) -> str:
-        who = "you" if holder.uid == self._uid else clean(holder.user)
-        return f"held by {who}" + (f" for {clean(holder.queue)[:HOLDER_WORDS]}" if holder.queue else "")
 
     def _renew(self, now: Moment, settings: Settings) -> None:
         """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
         want = self._want if self._want is not None and self._gathering.may(self._want, now) else None
-        if want is None or want.job_id != self._job_id:
+        own = self._own.ticket
+        if own is not None and (want is None or want.job_id != own.want.job_id):
             self._own.withdraw()
-        self._job_id = None if want is None else want.job_id
         if want is not None:
             check_s = settings.max_checks * settings.poll_interval
-            fields = fields_of(want, self._turn_at, check_s=check_s, queue=self._queue, yields=self._left)
-            self._own.hold(fields)
+            self._own.hold(want, self._turn_at, check_s=check_s, queue=self._devices.queue, yields=self._left)
 
     def note(self, plan: Plan, now: Moment) -> None:
         """Remember what the plan waits for, leaves to others, and gathers."""
@@ -131,7 +123,7 @@ class TicketBook:
         }
         self._yields = fairness.note_yields(self._yields, plan.left_to, free, self._held, now.monotonic_s)
         self._left = {uuid: rival.user for uuid, rival in plan.left_to.items() if uuid in free}
-        self._gathering.note(plan, started, entries, self._queue, now)
+        self._gathering.note(plan, started, entries, self._devices.queue, now)
 
     def close(self) -> None:
         """Give the own ticket back."""

@@ -148,7 +148,7 @@ def test_no_job_joins_a_shared_device_until_it_is_empty() -> None:
 
 def test_a_job_wants_what_could_serve_it_and_what_others_can_leave() -> None:
     views = [
-        build.device_view(0, DeviceState.BUSY, holder="held by bo"),
+        build.device_view(0, DeviceState.BUSY, refused="claimed by bo's gpusched for q"),
         build.device_view(1, DeviceState.BUSY),
         build.device_view(2, DeviceState.LOST),
         build.device_view(3, DeviceState.CHECKING),
@@ -156,7 +156,7 @@ def test_a_job_wants_what_could_serve_it_and_what_others_can_leave() -> None:
     assert plan(*views, gpus=2).want == Want(1, 2, ("GPU-0", "GPU-3"))
     assert plan(*views, gpus=3).want is None
     assert plan(*views, max_gpus=1, gpus=2).want is None
-    assert "GPU 0: held by bo" in plan(*views).reasons[1].text
+    assert "GPU 0: claimed by bo's gpusched for q, GPU 1: busy" in plan(*views).reasons[1].text
 
 
 def test_free_devices_are_gathered_for_a_job_that_needs_several() -> None:
@@ -296,15 +296,15 @@ class GpuBox:
             other = self.holder(uuid, but=queue)
             is_busy = other is not None and any(uuid in devices for _, devices in other.running.values())
             state = DeviceState.RUNNING if uuid in running else DeviceState.BUSY if is_busy else state
-            is_held, refused = uuid in queue.held, "refused" if uuid in queue.refused else ""
+            is_held, refused = uuid in queue.held, "refused" if other is not None or uuid in queue.refused else ""
             view = build.device_view(n, state, held=is_held, looked=uuid in queue.looked, refused=refused)
-            views.append(replace(view, holder="" if other is None else "held"))
+            views.append(view)
         waiting = [build.job(n + 1, queue.jobs[n].gpus) for n in sorted(queue.waiting)[:8]]
         attempts = [build.attempt(n, *devices) for n, (_, devices) in queue.running.items()]
         limits = Limits(max_gpus=queue.max_gpus)
         snapshot = Snapshot(self.now, limits, tuple(views), tuple(waiting), tuple(attempts), sharing=queue.sharing)
         found = make_plan(snapshot)
-        free = {view.uuid for view in views if view.availability.state is DeviceState.FREE and not view.holder}
+        free = {view.uuid for view in views if view.availability.state is DeviceState.FREE and not view.refused}
         held = {q.uid: len(q.held) for q in self.queues}
         queue.yields = fairness.note_yields(queue.yields, found.left_to, free, held, self.now)
         self.check(queue, found, free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,14 +10,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.box import GPUSCHED, Box, Running, wait_for
-from tests.support.other_user import interpreter_for_all
+from tests.support.other_user import interpreter_for_all, shared_directory
 from tests.support.rig import Machine, Rig, build_rig
 
 pytestmark = pytest.mark.slow
@@ -255,50 +256,70 @@ def test_a_lost_card_that_comes_back_is_used_again(pair: Rigged) -> None:
     assert pair.landed() == [([pair.machine.uuid(1)],) * 2]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be three users")
-def test_three_dispatchers_of_three_users_in_the_same_second(rig: Rig) -> None:
+@contextlib.contextmanager
+def users_of(rig: Rig, gpus: int, *uids: int) -> Iterator[tuple[list[Rigged], Callable[..., Running]]]:
+    """Boxes of users who share a machine, and what starts `gpusched` as the user of one of them."""
     found = interpreter_for_all()
     if found is None:
         pytest.skip("no Python here that other users can start with our packages")
     python, path = found
-    root = Path(tempfile.mkdtemp(prefix="gpusched-users-"))
-    try:
-        root.chmod(0o1777)
+    with shared_directory() as root:
         shutil.copytree(rig.tools, root / "rig")
         (root / "rig").chmod(0o755)
         tools = Rig(root / "rig", rig.fakegpu)
-        with tools.machine(root / "machine", gpus=2, release_ms=100) as machine:
+        with tools.machine(root / "machine", gpus=gpus, release_ms=100) as machine, contextlib.ExitStack() as stack:
             (machine.directory / "events.log").touch()
             (machine.directory / "events.log").chmod(0o666)
-            boxes = []
-            for user in (64001, 64002, 64003):
-                box = Rigged(
-                    root / str(user), machine, PYTHONPATH=path, GPUSCHED_CLAIMS_DIR=str(root / "claims"), TMPDIR="/tmp"
-                )
-                box.write(*[f"{python} -S {tools.tools}/fakegpu alloc {n} --hold 0.15" for n in range(1000, 1004)])
-                for directory, folders, files in os.walk(box.root):
-                    for name in (".", *folders, *files):
-                        os.chown(os.path.join(directory, name), user, user)
-                boxes.append((user, box))
-            program = [python, "-m", "gpusched"]
-            running = [box.spawn("run", "list.txt", program=program, user=user) for user, box in boxes]
-            try:
-                for process in running:
-                    assert process.wait().code == 0, process.said()
-                for user, box in boxes:
-                    assert box.states() == ["succeeded"] * 4
-                    assert (box.queue() / "queue.db").stat().st_uid == user
-                audit = machine.audit()
-                assert (audit["clashes"], audit["jobs"]) == ([], 12)
-                assert clean(machine)
-                assert box.claimed() == set()
-                owners = {path.stat().st_uid for path in (root / "claims").iterdir()}
-                assert owners <= {64001, 64002, 64003}
-            finally:
-                for _, box in boxes:
-                    box.__exit__(None, None, None)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+            more = {"PYTHONPATH": path, "GPUSCHED_CLAIMS_DIR": str(root / "claims"), "TMPDIR": "/tmp"}
+            boxes = [stack.enter_context(Rigged(root / str(uid), machine, **more)) for uid in uids]
+            for uid, box in zip(uids, boxes, strict=True):
+                box.alloc = f"{python} -S {tools.tools}/fakegpu alloc"
+                for directory, _, _ in os.walk(box.root):
+                    os.chown(directory, uid, uid)
+
+            def start(box: Rigged, *words: str, **environment: str) -> Running:
+                uid = box.root.stat().st_uid
+                return box.spawn(*words, program=[python, "-m", "gpusched"], user=uid, environment=environment)
+
+            yield boxes, start
+
+
+NEEDS_USERS = pytest.mark.skipif(os.getuid() != 0, reason="needs root to be several users")
+
+
+@NEEDS_USERS
+def test_three_dispatchers_of_three_users_in_the_same_second(rig: Rig) -> None:
+    with users_of(rig, 2, 64001, 64002, 64003) as (boxes, start):
+        for box in boxes:
+            box.write(*[box.job(n, "--hold 0.15") for n in range(1000, 1004)])
+        running = [start(box, "run", "list.txt") for box in boxes]
+        for process in running:
+            assert process.wait().code == 0, process.said()
+        for box in boxes:
+            assert box.states() == ["succeeded"] * 4
+            assert (box.queue() / "queue.db").stat().st_uid == box.root.stat().st_uid
+        audit = boxes[0].machine.audit()
+        assert (audit["clashes"], audit["jobs"]) == ([], 12)
+        assert clean(boxes[0].machine)
+        assert boxes[0].claimed() == set()
+        owners = {path.stat().st_uid for path in boxes[0].claims.iterdir()}
+        assert owners <= {64001, 64002, 64003}
+
+
+@NEEDS_USERS
+def test_the_single_job_of_a_newcomer_starts_after_the_next_end_and_its_checks(rig: Rig) -> None:
+    """And jobs for four GPUs gather them meanwhile, on a machine whose memory comes back late."""
+    with users_of(rig, 4, 64001, 64002, 64003) as (boxes, start):
+        ada, bo, cy = boxes
+        many = start(ada, "run", ada.write(*[ada.job(1000 + n, f"--hold 0.{5 + n % 4}") for n in range(60)]))
+        many.wait_until_said("job 4 on GPU")
+        four = start(cy, "run", cy.write(f"[gpus=4] {cy.job(3000)}", f"[gpus=4] {cy.job(3001)}"))
+        one = start(bo, "run", bo.write(bo.job(2000)), GPUSCHED_MAX_CHECKS="5", GPUSCHED_POLL_INTERVAL="0.1")
+        assert one.wait(20).code == 0 and four.wait(30).code == 0, one.said() + four.said()
+        assert "job 60" not in many.said(), "they came after all others"
+        many.signal(signal.SIGTERM)
+        many.wait()
+        assert clean(ada.machine)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.common import simulation
+from gpusched.host.store import Store
 from tests.support.box import Box, Running, wait_for
 from tests.support.other_user import NEEDS_TWO_USERS, interpreter_for_all, other_user, shared_directory
 
@@ -22,12 +24,27 @@ pytestmark = [NEEDS_TWO_USERS, pytest.mark.slow]
 STRANGER = 64009
 
 
+class Place(Box):
+    """What a user has of a box. Its queues are read as that user, whose files SQLite may have to make."""
+
+    uid = 0
+
+    @contextlib.contextmanager
+    def store(self, name: str = "list", **options: bool) -> Iterator[Store]:
+        os.seteuid(self.uid)
+        try:
+            with super().store(name, **options) as store:
+                yield store
+        finally:
+            os.seteuid(0)
+
+
 @dataclass
 class User:
     """A user with a home and a working directory, on the box of all."""
 
     uid: int
-    box: Box
+    box: Place
     program: Sequence[str]
 
     def start(self, *words: str, **environment: str | None) -> Running:
@@ -62,7 +79,8 @@ class Users:
                 simulation.ENV_DIRECTORY: str(shared),
                 "GPUSCHED_POLL_INTERVAL": "0.1",
             }
-            box = Box(root / str(uid), gpus="", environment=environment)
+            box = Place(root / str(uid), gpus="", environment=environment)
+            box.uid = uid
             _give(box.root, uid)
             self.all.append(User(uid, box, [python, "-m", "gpusched"]))
         for directory, _, files in os.walk(shared):
@@ -90,6 +108,8 @@ def users(request: pytest.FixtureRequest) -> Iterator[Users]:
         finally:
             for user in made.all:
                 user.box.__exit__(None, None, None)
+                for said in sorted(user.box.root.glob("said.*")):
+                    print(f"user {user.uid}, {said.name}:", said.read_text("utf-8", "replace")[-2000:])
 
 
 def test_the_single_job_of_a_newcomer_starts_after_the_next_end(users: Users) -> None:
@@ -150,14 +170,16 @@ def test_four_gpus_are_gathered_among_single_jobs(users: Users) -> None:
 def test_an_interactive_user_waits_and_yields_like_a_dispatcher(users: Users) -> None:
     ada, bo = users.all
     many = ada.run("sleep 3", *[f"sleep 0.5 #{n}" for n in range(40)])
-    wait_for(lambda: ada.spans())
+    wait_for(ada.spans)
     waiting = bo.start("exec", "sh", "-c", "echo on $CUDA_VISIBLE_DEVICES; sleep 1")
     wait_for(lambda: any("interactive" in text for text in labels(users)))
     shown = json.loads(ada.start("devices", "--json").wait().out)
     assert str(bo.uid) in [ticket["user"] for ticket in shown["tickets"]], shown["tickets"]
     waiting.wait_until_said("on 0")
     explained = ada.start("explain", "40", "-q", "list")
-    assert f"GPU 0: held by {bo.uid} for an interactive session" in explained.wait().out.replace("\n      ", " ")
+    assert f"GPU 0: claimed by {bo.uid}'s gpusched for an interactive session" in explained.wait().out.replace(
+        "\n      ", " "
+    )
     assert waiting.wait().code == 0
     began = len(ada.spans())
     wait_for(lambda: len(ada.spans()) > began)
@@ -245,13 +267,13 @@ def test_tickets_of_a_stranger_delay_by_no_more_than_the_limit(users: Users, att
     uuid = next(path.stem for path in users.claims.glob("*.lock"))
     with other_user(FORGED + ATTACKS[attack], users.claims, uuid, uid=STRANGER):
         began = time.time()
-        running = ada.run("sleep 0.1", "sleep 0.1 #2", "sleep 0.1 #3", options="--max-yield 2s")
+        running = ada.run("sleep 0.1", "sleep 0.1 #2", "sleep 0.1 #3", options="--max-yield 4s")
         ended = running.wait(30)
         assert ended.code == 0 and "Traceback" not in ended.text, ended.text
-        waited_s = ada.spans()[0][0] - began
-        assert time.time() - began <= 9
-        if attack in ("valid", "thousands"):
-            assert waited_s >= 2, waited_s
+        assert time.time() - began <= 15
+        is_believed = attack in ("valid", "thousands")
+        assert (f"GPU 0 is left to {STRANGER}" in ended.text) == is_believed, ended.text
+        if is_believed:
             assert max(b[0] - a[1] for a, b in itertools.pairwise(ada.spans())) <= 1, "it cost more than once"
         assert ada.start("devices").wait().code == 0
 

@@ -20,6 +20,7 @@ from gpusched.core.documents import parse_progress
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.progress import ItemCount, groups, items_done
 from gpusched.core.model import AttemptFact, JobState
+from gpusched.core.plan.fairness import Rival, Sharing
 from gpusched.dispatcher.attempts.open_attempt import AttemptUse, OpenAttempt, outcome_of
 from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.running_command import describe as reason
@@ -162,6 +163,13 @@ def test_a_board_of_anything_is_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "devices.json"
     path.write_bytes(data)
     assert board.read(str(path)) is None
+
+
+def test_a_board_comes_back_with_who_waits(tmp_path: Path) -> None:
+    rival = Rival(7, "bo", 2.5, ("GPU-0", "GPU-1"), held=1, left="GPU-1")
+    made = replace(a_board(), sharing=Sharing((rival,), ("GPU-9",), 3.5, True))
+    board.write(str(tmp_path / "devices.json"), made)
+    assert board.read(str(tmp_path / "devices.json")) == made
 
 
 @anything

@@ -13,7 +13,7 @@ from gpusched.core.plan.fairness import Want
 from gpusched.host import locks
 from gpusched.host.gpus import tickets
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.gpus.tickets import OwnTicket, fields_of, read_tickets
+from gpusched.host.gpus.tickets import OwnTicket, read_tickets
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID, other_user, shared_directory
 
 LABEL = '{"job": 1, "gpus": 1, "devices": ["GPU-0"], "turn_at": 0, "check_s": 1, "queue": "q", "yields": {}}'
@@ -41,7 +41,7 @@ def own(shared: Path) -> Iterator[OwnTicket]:
 
 def hold(ticket: OwnTicket, gpus: int = 1, **more: str) -> None:
     want = Want(4, gpus, ("GPU-0", "GPU-1"))
-    ticket.hold(fields_of(want, 5.0, check_s=20.0, queue="/q", yields=more))
+    ticket.hold(want, 5.0, check_s=20.0, queue="/q", yields=more)
 
 
 def test_a_ticket_says_what_is_waited_for_and_keeps_its_age(shared: Path, own: OwnTicket) -> None:
@@ -56,22 +56,23 @@ def test_a_ticket_says_what_is_waited_for_and_keeps_its_age(shared: Path, own: O
         "/q",
         20,
     )
-    assert first.since_at == own.since_at and abs(first.since_at - began) < 1 and first.turn_at == 5.0
+    assert first == own.ticket and abs(first.since_at - began) < 1 and first.turn_at == 5.0
     time.sleep(0.05)
     hold(own, 2, **{"GPU-0": "bo"})
     (second,) = read_tickets(claims)
     assert (second.since_at, second.want.gpus, second.yields) == (first.since_at, 2, (("GPU-0", "bo"),))
     own.withdraw()
-    assert read_tickets(claims) == [] and not list(shared.iterdir()) and own.since_at is None
+    assert read_tickets(claims) == [] and not list(shared.iterdir()) and own.ticket is None
 
 
 def test_a_ticket_whose_file_is_removed_is_made_anew_and_is_younger(shared: Path, own: OwnTicket) -> None:
     hold(own)
-    before = own.since_at
+    before = own.ticket
+    assert before is not None
     time.sleep(0.05)
-    os.unlink(own.path)
+    os.unlink(before.path)
     hold(own)
-    assert before is not None and own.since_at is not None and own.since_at > before
+    assert own.ticket is not None and own.ticket.since_at > before.since_at
     assert len(read_tickets(Claims(str(shared)))) == 1
 
 
@@ -83,10 +84,10 @@ def test_the_oldest_ticket_of_a_user_counts_and_what_a_killed_process_left_is_re
     hold(second, 2)
     (shared / "ticket-dead.lock").write_text("")
     (shared / f"ticket-dead.lock.by-{os.getuid()}").write_text(LABEL)
-    assert [ticket.path for ticket in read_tickets(claims)] == [first.path]
+    assert read_tickets(claims) == [first.ticket] == read_tickets(claims, second.ticket)
     first.withdraw()
     (shared / "ticket-dead.lock").write_text("")
-    assert [ticket.path for ticket in read_tickets(claims)] == [second.path]
+    assert read_tickets(claims) == [second.ticket]
     second.withdraw()
     (shared / "ticket-dead.lock").write_text("")
     assert read_tickets(claims) == [] and not list(shared.iterdir())
@@ -96,7 +97,7 @@ def test_nothing_that_goes_wrong_ends_the_wait(shared: Path) -> None:
     ticket = OwnTicket(Claims(str(shared / "none")))
     hold(ticket)
     ticket.withdraw()
-    assert ticket.since_at is None
+    assert ticket.ticket is None
 
 
 def test_without_tickets_it_is_one_look_into_the_directory(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,15 @@ def test_a_ticket_of_another_user_is_as_old_as_its_file_whatever_it_says(shared:
         assert before - 1 <= ticket.since_at <= time.time()
     assert read_tickets(Claims(str(shared))) == []
     assert (shared / "ticket-1.lock").exists(), "it is not ours to remove"
+
+
+@NEEDS_TWO_USERS
+def test_texts_of_another_user_can_be_shown_and_stored(shared: Path) -> None:
+    label = LABEL.replace("GPU-0", "\\ud800\\u001b[2J" + "x" * 1000).replace('"q"', '"\\udfff"')
+    with other_user(WRITE, shared / "ticket-1.lock", label):
+        (ticket,) = read_tickets(Claims(str(shared)))
+    assert ticket.queue.isprintable() and ticket.want.devices[0].isprintable()
+    assert len(ticket.want.devices[0].encode()) < 300
 
 
 @NEEDS_TWO_USERS

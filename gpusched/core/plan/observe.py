@@ -15,6 +15,8 @@ from gpusched.core.plan.availability import Availability, Criteria, OwnUse, fold
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
 
+QUEUE_LENGTH = 200  # of the text of another user that says what a claim is for
+
 
 class FreeSettings(Protocol):
     """The settings that say when a device counts as free."""
@@ -117,9 +119,12 @@ def first_board(
     )
 
 
-def claimed_by(user: str | None) -> str:
-    """Return why a claim is refused. `user`: its holder; None where nobody is seen to hold it."""
-    return "claimed by somebody just now" if user is None else f"claimed by {clean(user)}'s gpusched"
+def claimed_by(user: str | None, queue: str = "") -> str:
+    """Return why a claim is refused. `user`: its holder; None where nobody is seen to hold it. `queue`: for what."""
+    if user is None:
+        return "claimed by somebody just now"
+    whose = f"{clean(user)}'s" if user else "your"
+    return f"claimed by {whose} gpusched" + (f" for {clean(queue[:QUEUE_LENGTH])}" if queue else "")
 
 
 def open_attempt(job: JobRow, row: AttemptRow) -> Attempt:

@@ -49,7 +49,7 @@ class Occupancy:
         if limits.user_gpus:
             self.gpus_left = min(self.gpus_left, limits.user_gpus - len(self.elsewhere | self._kept))
         self._cpu_jobs_left = limits.cpu_jobs - sum(not a.devices and not a.job.states_host for a in open_attempts)
-        free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not (d.refused or d.holder)]
+        free = [d for d in snapshot.devices if d.availability.state is DeviceState.FREE and not d.refused]
         self.whole = [d for d in free if d.uuid not in self._kept | stuck]
         self.rooms = {d.uuid: room for d in snapshot.devices if (room := self._room(d)) is not None}
         self.devices_of_tag = {

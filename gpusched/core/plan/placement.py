@@ -243,7 +243,7 @@ def _is_kept_by_a_stranger(device: DeviceView, job: JobRow) -> bool:
     state = device.availability.state
     if job.alone and state is DeviceState.FREE and company(device.availability):
         return True
-    return state is DeviceState.BUSY and not device.holder
+    return state is DeviceState.BUSY and not device.refused
 
 
 def _one_group_first(job: JobRow, ranked: Sequence[DeviceView]) -> Sequence[DeviceView]:

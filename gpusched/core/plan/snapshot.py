@@ -56,8 +56,7 @@ class DeviceView:
     label: str = "GPU"  # for reasons: "GPU 3"
     held: bool = False  # claimed by this dispatcher
     looked: bool = False  # its sample is newer than the claim
-    refused: str = ""  # why a claim was refused since the last poll
-    holder: str = ""  # which user holds it by gpusched, and for what; empty: this dispatcher, or nobody
+    refused: str = ""  # who else has claimed it, or why it cannot be claimed
     residents: tuple[Resident, ...] = ()
     name: str = ""
     group: str = ""  # devices of one group are joined by NVLink or share a NUMA node; empty: not known

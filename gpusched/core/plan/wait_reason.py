@@ -86,8 +86,8 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return f"{max(0, room.left_bytes) // MIB}{of} MiB left beside {count(room.jobs, 'job')}"
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
-    if device.holder or device.refused:
-        return device.holder or device.refused
+    if device.refused:
+        return device.refused
     if device.uuid in occupancy.ours and not device.residents and not device.held:
         return RUNS_OURS  # an interactive one
     if learning := next((resident for resident in device.residents if resident.is_learning), None):

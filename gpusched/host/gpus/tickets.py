@@ -11,13 +11,14 @@ import math
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from gpusched.common import processes
 from gpusched.common.errors import GpuschedError
+from gpusched.common.text import clean
 from gpusched.core.plan.fairness import Ticket, Want
 from gpusched.host import locks
 from gpusched.host.gpus.claims import LABELS_LIMIT, Claims, read_label, uid_of, write_label
@@ -31,49 +32,58 @@ class OwnTicket:
     """The ticket of this process. Whatever cannot be written is left: the wait goes on without it."""
 
     def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+        self.ticket: Ticket | None = None
+        self._claims, self._user = claims, processes.user_name(os.getuid())
         self._fd: int | None = None
-        self._said: dict[str, object] = {}
-        self.path = ""
-        self.since_at: float | None = None  # None: there is none
+        self._path = ""
 
-    def hold(self, fields: dict[str, object]) -> None:
+    def hold(self, want: Want, turn_at: float, *, check_s: float, queue: str, yields: Mapping[str, str]) -> None:
         """Take it, unless it is held, and say what is waited for."""
         with suppress(OSError, GpuschedError):
-            if self._fd is None or not locks.is_named(self._fd, self.path):
+            if self._fd is None or not locks.is_named(self._fd, self._path):
                 self.withdraw()
-                self.path = f"{self._claims.directory()}/{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
-                self._fd = locks.take_file(self.path)
-            if self._fd is not None:
-                self.since_at = os.fstat(self._fd).st_ctime
-            if fields != self._said:
-                write_label(self.path, fields)
-                self._said = fields
+                self._path = f"{self._claims.directory()}/{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
+                self._fd = locks.take_file(self._path)
+            if self._fd is None:
+                return
+            ticket = Ticket(
+                os.getuid(),
+                self._user,
+                os.fstat(self._fd).st_ctime,
+                want,
+                turn_at=turn_at,
+                check_s=check_s,
+                queue=queue,
+                yields=tuple(yields.items()),
+                path=self._path,
+            )
+            if ticket != self.ticket:
+                wanted = {"job": want.job_id, "gpus": want.gpus, "devices": want.devices, "turn_at": turn_at}
+                write_label(self._path, {**wanted, "check_s": check_s, "queue": queue, "yields": yields})
+                self.ticket = ticket
 
     def withdraw(self) -> None:
         """Give it back, if it is held."""
-        if self.path:
-            _remove(self.path)
+        if self._path:
+            _remove(self._path)
         if self._fd is not None:
             os.close(self._fd)
-        self._fd, self.path, self.since_at, self._said = None, "", None, {}
+        self.ticket, self._fd, self._path = None, None, ""
 
 
-def fields_of(want: Want, turn_at: float, *, check_s: float, queue: str, yields: dict[str, str]) -> dict[str, object]:
-    """Return what a ticket says."""
-    wanted = {"job": want.job_id, "gpus": want.gpus, "devices": list(want.devices)}
-    return {**wanted, "queue": queue, "turn_at": turn_at, "check_s": check_s, "yields": yields}
+def read_tickets(claims: Claims, own: Ticket | None = None) -> list[Ticket]:
+    """Return the oldest ticket of each user, and remove those of this user whose processes have ended.
 
-
-def read_tickets(claims: Claims) -> list[Ticket]:
-    """Return the oldest ticket of each user, and remove those of this user whose processes have ended."""
+    `own` is that of this process, which is not read again.
+    """
     by_user: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for directory in claims.directories:
         for since_at, uid, path in _files(directory):
             by_user[uid].append((since_at, path))
     tickets: list[Ticket] = []
     for uid, files in by_user.items():
-        found = (_read(uid, path, since_at) for since_at, path in sorted(files)[:OPENED_MAX])
+        oldest = sorted(files)[:OPENED_MAX]
+        found = (own if own and path == own.path else _read(uid, path, since_at) for since_at, path in oldest)
         tickets += islice((ticket for ticket in found if ticket is not None), 1)
     return tickets
 
@@ -115,7 +125,7 @@ def _read(uid: int, path: str, since_at: float) -> Ticket | None:
 
 
 def _word(value: object) -> str:
-    return str(value)[:_WORD_MAX]
+    return clean(str(value)[:_WORD_MAX])
 
 
 def _remove(path: str) -> None:

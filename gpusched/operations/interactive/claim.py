@@ -78,12 +78,12 @@ def claimed_gpus(
     """
     chosen = check_devices(options.settings, devices.first.devices, wish.gpus)
     _refuse_too_large(devices, chosen.uuids, wish)
-    claims = Claims(options.settings.claims_dir)
-    book = DeviceBook(devices.source, claims, label, devices.first)
+    book = DeviceBook(devices.source, Claims(options.settings.claims_dir), label, devices.first)
     book.configure(chosen.uuids, observe.criteria(options.settings))
     try:
-        with closing(TicketBook(claims, book, label)) as tickets:
-            uuids = _Wait(book, tickets, options, queue_dir, wish, notify).run()
+        wait = _Wait(book, options, queue_dir, wish, notify)
+        with closing(wait.tickets):
+            uuids = wait.run()
         yield HeldGpus(
             tuple(device_use(book, uuid) for uuid in uuids),
             tuple(claim for uuid in uuids if (claim := book.entries[uuid].claim) is not None),
@@ -108,16 +108,10 @@ class _Wait:
     """The wait for GPUs: the plan of a dispatcher with a single job."""
 
     def __init__(
-        self,
-        book: DeviceBook,
-        tickets: TicketBook,
-        options: SubmitOptions,
-        queue_dir: QueueDir,
-        wish: GpuWish,
-        notify: Notify,
+        self, book: DeviceBook, options: SubmitOptions, queue_dir: QueueDir, wish: GpuWish, notify: Notify
     ) -> None:
-        self._book, self._tickets, self._options, self._queue_dir = book, tickets, options, queue_dir
-        self._wish, self._notify = wish, notify
+        self._book, self._options, self._queue_dir, self._wish, self._notify = book, options, queue_dir, wish, notify
+        self.tickets = TicketBook(book)
         self._job = JobRow(0, gpus=wish.gpus, mem_bytes=wish.mem_bytes)
         self._poll, self._attempts = Timer(), list[Attempt]()
         self._said = ""
@@ -129,9 +123,9 @@ class _Wait:
         while True:
             now = CLOCK.moment()
             self._observe(now)
-            board = replace(board_of(self._book, {}, now.at, self._options.limits), sharing=self._tickets.sharing)
+            board = replace(board_of(self._book, {}, now.at, self._options.limits), sharing=self.tickets.sharing)
             plan = make_plan(observe.snapshot(board, now.at, waiting=[self._job], attempts=self._attempts))
-            self._tickets.note(plan, now)
+            self.tickets.note(plan, now)
             for action in plan.actions:
                 if isinstance(action, Start):
                     return action.devices
@@ -155,8 +149,8 @@ class _Wait:
                 running = attempt_table.running(store)
             alive = [pair for pair in running if reaper.is_alive(self._queue_dir.state, pair[0].id, pair[1].number)]
             self._attempts = [observe.open_attempt(job, row) for job, row in alive]
-        if polled or self._tickets.is_claiming:
-            self._tickets.look(now, self._options.settings, polled=polled)
+        if polled or self.tickets.is_claiming:
+            self.tickets.look(now, self._options.settings, polled=polled)
         self._book.ask(now, poll=polled)
         self._book.take_in(now, lambda sample: OwnUse())
 

@@ -159,7 +159,7 @@ def _first_board(
             if uuid in {device.uuid for device in row.devices}
         )
         holder = None if residents else claims.holder(uuid)
-        refused = observe.claimed_by(holder.user) if holder else claims.obstacle(uuid)
+        refused = observe.claimed_by(holder.user, holder.queue) if holder else claims.obstacle(uuid)
         tenancies[uuid] = observe.Tenancy(residents, refused=refused)
     criteria = observe.criteria(options.settings, max_checks=1)
     board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits)

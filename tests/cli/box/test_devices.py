@@ -22,7 +22,7 @@ from gpusched.core.plan.fairness import Want
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims, HeldClaim
-from gpusched.host.gpus.tickets import OwnTicket, fields_of
+from gpusched.host.gpus.tickets import OwnTicket
 from gpusched.host.queue import queue_dirs
 from tests.support.command_line import shown
 from tests.support.golden import golden
@@ -107,7 +107,7 @@ def test_counted_as_json(sample: Sample9, capsys: Capture) -> None:
 def test_who_waits_and_what_is_left_to_whom(sample: Sample9, capsys: Capture) -> None:
     ticket = OwnTicket(Claims(str(sample.home / "claims")))
     want, left = Want(7, 2, (gpu(0).uuid, gpu(3).uuid)), {gpu(3).uuid: "bo\x1b", "GPU-elsewhere": "cy"}
-    ticket.hold(fields_of(want, 0.0, check_s=20, queue="/runs/\x1b[2J", yields=left))
+    ticket.hold(want, 0.0, check_s=20, queue="/runs/\x1b[2J", yields=left)
     me = pwd.getpwuid(os.getuid()).pw_name
     try:
         assert f"{me} waits for 2 GPUs since " in (last := call(capsys).splitlines()[-1])
