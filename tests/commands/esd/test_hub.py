@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpusched.commands.esd.__main__ import main
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.find.hub import Hub as HubClient
 from gpusched.commands.esd.find.open_model import open_model
 from gpusched.commands.esd.read.tensors import ModelError
