@@ -47,7 +47,9 @@ def stage_parser(kind: type) -> argparse.ArgumentParser:
     add("--revision", default="", metavar="REV", help="branch, tag or commit on the hub")
     add("--name", default="", help="its name in the results (default: the model's)")
     for each in options_of(kind):
-        if isinstance(each.default, bool):
+        if each.is_optional:
+            add(each.flag, nargs="?", const=True, default=each.default, metavar=each.metavar, help=each.help)
+        elif isinstance(each.default, bool):
             action = "store_false" if each.default else "store_true"
             add(each.flag, dest=each.name, action=action, help=each.help)
         else:
