@@ -23,8 +23,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 
 SHEPHERD = "GPUSCHED_SHEPHERD"  # the variable with the name of the shepherd's socket
+PLOTS = "--plots"  # matplotlib takes as long to load as half of PyTorch
 IDLE_S = 20.0
 _TAKEN, _REFUSED = b"taken", b"refused"
 _MOST_FDS = 253  # the kernel's limit for a message
@@ -43,9 +45,10 @@ def hand_over(words: list[str]) -> int | None:
         return None
     fds = [int(name) for name in os.listdir("/proc/self/fd")]
     fds = [0, 1, 2, *(fd for fd in fds if fd > 2 and _is_inherited(fd))]
+    plots = next((PLOTS for word in words if word.startswith(PLOTS)), "")
     status = b""
     try:
-        with _connect(shepherd) as channel:
+        with _connect(shepherd, plots) as channel:
             socket.send_fds(channel, [b"."], [os.open(".", os.O_RDONLY), *fds])
             with channel.makefile("wb") as out:
                 marshal.dump((words, dict(os.environb)), out)
@@ -64,7 +67,7 @@ def _is_inherited(fd: int) -> bool:
     return False
 
 
-def _connect(shepherd: str) -> socket.socket:
+def _connect(shepherd: str, plots: str) -> socket.socket:
     """Return a connection to the warm process; start it if there is none. Raises OSError."""
     address = f"\0{shepherd}-warm"
     channel = socket.socket(socket.AF_UNIX)
@@ -75,7 +78,7 @@ def _connect(shepherd: str) -> socket.socket:
             listener.bind(address)
             listener.listen()
             subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listener.fileno()), shepherd],
+                [sys.executable, "-m", __name__, str(listener.fileno()), shepherd, plots],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -114,8 +117,8 @@ def _end_as(status: bytes) -> int:
 # ---- the warm process ------------------------------------------------------------------------------
 
 
-def serve(listener_fd: int, shepherd: str) -> None:
-    """Fork for each stage that connects, until the shepherd ends or nothing comes any more."""
+def serve(listener_fd: int, shepherd: str, plots: str = "") -> None:
+    """Fork for each stage that connects, until the shepherd ends or nothing comes any more. `plots`: they draw."""
     with socket.socket(fileno=listener_fd) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lease:
         lease.connect(f"\0{shepherd}")
         lease.recv(1 << 16)  # its greeting
@@ -123,6 +126,9 @@ def serve(listener_fd: int, shepherd: str) -> None:
         from . import stage  # noqa: F401  (loaded for those who come)
         from .command_line import main
 
+        with suppress(ImportError):
+            if plots:
+                import_module("matplotlib.backends.backend_agg")
         while select.select([listener.fileno(), lease.fileno()], [], [], IDLE_S)[0] == [listener_fd]:
             channel, _ = listener.accept()
             with channel:
@@ -182,4 +188,4 @@ def _work(words: list[str], environment: Mapping[bytes, bytes], fds: list[int], 
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2])
+    serve(int(sys.argv[1]), *sys.argv[2:])

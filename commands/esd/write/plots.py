@@ -244,6 +244,7 @@ def _save(figure: Any, path: Path, formats: Sequence[str]) -> list[str]:
         data = io.BytesIO()
         when = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[suffix]
         figure.savefig(data, format=suffix, dpi=DPI, metadata={when: None})
+        figure.set_layout_engine("none")  # it is laid out: the next format need not do it again
         paths.append(f"{path}.{suffix}")
         write_file(Path(paths[-1]), data.getvalue())
     return paths

@@ -94,7 +94,8 @@ def figure(chart: Chart) -> str:
     kind = ' class="wide"' if chart.is_wide or chart.boxes else ""
     return (
         f"<figure{kind}><figcaption><b>{_text(chart.title)}</b> {_text(chart.note)}{keys}</figcaption>"
-        f'<svg viewBox="0 0 {drawing.width} {drawing.bottom + _BOTTOM}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {drawing.width} {drawing.bottom + _BOTTOM}" role="img" '
+        'font-family="system-ui,sans-serif" font-size="12" fill="currentColor" '
         f'aria-label="{_text(chart.title)}">{"".join(drawing.parts())}</svg></figure>'
     )
 
@@ -129,12 +130,12 @@ class _Drawing:
         if chart.usual and chart.y:
             low, high = (self.y(value) for value in chart.usual)
             size = f'width="{self.right - self.left}" height="{low - high:.1f}"'
-            yield f'<rect x="{self.left}" y="{high}" {size} class="usual"/>'
+            yield f'<rect x="{self.left}" y="{high}" {size} fill="#888" fill-opacity=".08"/>'
         yield from self._grid()
         if chart.diagonal and chart.y:
             ends = (max(chart.x.low, chart.y.low), min(chart.x.high, chart.y.high))
             line = "L".join(f"{self.x(end)} {self.y(end)}" for end in ends)
-            yield f'<path d="M{line}" class="ink" stroke-dasharray="4 3"/>'
+            yield f'<path d="M{line}" stroke="currentColor" stroke-dasharray="4 3"/>'
         for marks in chart.marks:
             yield from self._line(marks) if marks.width else self._points(marks)
         for n, box in enumerate(chart.boxes):
@@ -144,13 +145,13 @@ class _Drawing:
         """Yield lines at round values, their numbers, and the labels of the axes."""
         x, y = self.chart.x, self.chart.y
         for tick in x.ticks():
-            yield f'<path d="M{self.x(tick)} {_TOP}V{self.bottom}" class="grid"/>'
+            yield f'<path d="M{self.x(tick)} {_TOP}V{self.bottom}" stroke="#888" stroke-opacity=".2"/>'
             yield _label(_number(tick), self.x(tick), self.bottom + 15)
         yield _label(x.label, (self.left + self.right) // 2, self.bottom + 33)
         if y is None:
             return
         for tick in y.ticks():
-            yield f'<path d="M{self.left} {self.y(tick)}H{self.right}" class="grid"/>'
+            yield f'<path d="M{self.left} {self.y(tick)}H{self.right}" stroke="#888" stroke-opacity=".2"/>'
             yield _label(_number(tick), self.left - 6, self.y(tick) + 4, 'text-anchor="end"')
         middle = (_TOP + self.bottom) // 2
         yield _label(y.label, 12, middle, f'text-anchor="middle" transform="rotate(-90 12 {middle})"')
@@ -172,10 +173,10 @@ class _Drawing:
         low, first, middle, third, high = map(self.x, box.values)
         label = box.label if len(box.label) <= _LABEL_LENGTH else f"…{box.label[-_LABEL_LENGTH:]}"
         yield _label(label, self.left - 8, down + 4, 'text-anchor="end"')
-        yield f'<path d="M{low} {down}H{high}" class="ink"/>'
+        yield f'<path d="M{low} {down}H{high}" stroke="currentColor"/>'
         size = f'width="{third - first:.1f}" height="12"'
         yield f'<rect x="{first}" y="{down - 6}" {size} fill="{COLOURS[0]}" opacity=".55"/>'
-        yield f'<path d="M{middle} {down - 6}v12" class="ink" stroke-width="2"/>'
+        yield f'<path d="M{middle} {down - 6}v12" stroke="currentColor" stroke-width="2"/>'
 
 
 def _label(text: str, x: float, y: float, style: str = 'text-anchor="middle"') -> str:

@@ -108,8 +108,7 @@ thead th{position:sticky;top:0;background:Canvas;white-space:nowrap}
 details{margin:1rem 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:1.2rem}
 figure{margin:0;break-inside:avoid}.wide{grid-column:1/-1}figcaption span{white-space:nowrap;margin-left:.6rem}
-svg{width:100%;height:auto;font:12px system-ui,sans-serif;fill:currentColor}
-.grid{stroke:#8883}.ink{stroke:currentColor}.usual{fill:#8881}
+svg{width:100%;height:auto}
 @media print{:root{color-scheme:light}body{max-width:none;margin:0;font-size:8pt}
 .charts{grid-template-columns:1fr 1fr}svg{font-size:18px}.wide svg{font-size:15px}
 thead th{position:static}table{font-size:6.5pt}td,th{padding:.6mm}
