@@ -4,7 +4,7 @@ A block is marked by a comment above it. `<!-- session: NAME -->`: the commands 
 blocks of one name go on in the same place. `<!-- file: NAME -->`: the block is a file of the working directory.
 Moments, durations, pids and UUIDs may differ; a `…` stands for any text, a line of it alone for any lines.
 `<!-- picture: PATH -->`: what the sessions of this page made there, `FILE#TITLE` being one chart of a report; the
-picture below has its size. `GPUSCHED_BLESS=1` writes what was really said into a block that differs, and copies pictures.
+picture below has its size. `GPUSCHED_BLESS=1` writes what was said into a block that differs and copies the pictures.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def say(box: Box, command: str, status: int) -> tuple[str, int]:
 
 
 def picture(path: Path, title: str) -> bytes:
-    """A picture that a session has made: a file, or the chart of a page with this title."""
-    if not title:
-        return path.read_bytes()
+    """A picture that a session has made: a file, or the chart of a page with this title; nothing if it made none."""
+    if not title or not path.exists():
+        return path.read_bytes() if path.exists() else b""
     found = re.search(f"<b>{re.escape(title)}</b>.*?(<svg.*?</svg>)", path.read_text("utf-8"))
-    assert found is not None, f"{path.name} has no chart {title}"
-    return found[1].replace(">", '><rect width="100%" height="100%" fill="#fff"/>', 1).encode()
+    svg = found[1] if found else ""
+    return svg.replace(">", '><rect width="100%" height="100%" fill="#fff"/>', 1).encode()
 
 
 def shape(data: bytes) -> object:
@@ -127,10 +127,9 @@ def check_pictures(session: Session, box: Box) -> None:
     """Compare the pictures of a page with those that its session has made."""
     page = ROOT / session.page
     for source, title, name in PICTURE.findall(page.read_text("utf-8")):
-        made = box.work / source
-        if not made.exists():
+        data, shown = picture(box.work / source, title), page.parent / name
+        if not data:
             continue  # of another session
-        data, shown = picture(made, title), page.parent / name
         if os.environ.get("GPUSCHED_BLESS"):
             shown.parent.mkdir(exist_ok=True)
             shown.write_bytes(data)
