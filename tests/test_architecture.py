@@ -88,6 +88,7 @@ TABLE = (
         ),
     ),
     Row("esd.report", ("esd.*", "views.*", "core.*", "common.*")),
+    Row("esd.compare.*", ("esd.*", "views.html.charts", "common.*")),
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
         "api",

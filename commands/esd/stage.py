@@ -129,7 +129,7 @@ class Stage:
         try:
             from .write.plots import write
 
-            write(str(self.output), self.stem)
+            write(str(self.output), self.stem, self.options.plots)
         except (OSError, ValueError, ImportError) as error:
             self._warn(f"no pictures: {error}", DONE)
 

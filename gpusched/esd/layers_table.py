@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,31 @@ def write_layers(output: str, results: Sequence[ModelResult]) -> None:
     out = io.BytesIO()
     pq.write_table(layers.replace_schema_metadata({_ABOUT: json.dumps(about)}), out)
     write_file(f"{output}/{LAYERS}", out.getvalue())
+
+
+def read_exponents(output: str) -> dict[str, list[tuple[float, float]]]:
+    """Return the place in its depth, from 0 to 1, and the exponent of each layer with a fit, by model.
+
+    The place is that of the block; where no block is known, that of the row. Empty without pyarrow, or without a table.
+    """
+    try:
+        import pyarrow.parquet as pq
+
+        path = f"{output}/{LAYERS}"
+        place = "block" if "block" in pq.read_schema(path).names else _MODEL
+        stored = pq.read_table(path, columns=list({_MODEL, "alpha", place})).to_pydict()
+        rows = zip(stored[_MODEL], stored["alpha"], stored[place], strict=True)
+    except (ImportError, OSError, ValueError, KeyError):
+        return {}
+    layers: dict[str, list[tuple[float | None, float]]] = {}
+    for model, alpha, block in rows:
+        of_model = layers.setdefault(model, [])
+        of_model.append((len(of_model) if isinstance(block, str) else block, alpha or math.nan))
+    found = {}
+    for model, points in layers.items():
+        last = max((place for place, _ in points if place is not None), default=0) or 1
+        found[model] = [(place / last, alpha) for place, alpha in points if place is not None and alpha > 1.0]
+    return found
 
 
 def _known_rows(path: str, hashes: Mapping[str, str]) -> tuple[list[Any], set[str]]:

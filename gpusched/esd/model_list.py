@@ -1,10 +1,11 @@
 """The rows of a CSV table of models, and notes about rows that are odd.
 
-Columns are found by their names; other columns are ignored.
+Columns are found by their names; other columns are kept as they are.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections import Counter
@@ -12,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.natural_order import natural_key
 from gpusched.common.text import clean
 from gpusched.common.text_input import read_table
 from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
 
 NAME_COLUMNS = ("full_name", "model_id")
-_OTHERS = ("source_model", "base_model_relation", "revision")
+OTHER_COLUMNS = ("source_model", "base_model_relation", "revision")
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(models/)?|\w+://", re.IGNORECASE)
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HINT = "the first line names the columns: full_name (or model_id), source_model, base_model_relation, revision"
@@ -62,12 +64,12 @@ class ModelList:
 
 def single(model: str, *, source: str = "", relation: str = "", revision: str = "") -> ModelList:
     """Return the list of a single model. Raises GpuschedError for an impossible name."""
-    name = _plain(model)
     relation = relation.strip().lower()
-    row = _checked(ModelRow(name, _base(source, relation), relation, revision.strip(), name=name))
-    if row.fault:
-        raise GpuschedError(row.fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
-    return ModelList((row,))
+    base, revision = _base(source, relation), revision.strip()
+    rows = [_checked(ModelRow(name, base, relation, revision, name=name)) for name in _expanded(_plain(model))]
+    if fault := rows[0].fault:
+        raise GpuschedError(fault, where="--single-model", hint="a directory, or a model's name such as acme/tiny")
+    return ModelList(tuple(rows))
 
 
 def read(path: str) -> ModelList:
@@ -101,10 +103,11 @@ def parse(data: bytes, where: str) -> ModelList:
         if not values.get(key):
             notes.append(f"line {line} has no {key} and is left out")
             continue
-        source, relation, revision = (values.get(column, "") for column in _OTHERS)
+        source, relation, revision = (values.get(column, "") for column in OTHER_COLUMNS)
         relation = relation.lower()
-        model, columns = _plain(values[key]), tuple(values.items())
-        models.append(ModelRow(model, _base(source, relation), relation, revision, line, cells=columns))
+        base, columns = _base(source, relation), tuple(values.items())
+        for model in _expanded(_plain(values[key])):
+            models.append(ModelRow(model, base, relation, revision, line, cells=columns))
     if not models:
         raise GpuschedError("has no models", where=where, hint=_HINT)
     return ModelList(tuple(map(_checked, _once(models, notes))), tuple(notes))
@@ -138,6 +141,12 @@ def _plain(name: str) -> str:
     name = name.strip()
     name = name if _ADDRESS.match(name) else re.sub(r"//+", "/", name)
     return name.rstrip("/") or name
+
+
+def _expanded(name: str) -> list[str]:
+    """Return the directories that a name with `*` stands for, in natural order; other names as they are."""
+    paths = [path for path in glob.glob(name) if os.path.isdir(path)] if "*" in name else []
+    return sorted(paths, key=natural_key) or [name]
 
 
 def _base(source: str, relation: str) -> str:

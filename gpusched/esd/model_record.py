@@ -22,6 +22,8 @@ READABLE = (1, 2)
 RECORDS = "records"
 TABLES = "per_model_csv"
 SPECTRA = "spectra"
+PLOTS = "plots"
+MOST_FIGURES = 100  # of single layers, of one model
 SHUFFLED = " (shuffled)"  # behind a layer's name among the spectra: that of its entries in random order
 
 _LONGEST_STEM = 240  # a file name has at most 255 bytes, suffix and temporary mark included
@@ -46,6 +48,11 @@ def file_stem(name: str) -> str:
 def model_name(stem: str) -> str:
     """Return the name of the model from the result of `file_stem`."""
     return unquote(stem.replace("--", "/"), errors="surrogateescape")
+
+
+def layer_picture(stem: str, layer: str) -> str:
+    """Return the file name of the figure of one layer, without suffix."""
+    return f"{stem}-layer-{file_stem(layer)}"
 
 
 def _encoded(match: re.Match[str]) -> str:

@@ -29,8 +29,9 @@ class EsdOption:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     least: float | None = None
-    check: Callable[[str], object] | None = None
+    check: Callable[[Any], object] | None = None
     default_text: str = ""  # for people, where the default alone does not say it
+    is_optional: bool = False  # its value: the option alone is True
     changes_numbers: bool = False  # so it is in the record: with another value it is another analysis
     changes_table: bool = False  # so it is in the record unless it is the default
     name: str = ""
@@ -94,7 +95,9 @@ def with_dashes(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def _check_pattern(text: str) -> None:
+def _check_pattern(text: str | bool) -> None:
+    if isinstance(text, bool):
+        return
     try:
         re.compile(text)
     except re.error as error:
@@ -144,7 +147,13 @@ class AnalysisOptions:
     )
     parallel_gpu: bool = option(True, "Analyse one layer after the other.")
     dtype_report: bool = option(False, "Print in the log of each job how its weights are stored.")
-    plots: bool = option(False, "Draw alpha by layer, and the spectra with their tails.")
+    plots: bool | str = option(
+        False,
+        "Draw alpha by layer, the spectra with their tails, and LAYER (a regular expression) in figures of its own.",
+        metavar="LAYER",
+        check=_check_pattern,
+        is_optional=True,
+    )
     drop_downloads: bool = option(False, "At the end of a job, delete the models that it has downloaded.")
     verify: bool = option(False, "Compare the whole content of local files with that of the analysis.")
     overwrite: bool = option(False, "Analyse models again that are done already.")

@@ -7,6 +7,7 @@ import errno
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ from gpusched.common.text import one_line, safe_cell
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import (
     LEAST_COVERAGE,
+    MOST_FIGURES,
+    PLOTS,
     READABLE,
     RECORDS,
     TABLES,
     changed_file,
     is_of,
     is_whole,
+    layer_picture,
     model_name,
     read_record,
 )
@@ -31,7 +35,6 @@ from gpusched.esd.old_rules import follows_old_rules
 
 SUMMARY = "esd_results_summary.csv"
 SKIPPED = "skipped.csv"
-PLOTS = "plots"
 
 _SKIPPED_COLUMNS = ("model", "tensor", "shape", "dtype", "reason")
 SUCCEEDED = "succeeded"  # of a job, in the outcomes
@@ -45,12 +48,19 @@ _LAST = (
 )
 
 
-def has_plots(output: str, stem: str) -> bool:
-    """Return True if there are pictures of the table of this model, not of an earlier one."""
+def has_plots(output: str, stem: str, wanted: bool | str = True) -> bool:
+    """Return True if there are pictures of the table of this model, not of an earlier one; of the wanted layers too."""
+    names = [f"{stem}-alpha.png"]
     try:
-        drawn = os.stat(f"{output}/{PLOTS}/{stem}-alpha.png").st_mtime_ns
-        return drawn >= os.stat(f"{output}/{TABLES}/{stem}.csv").st_mtime_ns
-    except OSError:
+        made = os.stat(path := f"{output}/{TABLES}/{stem}.csv").st_mtime_ns
+        if isinstance(wanted, str):
+            with open(path, encoding="utf-8", newline="") as file:
+                layers = [row["longname"] for row in csv.DictReader(file)]
+            names += [f"{layer_picture(stem, layer)}.pdf" for layer in layers if re.search(wanted, layer)][
+                :MOST_FIGURES
+            ]
+        return all(os.stat(f"{output}/{PLOTS}/{name}").st_mtime_ns >= made for name in names)
+    except (OSError, KeyError, ValueError):
         return False
 
 

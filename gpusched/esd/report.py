@@ -10,11 +10,12 @@ from typing import Any
 
 from gpusched.core.model import MIB
 from gpusched.esd import records
+from gpusched.esd.compare.charts import charts
 from gpusched.esd.experiment import EsdExperiment
-from gpusched.esd.model_record import TABLES, file_stem
+from gpusched.esd.model_record import PLOTS, TABLES, file_stem
 from gpusched.esd.options import AnalysisOptions, options_of
-from gpusched.esd.records import OLD_RULES, PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
-from gpusched.views.html import ModelLine, ModelReport, render
+from gpusched.esd.records import OLD_RULES, SKIPPED, SUMMARY, ModelResult, has_plots
+from gpusched.views.html.page import ModelLine, ModelReport, render
 
 REPORT = "report.html"
 COLUMNS = {  # of numbers: the field of the record, its head, and its digits behind the point
@@ -73,6 +74,7 @@ def write_report(experiment: EsdExperiment, now: float) -> None:
         columns=tuple(COLUMNS.values()),
         word_columns=("Device", "Relation", "Source"),
         models=models,
+        charts=tuple(charts(experiment.summary.results, output)),
     )
     records.write_file(f"{output}/{REPORT}", render(report))
 
@@ -94,7 +96,13 @@ def _line(result: ModelResult, output: str) -> ModelLine:
         links=tuple(_links(output, file_stem(result.name))),
         notes=result.notes,
         flag=result.flag,
+        missing="; ".join(filter(None, (_missing(numbers["coverage"]), result.flag))),
     )
+
+
+def _missing(coverage: float | None) -> str:
+    """Return which share of the elements of a model's layers is analysed; "" if all are, or nothing is known."""
+    return f"{coverage:.1%} of the elements of its layers" if coverage is not None and coverage < 1.0 else ""
 
 
 def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:

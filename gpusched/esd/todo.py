@@ -62,7 +62,7 @@ def compare(
             is_done = is_done and row not in todo.changed and not is_old
             has_failed = is_same and record["success"] is False
             is_failed = state is JobState.FAILED or (state not in _OPEN_STATES and has_failed)
-        is_drawn = not config.plots or has_plots(config.output, row.stem)
+        is_drawn = not config.plots or has_plots(config.output, row.stem, config.plots)
         if is_done and is_drawn:
             todo.done.append(row)
         elif is_failed and not config.retry_failed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpusched.common.text import clean
 from gpusched.views import tables
-from gpusched.views.html import ModelLine
+from gpusched.views.html.page import ModelLine
 from gpusched.views.tables import Line, Row
 from gpusched.views.words import count, fit, short_path
 

@@ -3,13 +3,15 @@
 A block is marked by a comment above it. `<!-- session: NAME -->`: the commands after `$` are run one after the other;
 blocks of one name go on in the same place. `<!-- file: NAME -->`: the block is a file of the working directory.
 Moments, durations, pids and UUIDs may differ; a `…` stands for any text, a line of it alone for any lines.
-`GPUSCHED_BLESS=1` writes what was really said into a block that differs.
+`<!-- picture: PATH -->`: what the sessions of this page made there, `FILE#TITLE` being one chart of a report; the
+picture below has its size. `GPUSCHED_BLESS=1` writes what was said into a block that differs and copies the pictures.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from tests.support.paths import ROOT
 
 PAGES = ("README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md"))))
 MARKED = re.compile(r"<!-- (session|file): (\S+) -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"<!-- picture: (\S+?)(?:#(.+?))? -->\n!\[[^]]*\]\((\S+)\)")
 TIME_LIMIT_S = 90
 VARYING = (
     (r"\b\d\d:\d\d:\d\d\b", "<moment>"),
@@ -43,6 +46,7 @@ class Session:
     name: str
     files: dict[str, str] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)
+    pictures: int = 0  # that it has made
 
 
 def sessions() -> list[Session]:
@@ -101,6 +105,39 @@ def say(box: Box, command: str, status: int) -> tuple[str, int]:
     return path.read_text("utf-8", "replace"), code
 
 
+def picture(path: Path, title: str) -> bytes:
+    """A picture that a session has made: a file, or the chart of a page with this title; nothing if it made none."""
+    if not title or not path.exists():
+        return path.read_bytes() if path.exists() else b""
+    found = re.search(f"<b>{re.escape(title)}</b>.*?(<svg.*?</svg>)", path.read_text("utf-8"))
+    svg = found[1] if found else ""
+    return svg.replace(">", '><rect width="100%" height="100%" fill="#fff"/>', 1).encode()
+
+
+def shape(data: bytes) -> object:
+    """The width and height of a PNG, or the frame of an SVG."""
+    if data.startswith(b"\x89PNG"):
+        return struct.unpack(">II", data[16:24])
+    frame = re.search(rb'viewBox="([^"]*)"', data)
+    assert frame is not None
+    return frame[1]
+
+
+def check_pictures(session: Session, box: Box) -> None:
+    """Compare the pictures of a page with those that its session has made."""
+    page = ROOT / session.page
+    for source, title, name in PICTURE.findall(page.read_text("utf-8")):
+        data, shown = picture(box.work / source, title), page.parent / name
+        if not data:
+            continue  # of another session
+        if os.environ.get("GPUSCHED_BLESS"):
+            shown.parent.mkdir(exist_ok=True)
+            shown.write_bytes(data)
+        assert shape(shown.read_bytes()) == shape(data), name
+        assert len(shown.read_bytes()) < 50_000, "pictures in the docs are small"
+        session.pictures += 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("session", sessions(), ids=lambda s: f"{s.page}:{s.name}")
 def test_a_session_in_the_docs_is_true(session: Session, tmp_path: Path) -> None:
@@ -122,7 +159,10 @@ def test_a_session_in_the_docs_is_true(session: Session, tmp_path: Path) -> None
             if len(wrong) > before and os.environ.get("GPUSCHED_BLESS"):
                 path = ROOT / session.page
                 path.write_text(path.read_text("utf-8").replace(block, spoken), "utf-8")
+        check_pictures(session, box)
     assert not wrong or os.environ.get("GPUSCHED_BLESS"), "\n\n".join(wrong)
+    text = (ROOT / session.page).read_text("utf-8")
+    assert session.name != "pictures" or session.pictures == text.count("<!-- picture: ") > 0
 
 
 def test_the_comparison_of_sessions_sees_a_difference() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.commands.esd.__main__ import stage_parser
+from gpusched.commands.esd.command_line import stage_parser
 
 from gpusched.cli.features.esd import esd
 from gpusched.common import libraries

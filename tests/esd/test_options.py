@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from gpusched.commands.esd.__main__ import stage_parser
+from gpusched.commands.esd.command_line import stage_parser
 
 from gpusched.cli.features.esd import esd_options
 from gpusched.common.errors import GpuschedError

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.views.html import ModelLine, ModelReport, render
+from gpusched.views.html.page import ModelLine, ModelReport, render
 
 VOID = {"meta", "br"}
 

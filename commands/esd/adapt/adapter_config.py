@@ -32,17 +32,37 @@ _HARMLESS = frozenset(
         "task_type",
     }
 )
+# Of each method the fields of AdapterConfig that change its numbers, and further ones that do not.
+_FACTORS = frozenset({"r", "alpha", "rank_pattern", "alpha_pattern"})
+_FIELDS = {
+    "ADALORA": frozenset({"init_r", "lora_alpha", "init_lora_weights", "bias"}),
+    "LOHA": _FACTORS,
+    "LOKR": _FACTORS,
+    "IA3": frozenset[str](),
+}
+_HARMLESS_OF = {
+    # The file holds the ranks that the pattern of AdaLoRA has left.
+    "ADALORA": {"r", "target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step"}
+    | {"rank_pattern"},
+    "LOHA": {"rank_dropout", "module_dropout", "init_weights", "use_effective_conv2d"},
+    "LOKR": {"rank_dropout", "module_dropout", "init_weights", "use_effective_conv2d", "decompose_both"}
+    | {"decompose_factor", "rank_dropout_scale"},
+    "IA3": {"feedforward_modules", "init_ia3_weights"},
+}
+_OF_ALL = frozenset({"peft_type", "modules_to_save"})
 _UNSET: tuple[Any, ...] = (None, False, "", [], {})
 _LONGEST_PATTERN = 300
 _NESTED_REPEAT = re.compile(r"[*+}][^()]*\)[*+{]")  # may take exponential time to match
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of one LoRA adapter, by peft's names. Patterns are tried in their order; the first match counts."""
+    """The settings of one adapter, by peft's names. Patterns are tried in their order; the first match counts."""
 
-    peft_type: Literal["LORA"]
+    peft_type: Literal["LORA", "ADALORA", "LOHA", "LOKR", "IA3"]
     r: Rank = 8
+    init_r: Rank = 12  # of AdaLoRA
     lora_alpha: Factor = 8
+    alpha: Factor = 8  # of LoHa and LoKr
     use_rslora: bool | None = None
     use_dora: bool | None = None
     rank_pattern: dict[str, Rank] | None = None
@@ -53,11 +73,17 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal", "true", "false"] | None = None
 
     def rank_of(self, module: str) -> int:
+        """Return the rank of the module with this path; of AdaLoRA, that before it cut any."""
+        if self.peft_type == "ADALORA":
+            return self.init_r
         return _first_match(self.rank_pattern, module, self.r)
 
     def scale_of(self, module: str) -> float:
-        """Return α/r of the module with this path, or α/√r with rsLoRA (Kalajdzievski 2023)."""
-        alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
+        """Return α/r of the module with this path, or α/√r with rsLoRA (Kalajdzievski 2023); of AdaLoRA, α."""
+        if self.peft_type == "ADALORA":
+            return self.lora_alpha
+        usual = self.lora_alpha if self.peft_type == "LORA" else self.alpha
+        alpha = _first_match(self.alpha_pattern, module, usual)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
@@ -70,20 +96,23 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig:
     """Return the settings of an adapter. Raises ModelError, stage merge, with the field that prevents a merge."""
-    known = AdapterConfig.__struct_fields__
+    method = str(config.get("peft_type"))
+    own = frozenset(AdapterConfig.__struct_fields__) - {"init_r", "alpha"}
+    known = _FIELDS.get(method, own) | _OF_ALL
+    harmless = _HARMLESS | _HARMLESS_OF.get(method, frozenset())
     fields = {
-        name: value
-        for name, value in config.items()
-        if name in known or (name not in _HARMLESS and value not in _UNSET)
+        name: value for name, value in config.items() if name in known or (name not in harmless and value not in _UNSET)
     }
     try:
+        if strange := sorted(fields.keys() & set(AdapterConfig.__struct_fields__) - known):
+            raise ValueError(f"{strange[0]} is set, which means nothing to {method}")
         settings = msgspec.convert(fields, AdapterConfig)
         for pattern in (*(settings.rank_pattern or {}), *(settings.alpha_pattern or {})):
             _check_pattern(pattern)
     except ValueError as error:
         raise ModelError(
             "merge",
-            f"adapter {label}: its settings are not those of plain LoRA: {error}; merge it with the software that "
+            f"adapter {label}: its settings cannot be merged exactly: {error}; merge it with the software that "
             "made it, and analyse the merged copy",
         ) from None
     return settings

@@ -14,15 +14,25 @@ from ..read.tensors import ModelError, TensorInfo
 from ..weights.tied import is_declared_tied
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
+from .other_adapters import problem
 from .tied_weights import is_embedding, is_head, leaf, partners, unstored_head
 
 _PREFIX = "base_model.model."
-# The end of a name in an adapter's file, after ".lora_" -> the field of Lora that it belongs to.
+# The end of a name in an adapter's file -> the part of a change that it is, by the method of the adapter.
 _PARTS = {
-    **{"A.weight": "a", "B.weight": "b", "embedding_A": "a", "embedding_B": "b"},
-    **{"magnitude_vector": "magnitude", "magnitude_vector.weight": "magnitude"},
+    "LORA": {
+        **{"lora_A.weight": "a", "lora_B.weight": "b", "lora_embedding_A": "a", "lora_embedding_B": "b"},
+        **{"lora_magnitude_vector": "magnitude", "lora_magnitude_vector.weight": "magnitude"},
+    },
+    "ADALORA": {name: name for name in ("lora_A", "lora_B", "lora_E")},
+    "LOHA": {f"hada_{name}": f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
+    "LOKR": {f"lokr_{name}": f"lokr_{name}" for name in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
+    "IA3": {"ia3_l": "ia3_l"},
 }
-_STRANGE = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)")
+_STRANGE = re.compile(
+    r"(?:^|\.)(?:(?:lora|hada|lokr|ia3|oft|vera|boft)_\w+|modules_to_save|original_module|token_adapter|base_layer)(?:\.|$)"
+)
+_END = re.compile(r"\.((?:lora|hada|lokr|ia3)_[A-Za-z0-9_]+(?:\.weight)?)$")
 # With bias="all", peft stores the bias of a module that is saved whole under its own name and under these too.
 _SECOND_BIAS = re.compile(r"\.(modules_to_save|original_module)\.bias$")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
@@ -36,14 +46,14 @@ _CONV1D_NAMES = frozenset({"c_attn", "q_attn", "c_proj", "c_fc"})
 
 
 @dataclass(slots=True)
-class Lora:
-    """The low-rank change of one module: the names of its tensors in the adapter's file, its kind, and its factor."""
+class ModuleChange:
+    """The change of one module: the names of its tensors in the adapter's file by their parts, its kind, its factor."""
 
-    a: str = ""
-    b: str = ""
-    magnitude: str = ""
+    method: str
+    parts: dict[str, str] = field(default_factory=dict)
     kind: str = LINEAR
     scale: float = 1.0
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -57,7 +67,7 @@ class TensorChange:
     base: str = ""
     stored: str = ""
     copy: bool = False
-    adds: list[Lora] = field(default_factory=list)
+    adds: list[ModuleChange] = field(default_factory=list)
 
 
 def suffix_matches(name: str, names: Collection[str]) -> list[str]:
@@ -96,7 +106,7 @@ class AdapterPlan:
 
         Raises ModelError, stage merge, if adapter and base do not fit together.
         """
-        modules: dict[str, Lora] = {}
+        modules: dict[str, ModuleChange] = {}
         whole: dict[str, str] = {}
         for key in self.stored:
             self._sort(key, modules, whole)
@@ -113,19 +123,19 @@ class AdapterPlan:
     def refuse(self, reason: str) -> ModelError:
         return ModelError("merge", f"adapter {self.label}: {reason}")
 
-    def _sort(self, key: str, modules: dict[str, Lora], whole: dict[str, str]) -> None:
-        """Add a name of the adapter's file to the LoRA of its module, or to the tensors that are stored whole."""
+    def _sort(self, key: str, modules: dict[str, ModuleChange], whole: dict[str, str]) -> None:
+        """Add a name of the adapter's file to the change of its module, or to the tensors that are stored whole."""
         if len(key) > _LONGEST_NAME or self.stored[key].dtype not in _FLOATS:
             raise self.refuse(f"{key[:200]} in its file ({self.stored[key].dtype}) is no plain LoRA weight")
         name = key.removeprefix(_PREFIX)
-        module, _, part = name.rpartition(".lora_")
-        if part in _PARTS:
-            lora = modules.setdefault(f"{module}.weight", Lora())
-            if getattr(lora, _PARTS[part]):
+        method = self.config.peft_type
+        end = _END.search(name)
+        if end and end[1] in _PARTS[method]:
+            change = modules.setdefault(f"{name[: end.start()]}.weight", ModuleChange(method))
+            if change.parts.setdefault(_PARTS[method][end[1]], key) != key:
                 raise self.refuse(f"{key} is in its file twice")
-            setattr(lora, _PARTS[part], key)
-            if part.startswith("embedding"):
-                lora.kind = EMBEDDING
+            if end[1].startswith("lora_embedding"):
+                change.kind = EMBEDDING
             return
         if _SECOND_BIAS.search(name):
             return
@@ -157,16 +167,34 @@ class AdapterPlan:
         target = name if copy and not suffix_matches(name, [theirs]) else theirs
         self.changes[target] = TensorChange(shape, base=theirs, stored=key, copy=copy)
 
-    def _add(self, name: str, lora: Lora) -> None:
+    def _add(self, name: str, lora: ModuleChange) -> None:
         module = name.removesuffix(".weight")
-        if not lora.a or not lora.b or bool(lora.magnitude) != bool(self.config.use_dora):
+        shapes = {part: self.stored[key].shape for part, key in lora.parts.items()}
+        if lora.method == "LORA" and shapes.keys() != {"a", "b", *(["magnitude"] if self.config.use_dora else [])}:
             raise self.refuse(f"{module} lacks a part of its LoRA weights, or has a magnitude against use_dora")
         if _EXPERT.search(name):
             raise self.refuse(
                 f"{module} is one of several experts; how these are rounded depends on the release of peft"
             )
-        a, b = self.stored[lora.a].shape, self.stored[lora.b].shape
-        theirs = self._find(name, a[1:] + b[:1] if lora.kind == EMBEDDING else b[:1] + a[1:])
+        change = self._change_of(name, lora, _shape_of(lora.kind, shapes))
+        rank = lora.rank = self.config.rank_of(module)
+        lora.scale = self.config.scale_of(module)
+        if lora.method != "LORA":
+            self._check_other(name, lora, shapes, change.shape)
+            change.adds.append(lora)
+            return
+        a, b = shapes["a"], shapes["b"]
+        if a[:1] != (rank,):
+            raise self.refuse(f"{module} has the rank {a[0] if a else 0}, but its settings say {rank}")
+        if lora.kind != EMBEDDING:
+            lora.kind = self._kind(name, a, b, change.shape)
+        if not _fits(lora.kind, a, b, change.shape):
+            raise self.refuse(f"{module}: {a} and {b} do not fit the shape {change.shape} of the base")
+        change.adds.append(lora)
+
+    def _change_of(self, name: str, lora: ModuleChange, shape: tuple[int, ...]) -> TensorChange:
+        """Return the recipe for the tensor of the base that a module means; `shape` is that of a tied partner."""
+        theirs = self._find(name, shape)
         info = self.base[theirs]
         if info.dtype not in _FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
@@ -176,15 +204,22 @@ class AdapterPlan:
         is_embedded = [add.kind for add in change.adds] == [EMBEDDING]
         if (is_saved and suffix_matches(name, [theirs])) or (change.adds and not (is_embedded and is_head(name))):
             raise self.refuse(f"{theirs} is changed more than once, in an order that is not known")
-        rank = self.config.rank_of(module)
-        if a[:1] != (rank,):
-            raise self.refuse(f"{module} has the rank {a[0] if a else 0}, but its settings say {rank}")
-        if lora.kind != EMBEDDING:
-            lora.kind = self._kind(name, a, b, change.shape)
-        if not _fits(lora.kind, a, b, change.shape):
-            raise self.refuse(f"{module}: {a} and {b} do not fit the shape {change.shape} of the base")
-        lora.scale = self.config.scale_of(module)
-        change.adds.append(lora)
+        return change
+
+    def _check_other(
+        self, name: str, change: ModuleChange, shapes: Mapping[str, tuple[int, ...]], weight: tuple[int, ...]
+    ) -> None:
+        """Note the kind of a change that is no LoRA, and that of its bias. Raises ModelError if it does not fit."""
+        is_conv1d = self.base_config.get("model_type") in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES
+        change.kind = CONV1D if is_conv1d else LINEAR
+        if is_conv1d and change.method in ("LOHA", "LOKR"):
+            raise self.refuse(f"{name} is transposed, and peft has no {change.method} for that")
+        if why := problem(change.method, change.kind, shapes, weight, change.rank):
+            raise self.refuse(f"{name}: {why}")
+        bias = f"{name.removesuffix('.weight')}.bias"
+        if change.method == "IA3" and shapes["ia3_l"][0] != 1 and (found := suffix_matches(bias, self.base)):
+            scaled = TensorChange(self.base[found[0]].shape, base=found[0], adds=[change])
+            self.changes[found[0]] = scaled
 
     def _kind(self, name: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> str:
         if len(a) > 2:
@@ -206,6 +241,12 @@ class AdapterPlan:
             head = unstored_head(name, self.base, self.base_config) if change.copy and change.base == name else ""
             if head:
                 self.changes.setdefault(head, TensorChange(self.base[name].shape, base=name))
+
+
+def _shape_of(kind: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of a weight that two factors change; () for other changes."""
+    a, b = shapes.get("a", ()), shapes.get("b", ())
+    return a[1:] + b[:1] if kind == EMBEDDING else b[:1] + a[1:]
 
 
 def _fits(kind: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Merge a LoRA adapter into a base, tensor by tensor as they are read, with the bits of peft's merge_and_unload.
+"""Merge an adapter into a base, tensor by tensor as they are read, with the bits of peft's merge_and_unload.
 
 A chain of adapters is a source whose base is such a source.
 """
@@ -16,7 +16,7 @@ from ..dequantise import METHODS
 from ..read.tensors import ModelError, TensorInfo, TensorSource
 from ..weights.packed import quantisation
 from ..weights.tied import is_declared_tied
-from . import lora
+from . import lora, other_adapters
 from .adapter_config import AdapterConfig
 from .adapter_plan import AdapterPlan, TensorChange
 from .tied_weights import is_embedding, partners
@@ -62,7 +62,10 @@ class MergedSource:
             return False
         read = self._adapter.tensors.read
         adds = [add for change in self.changes.values() for add in change.adds]
-        return not any(add.magnitude or (bool(read(add.b).any()) and bool(read(add.a).any())) for add in adds)
+        return all(
+            add.parts.keys() == {"a", "b"} and not all(bool(read(key).any()) for key in add.parts.values())
+            for add in adds
+        )
 
     def infos(self) -> Sequence[TensorInfo]:
         """List the tensors as in the base, with the shapes of those that are replaced; new tensors come last."""
@@ -98,8 +101,11 @@ class MergedSource:
         if change.base:
             weight = weight.to(getattr(torch, self._base_infos[change.base].dtype))
         for add in change.adds:
-            magnitude = read(add.magnitude) if add.magnitude else None
-            weight = lora.merge(weight, add.kind, read(add.a), read(add.b), add.scale, magnitude)
+            parts = {part: lora.operand(read(key), weight) for part, key in add.parts.items()}
+            if add.method == "LORA":
+                weight = lora.merge(weight, add.kind, parts["a"], parts["b"], add.scale, parts.get("magnitude"))
+                continue
+            weight = other_adapters.merge(weight, add.method, add.kind, parts, add.scale, add.rank)
         return weight
 
     def _refuse_a_weight_of_two_names(self) -> None:

@@ -80,9 +80,9 @@ class ChangeSource:
             if change.base != name or change.stored:
                 return None
             for add in change.adds:
-                if add.magnitude or add.kind == CONVOLUTION:
+                if add.parts.keys() != {"a", "b"} or add.kind == CONVOLUTION:
                     return None
-                a, b = (each.read_factor(key).double() for key in (add.a, add.b))
+                a, b = (each.read_factor(add.parts[part]).double() for part in "ab")
                 pairs.append((a, b * add.scale, add.kind))
         if not pairs or len({kind for *_, kind in pairs}) > 1:
             return None

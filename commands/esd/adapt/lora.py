@@ -21,19 +21,21 @@ def merge(
 ) -> torch.Tensor:
     """Return the weight plus (B A)·scale, rounded once to the weight's dtype. A `magnitude` rescales it (DoRA).
 
+    The tensors of the adapter are operands, as the function of this name makes them.
+
     Shapes of A, B and the weight: linear (r, in), (out, r), (out, in); conv1d, the transposed linear of GPT-2, the
     same with (in, out); embedding (r, rows), (columns, r), (rows, columns); convolution (r, in, k…), (out, r, 1…),
     (out, in, k…). The result has memory of its own.
     """
-    delta = _delta(weight, kind, _operand(a, weight), _operand(b, weight), scale)
+    delta = _delta(weight, kind, a, b, scale)
     if magnitude is not None:
-        return _rescaled(weight, kind, delta, _operand(magnitude, weight))
+        return _rescaled(weight, kind, delta, magnitude)
     if kind == EMBEDDING:
         delta = delta.to(weight.dtype)  # so that embeddings are rounded twice, as in peft
     return torch.add(weight, delta, out=torch.empty_like(weight))
 
 
-def _operand(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def operand(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return a copy in float32, or in float64 for a float64 weight.
 
     A view into a file may lie at any address, and the last bits of a product depend on the alignment.

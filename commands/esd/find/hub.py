@@ -27,7 +27,7 @@ from .resolve import ADAPTER_CONFIG, ModelFiles, Ref, adapter_weights, holds_mod
 
 _CONNECTIONS = 4
 _TIMEOUT_S = 30
-_NAME = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*(?:/\w[\w.-]*)?", re.ASCII)
+_NAME = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)  # a folder may follow: acme/sd/unet
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./+-]*", re.ASCII)
 _LONGEST = 200  # characters of a name or a revision
 
@@ -64,7 +64,7 @@ class Hub:
         return huggingface_hub
 
     def look(self, ref: Ref) -> ModelFiles:
-        """List the files at the top of a model, and read its adapter_config.json."""
+        """List the files at the top of a model, or in its folder, and read its adapter_config.json."""
         if ref not in self._models:
             path = local_path(ref)
             self._models[ref] = self._look(ref) if path is None else list_directory(path)
@@ -73,24 +73,27 @@ class Hub:
     def _look(self, ref: Ref) -> ModelFiles:
         snapshot = self._download(ref.name, ref.revision, ["config.json", ADAPTER_CONFIG])
         files = self._list(ref.name, snapshot)
-        config = read_json(snapshot / ADAPTER_CONFIG, "resolve") if ADAPTER_CONFIG in files else None
-        return ModelFiles(f"{ref.name}@{snapshot.name[:12]}", files, config, path=snapshot, commit=snapshot.name)
+        path = snapshot / _folder(ref.name)
+        config = read_json(path / ADAPTER_CONFIG, "resolve") if ADAPTER_CONFIG in files else None
+        return ModelFiles(f"{ref.name}@{snapshot.name[:12]}", files, config, path=path, commit=snapshot.name)
 
     def _list(self, name: str, snapshot: Path) -> Mapping[str, int | None]:
         """Return the sizes of the files in bytes; of the cached copy if the hub cannot be asked."""
         api = self._library.HfApi(endpoint=self._endpoint)
         try:
-            info = api.model_info(name, revision=snapshot.name, files_metadata=True, timeout=_TIMEOUT_S)
+            info = api.model_info(_repository(name), revision=snapshot.name, files_metadata=True, timeout=_TIMEOUT_S)
         except Exception as error:
             failure = as_model_error(error, name)
-            cached = list_directory(snapshot).files
+            cached = list_directory(snapshot / _folder(name)).files
             if isinstance(error, self._library.errors.OfflineModeIsEnabled):
                 return cached
             if not failure.transient or not (holds_model(cached) or adapter_weights(cached)):
                 raise failure from None
             self.notes.append(f"warning: {failure.reason}; its cached commit {snapshot.name[:12]} is used")
             return cached
-        return {each.rfilename: each.size for each in info.siblings or () if "/" not in each.rfilename}
+        sizes = {each.rfilename: each.size for each in info.siblings or ()}
+        folder = _folder(name)
+        return {os.path.basename(path): size for path, size in sizes.items() if os.path.dirname(path) == folder}
 
     def fetch(self, ref: Ref) -> Path:
         """Fetch the weights of a whole model; return its path on this machine."""
@@ -109,7 +112,7 @@ class Hub:
         return model.path / file
 
     def _read_index(self, ref: Ref, model: ModelFiles, name: str) -> Mapping[str, Any]:
-        return read_json(self._download(ref.name, model.commit, [name]) / name, "download")
+        return read_json(self._download(ref.name, model.commit, [name]) / _folder(ref.name) / name, "download")
 
     def _fetch_files(self, ref: Ref, model: ModelFiles, names: Sequence[str]) -> None:
         needed = sum(model.files[name] or 0 for name in names if not (model.path / name).exists())
@@ -119,15 +122,15 @@ class Hub:
         self._download(ref.name, model.commit, names)
 
     def _download(self, name: str, revision: str, files: Sequence[str]) -> Path:
-        """Fetch the files that are not in the cache yet; return the directory of all."""
+        """Fetch files of the folder that are not in the cache yet; return the directory of the commit."""
         download = self._library.snapshot_download
         try:
             snapshot = download(
-                name,
+                _repository(name),
                 revision=revision or None,
                 cache_dir=self._cache_dir or None,
                 endpoint=self._endpoint,
-                allow_patterns=[glob.escape(file) for file in files],
+                allow_patterns=[glob.escape(os.path.join(_folder(name), file)) for file in files],
                 max_workers=_CONNECTIONS,
             )
         except Exception as error:
@@ -150,6 +153,16 @@ class Hub:
             with suppress(OSError):  # the files that are left only take space
                 cache = self._library.scan_cache_dir(self._cache_dir or None)
                 cache.delete_revisions(*self._fetched).execute()
+
+
+def _repository(name: str) -> str:
+    """Return the name of a repository on the hub without the folder in it."""
+    return "/".join(name.split("/")[:2])
+
+
+def _folder(name: str) -> str:
+    """Return the folder that a name on the hub means, "" for the top: `acme/sd/unet` -> `unet`."""
+    return "/".join(name.split("/")[2:])
 
 
 def local_path(ref: Ref) -> Path | None:

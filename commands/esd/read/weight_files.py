@@ -9,7 +9,7 @@ from typing import Any
 
 from .tensors import ModelError
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 # Files that training leaves beside the weights, in the same formats.

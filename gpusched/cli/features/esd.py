@@ -38,6 +38,17 @@ def esd_options(kind: type) -> Callable[[F], F]:
 
 
 def _click_option(each: EsdOption) -> Callable[[F], F]:
+    if each.is_optional:
+        word = click.UNPROCESSED
+        return click.option(
+            each.flag,
+            is_flag=False,
+            flag_value=True,
+            default=False,
+            type=word,
+            metavar=f"[{each.metavar}]",
+            help=each.help,
+        )
     if isinstance(each.default, bool):
         is_off = each.default  # the flag turns it off
         return click.option(

@@ -13,16 +13,18 @@ from gpusched.host.attempts import attempt_dir
 
 TYPE_CHECKING = False  # a shepherd imports this
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
     from typing import Any, Protocol
 
     class Tender(Protocol):
         """The shepherd, as its command needs it."""
 
-        environment: dict[bytes, bytes]
         claims: list[int]
         terminated: bool
         stop_wanted: bool
+        identity: dict[str, Any]
+        residents: dict[int, socket.socket]
 
         def pause(self, timeout_s: float | None) -> None: ...
 
@@ -102,7 +104,7 @@ class RunningCommand:
                 if self.stopping == "timed_out" and self.status is not None:
                     code = os.waitstatus_to_exitcode(self.status)
                     ending = f"exit {code}" if code >= 0 else f"signal {-code}"
-                    self.note = f"the command had ended ({ending}), but left: {', '.join(_leftovers())}"
+                    self.note = f"the command had ended ({ending}), but left: {', '.join(self._leftovers())}"
                 kill_at = now + self.order["grace"]
                 self._signal_all(signal.SIGTERM)
             if now >= kill_at:
@@ -126,9 +128,10 @@ class RunningCommand:
         try:
             os.chdir(order["cwd"])
             inherited = order.get("inherited")
-            environment = {**(self.shepherd.environment if inherited is None else inherited), **order["environment"]}
+            environment = {**(os.environb if inherited is None else inherited), **order["environment"]}
             environment.pop(b"OLDPWD", None)
             environment[b"PWD"] = order["cwd"]
+            environment[b"GPUSCHED_SHEPHERD"] = self.shepherd.identity["socket"].encode()
             return os.posix_spawnp(
                 order["argv"][0],
                 order["argv"],
@@ -148,14 +151,21 @@ class RunningCommand:
             os.chdir("/")
 
     def _reap(self) -> bool:
-        """Collect every child that has ended; return False when no child is left, living or dead."""
+        """Collect every child that has ended; return False when none of the attempt is left, living or dead."""
+        is_alone = False  # with residents; those that have ended meanwhile are still to be collected
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                return True
+                if is_alone or self.status is None or not self.shepherd.residents or self._descendants():
+                    return not is_alone
+                is_alone = True
+                continue
+            if pid in self.shepherd.residents:
+                self.shepherd.residents.pop(pid).close()
+                continue
             self.max_rss_kib = max(self.max_rss_kib, usage.ru_maxrss)
             self.cpu_s += usage.ru_utime + usage.ru_stime
             if pid == self.pid:
@@ -174,12 +184,21 @@ class RunningCommand:
                 return  # the other signs are left
 
     def _mark_leftovers(self) -> None:
-        names = _leftovers()
+        names = self._leftovers()
         if names:
             try:
                 attempt_dir.write_mark(self.life, {**self.mark, "leftovers": ", ".join(names)})
             except OSError:
                 return  # it is for people: the job goes on without it
+
+    def _descendants(self) -> list[int]:
+        """Return the processes of the attempt, each after its parent; those that stay for others are none of it."""
+        return [pid for pid in processes.descendants(os.getpid()) if pid not in self.shepherd.residents]
+
+    def _leftovers(self) -> list[str]:
+        """Return pid and name of the first processes that the command has left."""
+        pids = self._descendants()[:8]
+        return [f"{pid} {name}" for pid in pids if (name := processes.name_of(pid))]
 
     def _signal_all(self, number: int) -> None:
         # parents first: a shell whose child has just been ended would go on with its next command
@@ -208,12 +227,6 @@ def pass_on(fds: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return the file actions by which a command gets these descriptors, at high numbers."""
     first = min(FIRST_CLAIM_FD, os.sysconf("SC_OPEN_MAX") - len(fds))
     return [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(fds)]
-
-
-def _leftovers() -> list[str]:
-    """Return pid and name of the first processes that the command has left."""
-    pids = processes.descendants(os.getpid())[:8]
-    return [f"{pid} {name}" for pid in pids if (name := processes.name_of(pid))]
 
 
 def describe(error: OSError) -> str:

@@ -53,7 +53,6 @@ class Shepherd:
     def __init__(self, launcher: socket.socket, protocol: int) -> None:
         self.launcher: socket.socket | None = launcher  # of the dispatcher that started this process
         self.protocol = protocol
-        self.environment = dict(os.environb)
         self.order: tuple[dict[str, Any], list[int]] | None = None  # not begun yet
         self.directory = ""  # of the attempt
         self.claims: list[int] = []
@@ -72,6 +71,7 @@ class Shepherd:
         start = processes.process_start(pid)
         self.identity = {"pid": pid, "start_ticks": start, "boot_id": processes.boot_id(), "socket": name}
         self.peers: dict[int, socket.socket] = {}  # by descriptor
+        self.residents: dict[int, socket.socket] = {}  # by pid: children that stay, of no attempt
         self.poller = select.poll()
         self.poller.register(self.wake, select.POLLIN)
         self.poller.register(self.listener.fileno(), select.POLLIN)
@@ -141,6 +141,9 @@ class Shepherd:
             self.terminated = self.stop_wanted = self.is_booked = False
         elif op == "status":
             self._send_status(peer)
+        elif op == "resident":
+            self.poller.unregister(peer.fileno())
+            self.residents[wire.pid_of(peer)] = self.peers.pop(peer.fileno())  # held: it sees our end by that
         elif about != self.directory:  # it came too late
             _close_all(fds)
         elif op == "stop":

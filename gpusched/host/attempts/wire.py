@@ -12,6 +12,7 @@ sides check that the other one is the same user. What may be said:
 | `claims` | dispatcher | nothing | send me duplicates of the claims; the answer is `claims` |
 | `ack` | dispatcher | | its end is booked: nothing has to be written any more |
 | `status` | dispatcher | nothing | tell how it is; the answer is `status`, which also greets who connects |
+| `resident` | a child of the shepherd | nothing | this process stays for the attempts to come: wait for it with none |
 | `status` | shepherd | | its version, its attempt, and the record if it has ended and cannot be written |
 | a pair | shepherd | | the attempt has ended: its directory (and an error), and whether another one can follow |
 """
@@ -106,9 +107,17 @@ def connect(name: str) -> socket.socket | None:
 def _checked(channel: socket.socket) -> socket.socket | None:
     """Return the channel, never blocking, if its other end is of this user."""
     channel.setblocking(False)
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * FD_BYTES)
-    _, uid, _ = memoryview(credentials).cast("I")
-    if uid == os.geteuid():
+    if _credentials(channel)[1] == os.geteuid():
         return channel
     channel.close()
     return None
+
+
+def pid_of(channel: socket.socket) -> int:
+    """Return the process that has connected."""
+    return _credentials(channel)[0]
+
+
+def _credentials(channel: socket.socket) -> memoryview[int]:
+    """Return the pid, the user and the group of the other end."""
+    return memoryview(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * FD_BYTES)).cast("I")

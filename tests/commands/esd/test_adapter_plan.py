@@ -40,8 +40,10 @@ def plan(stored: Shapes, base: Shapes, dtype: str = "float32", **fields: Any) ->
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"peft_type": "IA3"}, "Invalid enum value 'IA3' - at `$.peft_type`"),
-        ({"peft_type": "ADALORA"}, "'ADALORA' - at `$.peft_type`"),
+        ({"peft_type": "VERA"}, "Invalid enum value 'VERA' - at `$.peft_type`"),
+        ({"peft_type": "PREFIX_TUNING"}, "'PREFIX_TUNING' - at `$.peft_type`"),
+        ({"peft_type": "IA3"}, "lora_alpha is set, which means nothing to IA3"),
+        ({"alpha": 3}, "alpha is set, which means nothing to LORA"),
         ({"peft_type": None}, "`$.peft_type`"),
         ({"lora_bias": True}, "unknown field `lora_bias`"),
         ({"target_parameters": ["experts.w1"]}, "`target_parameters`"),

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gpusched.commands.esd import analyze
-from gpusched.commands.esd.__main__ import main
 from gpusched.commands.esd.adapt.change import ChangeSource
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.read.tensors import ModelError
 from safetensors.torch import load_file, save_file
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpusched.commands.esd.__main__ import main
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.find.hub import Hub as HubClient
 from gpusched.commands.esd.find.open_model import open_model
 from gpusched.commands.esd.read.tensors import ModelError
@@ -97,6 +97,28 @@ def test_an_adapter_and_its_base_are_fetched_once_and_merged(hub: Hub, tmp_path:
         "lab/ad/adapter_model.safetensors",
     ]
     assert hub.tokens == {f"Bearer {TOKEN}"}
+
+
+def test_a_folder_of_a_repository(hub: Hub, tmp_path: Path) -> None:
+    files = {"unet/diffusion_pytorch_model.safetensors": BASE.files["model.safetensors"], "model_index.json": b"{}"}
+    other = {"unet/diffusion_pytorch_model.fp16.safetensors": b"x", "text_encoder/model.safetensors": b"x"}
+    hub.repositories["acme/sd"] = Repository({**files, **other, "unet/config.json": config(kind="unet")})
+    hub.repositories["lab/ads"] = Repository(
+        {f"unet/{name}": data for name, data in adapter(base_model_name_or_path=None).files.items()}
+    )
+    for _ in range(2):
+        model = Opened(hub, tmp_path, "lab/ads/unet", source_model="acme/sd/unet", relation="adapter")
+        assert model.parts == [("acme/sd/unet", COMMIT), ("lab/ads/unet", COMMIT)]
+        assert model.source.read("a.q.weight").shape == (8, 6) and model.source.config == {"kind": "unet"}
+        model.close()
+    assert sorted(hub.fetched) == [
+        "acme/sd/unet/config.json",
+        "acme/sd/unet/diffusion_pytorch_model.safetensors",
+        "lab/ads/unet/adapter_config.json",
+        "lab/ads/unet/adapter_model.safetensors",
+    ]
+    assert refusal(hub, tmp_path, "acme/sd")[0].startswith("resolve: acme/sd has no weights")
+    assert refusal(hub, tmp_path, "acme/sd/vae")[0].startswith("resolve: acme/sd/vae has no weights")
 
 
 def test_only_what_is_read_is_fetched_and_never_code(hub: Hub, tmp_path: Path) -> None:
@@ -194,7 +216,7 @@ def test_hostile_and_broken_repositories_are_refused(
             "resolve: '../../no-such/passwd' is no path on this machine and cannot be a name on the",
         ),
         ("/no/such/model", "", "cannot be a name on the hub"),
-        ("a/b/c", "", "cannot be a name on the hub"),
+        ("a/b/c--d", "", "cannot be a name on the hub"),
         ("a\x1b[2J\nb", "", r"resolve: 'a\x1b[2J\nb' is no path"),
         ("a" * 500, "", "cannot be a name on the hub"),
         ("a\0b", "", "cannot be a name on the hub"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpusched.commands.esd import analyze
-from gpusched.commands.esd.__main__ import main
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.fit.marchenko_pastur import density_of_law, fit_bulk, median_of_law
 from safetensors.torch import save_file
 

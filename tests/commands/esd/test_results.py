@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gpusched.commands.esd import analyze
-from gpusched.commands.esd.__main__ import main
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.read.tensors import ModelError
 from safetensors.torch import save_file
 

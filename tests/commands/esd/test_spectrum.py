@@ -176,14 +176,43 @@ def test_a_single_matrix_is_let_go_before_its_eigenvalues_are_sought(monkeypatch
         read.append(weakref.ref(tensor))
         return tensor
 
-    real = torch.linalg.eigvalsh
+    real = spectrum._eigenvalues
 
     def eigenvalues(gram: torch.Tensor) -> torch.Tensor:
         alive.append(read[-1]() is not None)
         return real(gram)
 
-    monkeypatch.setattr(torch.linalg, "eigvalsh", eigenvalues)
+    monkeypatch.setattr(spectrum, "_eigenvalues", eigenvalues)
     lazy = LazyTensor(made)
     spectrum.spectrum(lazy, AnalysisOptions(), convolution=False, device=CPU)
     assert alive == [False]
     assert torch.equal(lazy.get(), torch.eye(4))  # and it comes back for whoever needs it
+
+
+@pytest.mark.parametrize(
+    ("variable", "threads", "size", "is_numpy"),
+    [
+        ("1", 1, 60, True),
+        ("2", 1, 60, False),
+        ("1", 2, 60, False),
+        ("1", 1, 1100, False),
+    ],
+)
+def test_small_matrices_of_one_thread_are_numpys(
+    variable: str, threads: int, size: int, is_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = torch.randn(size, size + 30, dtype=torch.float64)
+    calls = []
+    real = np.linalg.eigvalsh
+    monkeypatch.setattr(np.linalg, "eigvalsh", lambda product: calls.append(size) or real(product))
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = spectrum._eigenvalues(spectrum.gram(matrix, torch.float64, CPU))
+    finally:
+        torch.set_num_threads(before)
+    assert bool(calls) == is_numpy
+    wanted = torch.linalg.svdvals(matrix).square().flip(0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * float(wanted[-1]))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gpusched.commands.esd import stage
-from gpusched.commands.esd.__main__ import main
+from gpusched.commands.esd.command_line import main
 from gpusched.commands.esd.solve.fallback import Poisoned
 from gpusched.commands.esd.write.results import COLUMNS
 from safetensors.torch import save_file

@@ -6,6 +6,7 @@ All text from outside is escaped. The page loads nothing, and its policy forbids
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +14,7 @@ from string import Template
 from urllib.parse import quote
 
 from gpusched.common.text import clean
+from gpusched.views.html.charts import Chart, figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ModelLine:
     reason: str = ""  # why it failed, or where it stands
     notes: str = ""
     flag: str = ""  # why its means count nowhere
+    missing: str = ""  # what is not analysed of it, and its flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class ModelReport:
     columns: tuple[tuple[str, int], ...]
     word_columns: tuple[str, ...]
     models: tuple[ModelLine, ...]
+    charts: tuple[Chart, ...] = ()
 
 
 def render(report: ModelReport) -> str:
@@ -45,11 +49,17 @@ def render(report: ModelReport) -> str:
     by_state = {state: [m for m in report.models if m.state == state] for state in ("done", "failed", "waiting")}
     words = [f"{len(by_state['done'])} done", f"{len(by_state['failed'])} failed"]
     words += [f"{len(by_state['waiting'])} not yet"] if by_state["waiting"] else []
+    flags = Counter(model.flag for model in by_state["done"] if model.flag)
+    words += [f"{count} {flag} and in no mean" for flag, count in flags.items()]
+    charts = "".join(map(figure, report.charts))
     return _PAGE.substitute(
         title=_text(report.title),
         counts=f"{', '.join(words)} of {len(report.models)} models",
         about=_text(report.about),
-        stopped=_stopped("Failed", by_state["failed"]) + _stopped("Not yet", by_state["waiting"]),
+        stopped=_listed("Failed", [(each.name, each.reason) for each in by_state["failed"]])
+        + _listed("Not yet", [(each.name, each.reason) for each in by_state["waiting"]])
+        + _listed("Not analysed in full", [(each.name, each.missing) for each in by_state["done"] if each.missing]),
+        charts=f'<section class="charts">{charts}</section>' if charts else "",
         table=_table(report, by_state["done"]) if by_state["done"] else "",
     )
 
@@ -58,10 +68,10 @@ def _text(text: str) -> str:
     return escape(clean(text))
 
 
-def _stopped(head: str, models: Sequence[ModelLine]) -> str:
+def _listed(head: str, models: Sequence[tuple[str, str]]) -> str:
     if not models:
         return ""
-    rows = "".join(f"<tr><th>{_text(model.name)}</th><td>{_text(model.reason)}</td></tr>" for model in models)
+    rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(reason)}</td></tr>" for name, reason in models)
     return f"<details open><summary>{head} ({len(models)})</summary><table><tbody>{rows}</tbody></table></details>"
 
 
@@ -96,10 +106,18 @@ td,th{padding:.28rem .45rem;border-bottom:1px solid #8884;text-align:left;vertic
 tbody th{overflow-wrap:anywhere;min-width:13rem;font-weight:500}td[data-v]{text-align:right}
 thead th{position:sticky;top:0;background:Canvas;white-space:nowrap}
 details{margin:1rem 0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:1.2rem}
+figure{margin:0;break-inside:avoid}.wide{grid-column:1/-1}figcaption span{white-space:nowrap;margin-left:.6rem}
+svg{width:100%;height:auto}
+@media print{:root{color-scheme:light}body{max-width:none;margin:0;font-size:8pt}
+.charts{grid-template-columns:1fr 1fr}svg{font-size:18px}.wide svg{font-size:15px}
+thead th{position:static}table{font-size:6.5pt}td,th{padding:.6mm}
+tbody th{min-width:34mm}tr{break-inside:avoid}thead~tbody td:last-child,thead th:last-child{display:none}}
 </style></head><body>
 <h1>$title</h1>
 <p>$counts<br><small>$about</small></p>
 $stopped
+$charts
 $table
 </body></html>
 """)

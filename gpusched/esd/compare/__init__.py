@@ -1,0 +1,1 @@
+"""The comparison of models with each other, for the report."""
