@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 from gpusched.common.quantities import format_duration
@@ -66,7 +67,7 @@ class Placement:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)
         if isinstance(placed, Reason) and placed.kind != "look":
-            self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}")
+            self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}", placed.shortage)
         return placed
 
     def _place_gpu(self, job: JobRow) -> Start | Claim | Reason:
@@ -80,7 +81,7 @@ class Placement:
         free = {d.uuid for d in self._occupancy.whole}
         candidates = self._candidates(job, needs_larger, free)
         labels = self._backfill.reserve(job, candidates, free, self._occupancy.ours)
-        return Reason(devices.kind, f"{devices.text}; kept for it: {labels}") if labels else devices
+        return replace(devices, text=f"{devices.text}; kept for it: {labels}") if labels else devices
 
     # ---- choosing ----
 
@@ -100,12 +101,19 @@ class Placement:
         if len(ranked) < job.gpus:
             if reservations:
                 return Reason("devices", f"waits for {want(job)}; {reservations[0]}")
-            return Reason("devices", shortage(job, self._at, self._occupancy, len(ranked), needs_larger))
+            text = shortage(job, self._at, self._occupancy, len(ranked), needs_larger)
+            return Reason("devices", text, "memory" if self._lacks_memory_only(job) else "")
         for order in self._orders(job, ranked):
             chosen = self._affordable(job, order)
             if chosen:
                 return chosen
         return self._unaffordable(job, len(shared))
+
+    def _lacks_memory_only(self, job: JobRow) -> bool:
+        """Return True if there are enough devices, and just not enough memory on them."""
+        rooms = [r.device for r in self._occupancy.rooms.values() if r.jobs < self._limits.jobs_per_gpu]
+        near = [*self._occupancy.whole, *(rooms if job.budget_bytes else ())]
+        return not job.alone and sum(device.is_model(job.gpu_model) for device in near) >= job.gpus
 
     def _orders(self, job: JobRow, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
         """Yield the orders to try: without the devices to avoid, with them, and the one that costs the least limits."""
