@@ -122,6 +122,7 @@ class UsageSum:
     failed: int = 0
     job_s: float = 0.0
     gpu_s: float = 0.0
+    idle_s: float = 0.0  # of `gpu_s`: held, and nothing was done there
     energy_j: float = 0.0
     foreign_use: ForeignUse = NOBODY_SEEN
 
@@ -132,6 +133,7 @@ class UsageSum:
         self.failed += other.failed
         self.job_s += other.job_s * part
         self.gpu_s += other.gpu_s * part
+        self.idle_s += other.idle_s * part
         self.energy_j += other.energy_j * part
         self.foreign_use = add_foreign(self.foreign_use, other.foreign_use)
 
@@ -142,6 +144,7 @@ class UsageSum:
             "failed_attempts": self.failed,
             "job_hours": self.job_s / 3600,
             "gpu_hours": self.gpu_s / 3600,
+            "idle_gpu_hours": self.idle_s / 3600,
             "energy_j": self.energy_j,
             "foreign_use": foreign_document(self.foreign_use),
         }
