@@ -186,6 +186,7 @@ class RunSummary:
     has_held: bool  # by a person
     has_cancelled: bool  # by a person
     groups: Sequence[GroupSummary]
+    report: str = ""  # its path, if one was written
 
     @property
     def counts(self) -> JobCounts:
