@@ -237,7 +237,7 @@ class Dispatcher:
     def _show(self, plan: Plan, now: Moment) -> None:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
-            self._reporter.files.update(self._attempts, now)
+            self._reporter.update_files(self._attempts, now, self._options.settings.metrics_textfile)
         can_go_on = self._leaving.can_go_on
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=can_go_on)
 

@@ -163,6 +163,12 @@ class Reporter:
         """Return what the first waiting job waits for, in a sentence."""
         return f"{job_title(job_table.get(self._store, self._next[0]))} {self._next[1].sentence}" if self._next else ""
 
+    def update_files(self, running: Iterable[OpenAttempt], now: Moment, textfile_dir: str | None) -> None:
+        """Replace the metrics, if it is time for that, and report files that cannot be written."""
+        self.files.update(running, now, textfile_dir)
+        while self.files.faults:
+            self.report("warning", self.files.faults.pop())
+
     def deadline_s(self) -> float:
         """Return when the metrics or a frame are due."""
         due_s = self.files.metrics_timer.due_s

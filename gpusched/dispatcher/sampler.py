@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from gpusched.core.model import JobState
@@ -12,8 +11,6 @@ from gpusched.core.samples import Stretch, count_waits, merge, stretch_of
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.queue.samples import SampleFile
 from gpusched.host.store import Store, job_table, startable_jobs
-
-log = logging.getLogger("gpusched.dispatcher")
 
 POLLS = 5  # of a stretch, when it is written; a killed dispatcher loses no more
 LONGEST_S = 60.0  # a poll tells of no more time before it: the box may have slept
@@ -27,7 +24,6 @@ class Sampler:
         self._open: Stretch | None = None  # not written yet
         self._polls = 0  # in it
         self._polled_s: float | None = None
-        self._failed = ""  # as logged
 
     def take(self, board: Board, reasons: Sequence[Reason], now: Moment) -> None:
         """Take in what a poll shows. `reasons` are those of the first waiting jobs."""
@@ -41,18 +37,18 @@ class Sampler:
         if self._polls >= POLLS:
             self.write(reasons)
 
-    def write(self, reasons: Sequence[Reason] = ()) -> None:
-        """Append the stretch that is open, with the numbers of jobs as they are now. What fails is only logged."""
+    def write(self, reasons: Sequence[Reason]) -> None:
+        """Append the stretch that is open, with the numbers of jobs as they are now. Raises OSError."""
         if (stretch := self._open) is None:
             return
         counts = job_table.counts(self._store)
         stretch.states = {state.value: float(counts[state]) for state in COUNTED}
-        ready, others = startable_jobs.count_waiting(self._store, stretch.ended_at)
-        stretch.waits = count_waits(reasons, ready, {**others, "held": counts[JobState.HELD]})
+        stretch.waits = read_waits(self._store, reasons, stretch.ended_at)
         self._open, self._polls = None, 0
-        try:
-            self._file.append(stretch)
-        except OSError as error:
-            if str(error) != self._failed:
-                self._failed = str(error)
-                log.warning("no samples for the report are kept: %s", error)
+        self._file.append(stretch)
+
+
+def read_waits(store: Store, reasons: Sequence[Reason], now: float) -> dict[str, float]:
+    """Return how many jobs wait, by what they wait for. `reasons` are those of the first ones."""
+    ready, others = startable_jobs.count_waiting(store, now)
+    return count_waits(reasons, ready, {**others, "held": job_table.counts(store)[JobState.HELD]})
