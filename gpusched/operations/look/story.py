@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.common.files import write_atomically
-from gpusched.common.text import clean, mask_secrets, without_escapes
+from gpusched.common.text import mask_secrets, without_escapes
 from gpusched.core.model import AttemptRow
 from gpusched.host.attempts.reaper import log_tail
 from gpusched.host.queue import samples
@@ -51,12 +51,12 @@ def read_story(queue_dir: QueueDir) -> QueueStory:
 
 
 def read_last_lines(queue_dir: QueueDir, attempt: AttemptRow | None) -> list[str]:
-    """Return the last lines of what an attempt wrote, fit to show."""
+    """Return the last lines of what an attempt wrote, without secrets and escape sequences."""
     if attempt is None or not attempt.log:
         return []
     text = log_tail(f"{queue_dir.path}/{attempt.error_log or attempt.log}").decode("utf-8", "replace")
     lines = [line.rpartition("\r")[2] for line in without_escapes(text).replace("\r\n", "\n").rstrip().split("\n")]
-    return [clean(mask_secrets(line))[:LINE_LENGTH] for line in lines[-LAST_LINES:]]
+    return [mask_secrets(line)[:LINE_LENGTH] for line in lines[-LAST_LINES:]]
 
 
 def write_report(queue_dir: QueueDir, path: str = "") -> str:
