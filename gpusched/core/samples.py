@@ -99,7 +99,7 @@ def _idle_reason(state: DeviceState, why: str, waits_for: str) -> str:
         return state.name.lower()
     if state is DeviceState.FREE and why == "free":
         return f"{NOTHING_WAITS}: {waits_for}" if waits_for else NOTHING_WAITS
-    return f"{state.name.lower()}: {why[:WHY_LENGTH]}"
+    return f"{state.name.lower()}: {why.partition(': ')[0][:WHY_LENGTH]}"
 
 
 def count_waits(reasons: Iterable[Reason], ready: int, others: Mapping[str, int]) -> dict[str, float]:

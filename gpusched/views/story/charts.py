@@ -10,7 +10,7 @@ from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import AttemptRow, JobRow, JobState, OutcomeKind
 from gpusched.core.samples import GpuStretch, Stretch
 from gpusched.views.story.values import QueueStory
-from gpusched.views.story.words import idle_text
+from gpusched.views.story.words import gpu_label, idle_text
 from gpusched.views.words import count, job_text, moment, span
 
 LEFT, WIDTH = 90.0, 1200.0
@@ -93,13 +93,15 @@ def tracks(story: QueueStory, scale: Scale) -> list[Track]:
     by_uuid: dict[str, tuple[int, Track]] = {}
     for stretch in story.stretches:
         for uuid, gpu in stretch.gpus.items():
-            by_uuid[uuid] = gpu.index, Track(f"GPU {gpu.index}", uuid)
+            by_uuid[uuid] = gpu.index, Track(gpu_label(uuid, gpu.index), uuid)
     bars: dict[str, list[Bar]] = {}
     for job, attempts in story.jobs:
         for attempt in attempts:
             bar = _bar(job, attempt, story, scale)
             for device in attempt.devices:
-                by_uuid.setdefault(device.uuid, (device.index, Track(f"GPU {device.index}", device.uuid)))
+                by_uuid.setdefault(
+                    device.uuid, (device.index, Track(gpu_label(device.uuid, device.index), device.uuid))
+                )
                 by_uuid[device.uuid][1].name = clean(device.name)
                 bars.setdefault(device.uuid, []).append(bar)
             if not attempt.devices:
@@ -170,7 +172,8 @@ def _mainly(gpu: GpuStretch) -> tuple[str, str]:
     """Return what took most of a stretch of a GPU, and its reason; nothing where that was a job of ours."""
     who = clean(", ".join(gpu.who))
     if gpu.who and (gpu.others_s or gpu.ours_s):
-        return "others", f"used by {who}" + (" beside our jobs" if gpu.ours_s > gpu.others_s else "")
+        memory = f" ({gpu.others_mib / 1024:.0f} GiB)" if gpu.others_mib else ""
+        return "others", f"used by {who}{memory}" + (" beside our jobs" if gpu.ours_s > gpu.others_s else "")
     if gpu.idle and sum(gpu.idle.values()) > gpu.ours_s:
         return "idle", idle_text(max(gpu.idle, key=gpu.idle.__getitem__))
     return "", ""

@@ -22,7 +22,7 @@ from gpusched.views.pages import queue_head
 from gpusched.views.report import places
 from gpusched.views.story import charts
 from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
-from gpusched.views.story.words import idle_text, wait_text
+from gpusched.views.story.words import gpu_label, idle_text, wait_text
 from gpusched.views.words import command_text, count
 
 # Read at the start: the package may be replaced before a run ends.
@@ -55,6 +55,7 @@ def render(story: QueueStory) -> str:
         waits=[(wait_text(kind), seconds) for kind, seconds in waits_by_kind(story).items()],
         times=times,
         idle_text=idle_text,
+        gpu_label=gpu_label,
         clean=clean,
         hours=lambda seconds: f"{seconds / 3600:.{2 if seconds >= 360 else 4}f}",
         share=lambda part, whole: f"{part / whole:.0%}" if whole else "",
@@ -93,13 +94,15 @@ def _notes(story: QueueStory) -> list[str]:
 def _data(story: QueueStory) -> str:
     """Return the rows of the table of jobs, and the curves of jobs, as JSON that cannot end its block."""
     curves: dict[int, list[list[int]]] = {}
+    numbers: dict[str, int] = {}  # of the GPUs, by their labels
     for stretch in story.stretches:
-        for gpu in stretch.gpus.values():
+        at = round(stretch.ended_at - story.began_at)
+        for uuid, gpu in stretch.gpus.items():
+            number = numbers.setdefault(gpu_label(uuid, gpu.index), len(numbers))
             for job, (_, mib) in gpu.jobs.items():
-                point = [round(stretch.ended_at - story.began_at), gpu.index, round(mib), round(100 * (gpu.use or 0.0))]
-                curves.setdefault(int(job), []).append(point)
+                curves.setdefault(int(job), []).append([at, number, round(mib), round(100 * (gpu.use or 0.0))])
     data = {
-        "began": story.began_at,
+        "gpus": list(numbers),
         "jobs": [_job(job, list(attempts), story) for job, attempts in story.jobs],
         "curves": {job: points for job, points in curves.items() if len(points) > 1},
     }

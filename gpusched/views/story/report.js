@@ -33,7 +33,7 @@
       const row = make("tr");
       row.tabIndex = 0;
       for (const [, n, show, isNumber] of columns) {
-        row.append(make("td", show ? show(job[n]) : job[n], isNumber ? "n" : n === 1 ? "s-" + job[1] : ""));
+        row.append(make("td", show ? show(job[n]) : job[n], isNumber ? "n" : n === 1 ? "s-" + job[1] : n === 3 || n === 14 ? "wide" : ""));
       }
       row.addEventListener("click", () => open(row, job));
       row.addEventListener("keydown", event => {
@@ -92,10 +92,10 @@
       cell.append(make("div", "attempt " + number + " on " + where + ": " + at(began) + (ended === null ? ", runs" :
         ", " + clock(ended - began)) + (how ? ", " + how : "") + (log ? "  " + log : "")));
     }
-    const points = data.curves[job[0]] || [];
+    const points = data.curves[job[0]] || [];  // seconds, place of the GPU in data.gpus, MiB, per cent
     for (const gpu of new Set(points.map(p => p[1]))) {
       const own = points.filter(p => p[1] === gpu);
-      if (own.length > 1) cell.append(make("div", "GPU " + gpu), ...curve(own));
+      if (own.length > 1) cell.append(make("div", data.gpus[gpu]), ...curve(own));
     }
     detail.append(cell);
     row.after(detail);

@@ -34,6 +34,11 @@ _IDLE = {
 }
 
 
+def gpu_label(uuid: str, index: int) -> str:
+    """Return the name of a device: its index, and the beginning of the UUID of one of the parts of a GPU."""
+    return f"GPU {index} {uuid[:12]}" if uuid.startswith("MIG-") else f"GPU {index}"
+
+
 def wait_text(kind: str) -> str:
     return WAITS.get(kind, clean(kind))
 
