@@ -1,4 +1,4 @@
-"""Reports of a dispatcher: events, frames, the published board, the metrics. Decides nothing, changes no job."""
+"""Reports of a dispatcher: events and frames, and the files that it keeps for others. Changes no job."""
 
 from __future__ import annotations
 
