@@ -77,7 +77,7 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,quant]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant]'
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev

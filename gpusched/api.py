@@ -211,6 +211,15 @@ class Queue:
         added = submit.add_jobs(self._dir, refused(parse(options), name), options, wishes)
         return [Job(self, job_id) for job_id in added.ids]
 
+    def frame(self) -> Any:
+        """Return a data frame (of pandas, or else of polars) with a row for each attempt, and for jobs without one.
+
+        Raises GpuschedError where neither is installed.
+        """
+        from gpusched.operations.look.frame import read_frame
+
+        return read_frame(self._dir)
+
     # ---- its dispatcher ----
 
     def run(self, observer: Observer | None = None, **settings: object) -> int:

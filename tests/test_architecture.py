@@ -62,6 +62,8 @@ TABLE = (
     Row("host.queue.job_files", ("host.queue.queue_dirs",)),
     Row("host.queue.part_records", ("core.model", "common.*")),
     Row("host.queue.interactive", ("host.*", "core.*", "common.*")),
+    Row("host.queue.textfile", ("host.queue.queue_dirs", "common.*")),
+    Row("host.queue.samples", ("core.*", "common.*")),
     Row("host.queue.metrics", ("host.store*", "core.documents")),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "core.jobs.job", "common.*")),
     Row("host.attempts", ()),
@@ -70,10 +72,16 @@ TABLE = (
     Row(
         "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
     ),
+    Row("views.story.page", ("views.*", "core.*", "common.*"), ("jinja2",)),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
-    Row("dispatcher.reporter", ("", "dispatcher.*", "host.*", "core.*")),
+    Row("dispatcher.files", ("", "dispatcher.*", "host.*", "core.*")),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("operations.run.renewal", ("", "operations.*", "host.*", "config.*", "common.*")),
+    Row(
+        "operations.look.frame",
+        ("operations.*", "host.*", "core.*", "common.*"),
+        ("pyarrow", "pandas", "polars"),
+    ),
     Row(
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "wait": "Wait until jobs have ended",
         "history": "Show what has ended lately",
         "usage": "Show what jobs have used: GPU hours, energy",
+        "report": "Write what a queue did, as one page",
     },
     "Change": {
         "edit": "Change what waiting jobs need",

@@ -64,15 +64,26 @@ def sync_directory(path: str) -> None:
 
 
 def write_atomically(
-    path: str, data: bytes, *, sync: bool = False, mode: int = 0o600, temporary: str | None = None
+    path: str,
+    data: bytes,
+    *,
+    sync: bool = False,
+    mode: int = 0o600,
+    temporary: str | None = None,
+    for_all: bool = False,
 ) -> None:
-    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut."""
+    """Replace the file at `path` by a temporary name and a rename. With `sync` its data outlive a power cut.
+
+    `for_all`: everybody may read it, whatever the umask says.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     flags |= os.O_TRUNC if temporary else os.O_EXCL
     temporary = temporary or private_name(path)
     fd = os.open(temporary, flags, mode)
     try:
         try:
+            if for_all:
+                os.fchmod(fd, 0o644)
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]

@@ -16,11 +16,11 @@ def missing(names: Iterable[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def refuse_missing(who: str, names: Iterable[str]) -> None:
-    """Raise GpuschedError if a library that this command or option needs is not installed."""
+def refuse_missing(who: str, names: Iterable[str], *, extra: str = "") -> None:
+    """Raise GpuschedError if a library that this command or option needs is not installed; `extra` has them all."""
     if absent := missing(names):
         problem = f"{who} needs libraries that are not installed here: {', '.join(absent)}"
-        hint = f"to install them: {install_command(absent)}"
+        hint = f"to install them: {install_command(absent)}" + (f" (the extra {extra})" if extra else "")
         raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 

@@ -321,6 +321,14 @@ class Settings:
         is_list=True,
         is_secret=True,
     )
+    report: bool = _switch(
+        "Write report.html into the directory of the queue when a run has ended, as gpusched report does",
+        group=OUTPUT,
+        is_rare=True,
+    )
+    metrics_textfile: str | None = _path(
+        "Write the state of queue and GPUs here every 30 s, as text for node_exporter's textfile collector"
+    )
     snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS)
     settle_timeout: float = _time(
         30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True

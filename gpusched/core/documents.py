@@ -13,7 +13,14 @@ from gpusched.common.text import clean, mask_secrets
 from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
-_MEASURED = ("peak_memory_bytes", "peak_device_bytes", "mean_memory_bytes", "mean_utilisation", "energy_j")
+_MEASURED = (
+    "peak_memory_bytes",
+    "peak_device_bytes",
+    "mean_memory_bytes",
+    "mean_utilisation",
+    "idle_share",
+    "energy_j",
+)
 _NO_ATTEMPT = AttemptRow(0, 0, 0.0, None, None, log="", error_log="")
 
 

@@ -234,6 +234,12 @@ class Usage:
     by_device: bool = False  # memory is the change of the device's total, since its processes are not listed
     by_report: bool = False  # memory is what the job itself has reported, since its processes are not listed
     foreign_use: ForeignUse = NOBODY_SEEN
+    idle_samples: int = 0  # of `samples`, those at which it held its devices and did nothing there
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of the time in which it held its devices and did nothing there; None: never known."""
+        return self.idle_samples / self.samples if self.samples else None
 
     @property
     def memory_by(self) -> str:

@@ -181,7 +181,7 @@ class Dispatcher:
         self._watchdog.review_devices(self._devices, now)
         if complete or is_news or (polled and self._devices.error):
             with self._trouble.noted(now):
-                self._reporter.publish(self._board(now))
+                self._reporter.files.publish(self._board(now), now)
         self._reporter.report_devices()
         self._watchdog.check_for_lost_devices(now, self._devices)
 
@@ -237,7 +237,7 @@ class Dispatcher:
     def _show(self, plan: Plan, now: Moment) -> None:
         self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
         with self._trouble.noted(now):
-            self._reporter.update_metrics(self._attempts, now)
+            self._reporter.update_files(self._attempts, now, self._options.settings.metrics_textfile)
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self.leaving.can_go_on)
 
     def _pause_s(self) -> float:
@@ -258,7 +258,7 @@ class Dispatcher:
 
     def _leave(self, now: Moment) -> None:
         with ExitStack() as steps:  # all are done, the last one first, whatever one of them raises
-            steps.callback(self._reporter.leave, now.at)
+            steps.callback(self._reporter.files.leave, now)
             steps.callback(self._lists.feed.detach)
             steps.callback(self._attempts.close)
             steps.callback(self._devices.release_all)
@@ -267,7 +267,7 @@ class Dispatcher:
             if self._queue.exists():
                 with self._trouble.noted(now):
                     every_job = not self.leaving.is_immediate
-                    self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
+                    self._reporter.files.write(now, self._attempts, every_job=every_job)
 
 
 def board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float, limits: Limits) -> Board:

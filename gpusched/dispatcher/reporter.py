@@ -1,4 +1,4 @@
-"""Reports of a dispatcher: events, frames, the published board, the metrics. Decides nothing, changes no job."""
+"""Reports of a dispatcher: events and frames, and the files that it keeps for others. Changes no job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from gpusched import __version__
 from gpusched.core.documents import job_title
 from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
@@ -16,25 +15,15 @@ from gpusched.core.plan.board import Board, Frame, Wish
 from gpusched.core.plan.snapshot import Plan, Reason
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
+from gpusched.dispatcher.files import QueueFiles
 from gpusched.dispatcher.timers import Clock, Moment, Timer
-from gpusched.host.gpus import board as board_file
-from gpusched.host.queue import metrics
 from gpusched.host.queue.notices import Notices
 from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import (
-    Store,
-    TransientError,
-    attempt_table,
-    dependency_table,
-    dispatch_table,
-    job_table,
-    queue_totals,
-)
+from gpusched.host.store import Store, dependency_table, job_table, queue_totals
 
 log = logging.getLogger("gpusched.dispatcher")
 
-METRICS_EVERY_S = 30.0
 WAIT_IS_LONG_S = 2.0  # then it is reported what an idle queue waits for
 WAITS_AGAIN_S = 600.0  # and reported again so often
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
@@ -71,17 +60,17 @@ class Reporter:
     def __init__(self, queue: QueueDir, store: Store, devices: DeviceBook, observer: Observer, clock: Clock) -> None:
         self.observer = observer
         self.notices = Notices(queue)
+        self.files = QueueFiles(queue, store)
         self.succeeded = 0  # attempts, since this dispatcher began
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
         self._started_at = clock.now()
-        self._dispatch = 0  # the number of this dispatcher in the store, from begin() on
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
         self._faults = {"": ""}  # of the claims of devices, and by "" of the whole source, as reported
-        self._metrics, self._frames, self._waits = Timer(), Timer(), Timer()
+        self._frames, self._waits = Timer(), Timer()
         self._next: tuple[int, Reason] | None = None  # the first waiting job, and why it does not start
 
     def begin(self, now: Moment) -> None:
-        self._dispatch = dispatch_table.begin(self._store, self._started_at, __version__)
+        self.files.begin(self._started_at)
         self._waits.restart(now, WAIT_IS_LONG_S)
 
     def report(self, kind: str, text: str, job_id: int | None = None, notice: str = "") -> None:
@@ -139,15 +128,12 @@ class Reporter:
         """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
         job_id, reason = next(iter(plan.reasons.items()), (0, None))
         self._next = None if reason is None else (job_id, reason)
+        self.files.reasons = tuple(plan.reasons.values())
         if reason is None or reason.kind in ("closed", "nvml", "look") or busy:  # or it was reported
             self._waits.restart(now, WAIT_IS_LONG_S)
         elif self._waits.is_due(now):
             self._waits.restart(now, WAITS_AGAIN_S)
             self.report("waiting", f"the next job {reason.sentence}")
-
-    def publish(self, published: Board) -> None:
-        """Replace the board that other commands read."""
-        board_file.write(self._queue.board, published)
 
     def update_frame(
         self, board: Callable[[], Board], running: Iterable[OpenAttempt], now: Moment, *, can_go_on: bool
@@ -177,43 +163,16 @@ class Reporter:
         """Return what the first waiting job waits for, in a sentence."""
         return f"{job_title(job_table.get(self._store, self._next[0]))} {self._next[1].sentence}" if self._next else ""
 
-    def update_metrics(self, running: Iterable[OpenAttempt], now: Moment) -> None:
-        """Replace gpu_metrics.json, if it is time for that."""
-        if self._metrics.is_due(now):
-            self._metrics.restart(now, METRICS_EVERY_S)
-            self.write_metrics(now.at, running, every_job=False)
+    def update_files(self, running: Iterable[OpenAttempt], now: Moment, textfile_dir: str | None) -> None:
+        """Replace the metrics, if it is time for that, and report files that cannot be written."""
+        self.files.update(running, now, textfile_dir)
+        while self.files.faults:
+            self.report("warning", self.files.faults.pop())
 
     def deadline_s(self) -> float:
         """Return when the metrics or a frame are due."""
-        return self._metrics.due_s if self.observer.refresh_s is None else min(self._metrics.due_s, self._frames.due_s)
-
-    def write_metrics(self, at: float, running: Iterable[OpenAttempt], *, every_job: bool) -> None:
-        """Replace gpu_metrics.json, and keep what the open attempts have used so far for the next dispatcher."""
-        for attempt in running:
-            attempt_table.save_usage(
-                self._store, attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text()
-            )
-        dispatch_table.touch(self._store, self._dispatch, at)
-        devices: list[dict[str, object]] = [
-            {
-                "uuid": uuid,
-                "index": entry.device.index,
-                "name": entry.device.name,
-                "total_bytes": entry.view(()).total_bytes,
-                "state": entry.availability.state.value,
-                "why": entry.availability.why,
-            }
-            for uuid, entry in self._devices.entries.items()
-        ]
-        metrics.write(self._queue.metrics, self._store, devices, self._queue.path, at, every_job=every_job)
-
-    def leave(self, at: float) -> None:
-        """Note the end of this dispatcher, and withdraw the board."""
-        try:
-            dispatch_table.touch(self._store, self._dispatch, at)
-        except TransientError as error:
-            log.warning("%s; when this dispatcher was last here is not noted", error.what)
-        board_file.remove(self._queue.board)
+        due_s = self.files.metrics_timer.due_s
+        return due_s if self.observer.refresh_s is None else min(due_s, self._frames.due_s)
 
 
 def _name(entry: DeviceEntry) -> str:

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.natural_order import natural_key
-from gpusched.common.text import clean
+from gpusched.common.text import clean, natural_key
 from gpusched.common.text_input import read_table
 from gpusched.esd.model_record import ADAPTER_RELATIONS, file_stem
 

@@ -283,13 +283,14 @@ def usage_table(by: str, sums: Mapping[str, UsageSum], together: UsageSum) -> li
             (str(each.failed), STATES["failed"] if each.failed else ""),
             f"{each.job_s / 3600:.2f}",
             f"{each.gpu_s / 3600:.2f}",
+            f"{each.idle_s / each.gpu_s:.0%}" if each.idle_s else "",
             f"{each.energy_j / 3.6e6:.2f}" if each.energy_j else "",
             "" if each.foreign_use.share is None else f"{each.foreign_use.share:.0%}",
         ]
         for key, each in [*named, ("all", together)]
     ]
-    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "KWH", "SHARED"]
-    lines = grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS KWH SHARED")
+    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "IDLE", "KWH", "SHARED"]
+    lines = grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS IDLE KWH SHARED")
     return (
         [*lines, line(), line(f"shared with {_others(together.foreign_use)}")] if together.foreign_use.shared else lines
     )

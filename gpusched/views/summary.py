@@ -33,6 +33,7 @@ def summary_page(summary: RunSummary) -> list[Line]:
         ["metrics", short_path(summary.metrics, scene.cwd)],
         ["logs", f"{short_path(summary.logs, scene.cwd)}/"],
     ]
+    rows += [["report", short_path(summary.report, scene.cwd)]] if summary.report else []
     rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
     return lines + tables.labelled(rows)
 

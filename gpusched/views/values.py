@@ -131,6 +131,7 @@ class UsageSum:
     failed: int = 0
     job_s: float = 0.0
     gpu_s: float = 0.0
+    idle_s: float = 0.0  # of `gpu_s`: held, and nothing was done there
     energy_j: float = 0.0
     foreign_use: ForeignUse = NOBODY_SEEN
 
@@ -141,6 +142,7 @@ class UsageSum:
         self.failed += other.failed
         self.job_s += other.job_s * part
         self.gpu_s += other.gpu_s * part
+        self.idle_s += other.idle_s * part
         self.energy_j += other.energy_j * part
         self.foreign_use = add_foreign(self.foreign_use, other.foreign_use)
 
@@ -151,6 +153,7 @@ class UsageSum:
             "failed_attempts": self.failed,
             "job_hours": self.job_s / 3600,
             "gpu_hours": self.gpu_s / 3600,
+            "idle_gpu_hours": self.idle_s / 3600,
             "energy_j": self.energy_j,
             "foreign_use": foreign_document(self.foreign_use),
         }
@@ -192,6 +195,7 @@ class RunSummary:
     has_held: bool  # by a person
     has_cancelled: bool  # by a person
     groups: Sequence[GroupSummary]
+    report: str = ""  # its path, if one was written
 
     @property
     def counts(self) -> JobCounts:

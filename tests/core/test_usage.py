@@ -113,3 +113,27 @@ def test_polls_that_tell_nothing_do_not_weigh(polls: list[tuple[int, float] | No
         assert usage.peak_memory_bytes == max(memory for memory, _ in told)
         assert usage.mean_memory_bytes == pytest.approx(sum(memory for memory, _ in told) / len(told))
         assert usage.mean_utilisation == pytest.approx(sum(use for _, use in told) / len(told))
+
+
+def used(pid: int, use: float | None) -> DeviceProcess:
+    return DeviceProcess(pid, 10, utilisation=use)
+
+
+@pytest.mark.parametrize(
+    ("processes", "of_device", "is_idle"),
+    [
+        ((used(1, 0.0), used(9, 0.7)), 0.7, True),  # a neighbour works there
+        ((used(1, 0.2), used(9, 0.7)), 0.7, False),
+        ((used(9, 0.7),), 0.7, True),  # it is not on its device yet
+        ((used(1, None),), 0.0, True),
+        ((used(1, None),), 0.4, False),
+        (None, 0.0, True),
+        (None, 0.4, False),
+        (None, None, False),  # nobody knows
+    ],
+)
+def test_a_sample_is_idle_where_nothing_is_done(
+    processes: tuple[DeviceProcess, ...] | None, of_device: float | None, is_idle: bool
+) -> None:
+    found = add(NOTHING_USED, [Sample("GPU-a", 0.0, 10, 20, processes, of_device)], {1}, None)
+    assert found.idle_samples == is_idle and (found.idle_share or 0.0) == is_idle

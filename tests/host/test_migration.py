@@ -55,7 +55,7 @@ def test_a_reader_sees_an_old_database_as_a_new_one_and_changes_nothing(old: Pat
         assert environment_table.read(store, 1) == b""
         assert not row.alone
         assert attempt_table.attempts(store, row.id)[0].usage.foreign_use == NOBODY_SEEN
-        assert {others for *_, others in attempt_table.spent(store)} == {NOBODY_SEEN}
+        assert {row.usage.foreign_use for _, row in attempt_table.spent(store)} == {NOBODY_SEEN}
         assert job_table.last_id(store) >= row.id
     assert old.read_bytes() == before
 

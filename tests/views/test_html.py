@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpusched.views.html.page import ModelLine, ModelReport, render
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 
 
 class Reader(HTMLParser):

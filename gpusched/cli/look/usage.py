@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_argument, say
+from gpusched.common.text import count
 from gpusched.operations import queues
-from gpusched.operations.look.usage import read_usage, usage_document
+from gpusched.operations.look.usage import Usage, read_usage, usage_document
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched usage --by tag\n  gpusched usage --all --by day --json")
@@ -17,8 +18,9 @@ from gpusched.operations.look.usage import read_usage, usage_document
     help="Add up by this.  [default: tag, of several queues queue]",
 )
 @click.option("--all", "every", is_flag=True, help="Add up over all your queues on this host, as --by queue does.")
+@click.option("--parquet", metavar="FILE", help="Write a row for each attempt to this file instead, for notebooks.")
 @json_option()
-def usage(queue: str | None, by: str | None, every: bool, as_json: bool) -> None:
+def usage(queue: str | None, by: str | None, every: bool, parquet: str | None, as_json: bool) -> None:
     """Show what jobs have used: GPU hours, energy.
 
     Each attempt counts with its time on each of its GPUs, what runs until now. Jobs that share a GPU count each. Jobs
@@ -26,12 +28,23 @@ def usage(queue: str | None, by: str | None, every: bool, as_json: bool) -> None
     """
     by = by or ("queue" if every else "tag")
     is_wide = queue is None and (every or by == "queue")
-    sums, broken = read_usage(queues.known_queues() if is_wide else [find_queue(queue)], by)
+    known = queues.known_queues() if is_wide else [find_queue(queue)]
+    if parquet is not None:
+        from gpusched.operations.look.frame import write_parquet
+
+        number, broken = write_parquet(known, parquet)
+        click.echo(f"{parquet}: {count(number, 'row')}")
+    else:
+        sums, broken = read_usage(known, by)
+        _print(sums, by, as_json=as_json)
+    for text in broken:
+        say(f"warning: {text}")
+
+
+def _print(sums: Usage, by: str, *, as_json: bool) -> None:
     if as_json:
         print_json(usage_document(sums, by))
     else:
         from gpusched.views.pages import usage_table
 
         print_page(usage_table(by, *sums))
-    for text in broken:
-        say(f"warning: {text}")

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gpusched.cli.main import drop
 from gpusched.cli.options import print_json, print_page, say
 from gpusched.cli.run.options import RunOptions
-from gpusched.common.errors import EXIT_OK
+from gpusched.common.errors import EXIT_OK, GpuschedError
 
 if TYPE_CHECKING:
     from gpusched.core.jobs.group_summary import GroupDetails
@@ -39,7 +40,13 @@ def session(
     return RunSession(
         watch=lambda queue: _watch(queue, options, feed),
         notify=say,
-        summarize=lambda queue, code: print_summary(queue, code, as_json=options.as_json, read_details=read_details),
+        summarize=lambda queue, code: print_summary(
+            queue,
+            code,
+            as_json=options.as_json,
+            read_details=read_details,
+            report=_write_report(queue) if options.loaded.settings.report else "",
+        ),
         log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
         follow=follow,
@@ -51,6 +58,8 @@ def _import_the_end(options: RunOptions) -> None:
     """Import what is needed only at the end: the package, or a library, may be replaced before that."""
     import gpusched.operations.look.summary
 
+    if options.loaded.settings.report:
+        import gpusched.operations.look.story
     if not options.as_json:
         import gpusched.views.summary  # noqa: F401
         from gpusched.views.tables import line, write
@@ -85,8 +94,24 @@ def _observer(queue: RunQueue, options: RunOptions, feed: Feed | None) -> LiveVi
     return EventLines(out, quiet=options.quiet)
 
 
+def _write_report(queue: RunQueue) -> str:
+    """Write the report of the queue, and return its path; nothing if that fails, which is said."""
+    from gpusched.operations.look.story import write_report
+
+    try:
+        return write_report(queue.queue_dir)
+    except (GpuschedError, OSError) as error:
+        say(f"warning: no report was written: {error}")
+        return ""
+
+
 def print_summary(
-    queue: RunQueue, code: int, *, as_json: bool, read_details: Callable[[RunQueue], GroupDetails] | None = None
+    queue: RunQueue,
+    code: int,
+    *,
+    as_json: bool,
+    read_details: Callable[[RunQueue], GroupDetails] | None = None,
+    report: str = "",
 ) -> None:
     """Print one block for people, or one JSON document. `read_details` adds results of a feature.
 
@@ -97,6 +122,7 @@ def print_summary(
     try:
         details = None if read_details is None else read_details(queue)
         summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
+        summary = replace(summary, report=report)
         if as_json:
             print_json(summary_document(summary))
         else:

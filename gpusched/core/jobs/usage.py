@@ -73,7 +73,18 @@ def add(
         by_device=usage.by_device or (is_blind and reported_bytes is None),
         by_report=usage.by_report or (is_blind and reported_bytes is not None),
         foreign_use=add_foreign(usage.foreign_use, foreign_use),
+        idle_samples=usage.idle_samples + _is_idle(samples, pids),
     )
+
+
+def _is_idle(samples: Sequence[Sample], pids: Set[int]) -> bool:
+    """Return True if these processes do nothing on the devices; where the driver does not tell, the devices do."""
+    if all(sample.processes is not None for sample in samples):
+        own = [p.utilisation for sample in samples for p in sample.processes or () if p.pid in pids]
+        if None not in own:
+            return not any(own)
+    uses = [sample.utilisation for sample in samples]
+    return None not in uses and not any(uses)
 
 
 def foreign_use_of(samples: Sequence[Sample], foreign: Set[int], *, alone: bool) -> ForeignUse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 from gpusched.common.quantities import format_duration
@@ -72,7 +73,7 @@ class Placement:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)
         if isinstance(placed, Reason) and placed.kind != "look":
-            self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}")
+            self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}", placed.shortage)
         return placed
 
     def _place_gpu(self, job: JobRow) -> Start | Claim | Reason:
@@ -88,7 +89,7 @@ class Placement:
         if devices.kind == "devices" and self.want is None:
             self.want = self._want(job, candidates)
         labels = self._backfill.reserve(job, candidates, free, self._occupancy.ours)
-        return Reason(devices.kind, f"{devices.text}; kept for it: {labels}") if labels else devices
+        return replace(devices, text=f"{devices.text}; kept for it: {labels}") if labels else devices
 
     def _want(self, job: JobRow, candidates: Sequence[DeviceView]) -> Want | None:
         """Return what the job waits for; None if it could not start with these devices either."""
@@ -131,7 +132,8 @@ class Placement:
         if len(ranked) < job.gpus:
             if reservations:
                 return Reason("devices", f"waits for {want(job)}; {reservations[0]}")
-            return Reason("devices", shortage(job, self._at, self._occupancy, len(ranked), needs_larger))
+            text = shortage(job, self._at, self._occupancy, len(ranked), needs_larger)
+            return Reason("devices", text, "memory" if self._lacks_memory_only(job) else "")
         for order in self._orders(job, ranked):
             chosen = self._affordable(job, order)
             if chosen:
@@ -143,6 +145,12 @@ class Placement:
         why = "who waits for a GPU and comes before you (fewer GPUs, or a longer wait)"
         left = [(device, self.left_to[device.uuid]) for device in self._at.devices if device.uuid in self.left_to]
         return {device.uuid: f"{device.label} is left to {clean(rival.user)}, {why}" for device, rival in left}
+
+    def _lacks_memory_only(self, job: JobRow) -> bool:
+        """Return True if there are enough devices, and just not enough memory on them."""
+        rooms = [r.device for r in self._occupancy.rooms.values() if r.jobs < self._limits.jobs_per_gpu]
+        near = [*self._occupancy.whole, *(rooms if job.budget_bytes else ())]
+        return not job.alone and sum(device.is_model(job.gpu_model) for device in near) >= job.gpus
 
     def _orders(self, job: JobRow, ranked: Sequence[DeviceView]) -> Iterator[Sequence[DeviceView]]:
         """Yield the orders to try: without the devices to avoid, with them, and the one that costs the least limits."""

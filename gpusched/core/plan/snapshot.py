@@ -160,6 +160,12 @@ class Reason:
 
     kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | host | begin | look | behind
     text: str
+    root: str = ""  # what it comes down to, where the kind does not say it
+
+    @property
+    def shortage(self) -> str:
+        """The kind that the reason comes down to: that of the job ahead for "behind", "memory" for some "devices"."""
+        return self.root or self.kind
 
     @property
     def sentence(self) -> str:

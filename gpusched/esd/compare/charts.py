@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import median
 
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 from gpusched.esd.compare.rank_correlation import interval, spearman
 from gpusched.esd.layers_table import read_exponents
 from gpusched.esd.model_list import NAME_COLUMNS, OTHER_COLUMNS

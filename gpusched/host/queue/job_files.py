@@ -13,7 +13,10 @@ from gpusched.host.queue.queue_dirs import LOGS, QueueDir
 _OF_A_JOB = re.compile(r"0*([0-9]{1,18})\.[0-9]+(?:\D.*)?", re.DOTALL)
 # All that a queue is made of, in the order of its removal; directories that hold something else stay.
 _DIRECTORIES = (LOGS, "lives", "attempts")
-_FILES = ("gpu_metrics.json", "dispatcher.log", "devices.json", "wake", "shepherd.err", ".gitignore", "host")
+_FILES = (
+    *("gpu_metrics.json", "dispatcher.log", "devices.json", "samples.jsonl", "samples.jsonl.tmp", "report.html"),
+    *("wake", "shepherd.err", ".gitignore", "host"),
+)
 _LAST = ("queue.db-wal", "queue.db-shm", "queue.db", "dispatcher.lock")
 
 

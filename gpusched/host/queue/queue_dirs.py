@@ -46,6 +46,11 @@ class QueueDir(NamedTuple):
         return f"{self.state}/devices.json"
 
     @property
+    def samples(self) -> str:
+        """The file in which the dispatcher keeps what the GPUs did."""
+        return f"{self.state}/samples.jsonl"
+
+    @property
     def metrics(self) -> str:
         return f"{self.path}/gpu_metrics.json"
 

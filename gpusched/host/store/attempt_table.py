@@ -186,13 +186,11 @@ def last_of_name(store: Store, name: str) -> AttemptRow | None:
     return None if job_id is None else attempts(store, job_id)[-1]
 
 
-def spent(
-    store: Store,
-) -> Iterator[tuple[int, int, str, float, float | None, str | None, int | None, str, float | None, ForeignUse]]:
-    """Yield of each attempt: job, number, tags, start, end, outcome, exit code, devices (JSON), energy (J), others."""
-    columns = "job_id, number, tags, started_at, a.ended_at, outcome, exit_code, devices, energy_j, foreign_use"
-    for *row, foreign_use in store.stream(f"SELECT {columns} FROM attempts a JOIN jobs ON id = job_id"):
-        yield *row, _read_foreign_use(foreign_use)
+def spent(store: Store) -> Iterator[tuple[str, AttemptRow]]:
+    """Yield every attempt, each with the tags of its job."""
+    columns = ", ".join(f"attempts.{name}" for name in ATTEMPT.split(", "))
+    for tags, *row in store.stream(f"SELECT tags, {columns} FROM attempts JOIN jobs ON id = job_id"):
+        yield tags, _attempt_row(row)
 
 
 # ---- rows -------------------------------------------------------------------------------------------

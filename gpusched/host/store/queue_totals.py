@@ -32,6 +32,15 @@ def times(store: Store) -> dict[str, float]:
     return times
 
 
+def ended_attempts(store: Store) -> tuple[dict[str, int], float, float]:
+    """Return the attempts that have ended, by outcome, their seconds on each of their GPUs, and their joules."""
+    rows = store.rows(
+        "SELECT outcome, count(*), total((ended_at - started_at) * json_array_length(devices)), total(energy_j) "
+        "FROM attempts WHERE ended_at IS NOT NULL GROUP BY outcome"
+    )
+    return {row[0]: row[1] for row in rows}, sum(row[2] for row in rows), sum(row[3] for row in rows)
+
+
 _GPU_SECONDS = """
     WITH spans AS (
         SELECT json_extract(device.value, '$[0]') AS uuid, max(started_at, ?1) AS began, coalesce(ended_at, ?2) AS ended

@@ -169,6 +169,7 @@ CREATE TABLE attempts (
     cpu_s             REAL,
     progress          TEXT    NOT NULL DEFAULT '',
     foreign_use       TEXT    NOT NULL DEFAULT '', -- JSON, a core.model.ForeignUse; empty: not known
+    idle_samples      INTEGER NOT NULL DEFAULT 0, -- of `samples`, those at which it did nothing on its devices
     PRIMARY KEY (job_id, number),
     CHECK ((ended_at IS NULL) = (outcome IS NULL))
 ) STRICT, WITHOUT ROWID;

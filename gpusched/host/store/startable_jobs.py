@@ -47,6 +47,17 @@ def first(store: Store, now: float, limit: int, shape: str | None = None) -> lis
     return [job_row(row) for row in store.rows(query, values)]
 
 
+def count_waiting(store: Store, now: float) -> tuple[int, dict[str, int]]:
+    """Return how many queued jobs could start, and of the others how many wait for a job, a pause or a time."""
+    queued = "SELECT count(*) FROM jobs WHERE state = 'queued'"
+    unblocked = store.scalar(f"{queued} AND blocked = 0")
+    backing_off = store.scalar(f"{queued} AND not_before > 0 AND not_before > ?", (now,))
+    begin_later = store.scalar(f"{queued} AND begin_at > 0 AND begin_at > ?", (now,))
+    blocked = store.scalar("SELECT n FROM counts WHERE state = 'queued'") - unblocked
+    others = {"dependency": blocked, "back_off": backing_off, "begin": begin_later}
+    return max(0, unblocked - backing_off - begin_later), others
+
+
 def next_not_before(store: Store, now: float) -> float | None:
     """Return the moment at which the next job that backs off, or begins later, may start; None if no job does."""
     query = (

@@ -59,6 +59,7 @@ def summary_document(summary: RunSummary) -> dict[str, object]:
         "exit_code": summary.code,
         "queue": summary.scene.queue,
         "metrics": summary.metrics,
+        "report": summary.report or None,
         "failed": [job_document(job, list(attempts), summary.scene.queue) for job, attempts in summary.failed],
     }
     if summary.groups:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from datetime import time as midnight
 from typing import Any
 
-from gpusched.common.errors import stored_value
 from gpusched.common.text import natural_key
 from gpusched.core.documents import job_document
-from gpusched.core.model import OutcomeKind
+from gpusched.core.model import AttemptRow, OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
 from gpusched.operations import queues
@@ -19,7 +17,7 @@ from gpusched.operations.look.status import JSON_LIMIT, read_attempt, read_each,
 from gpusched.operations.queues import OpenQueue
 from gpusched.views.values import JobWithLast, UsageSum
 
-NO_FAILURES = (OutcomeKind.CANCELLED.value, OutcomeKind.INTERRUPTED.value)
+NO_FAILURES = (OutcomeKind.CANCELLED, OutcomeKind.INTERRUPTED)
 SHOWN_JOBS = 100
 
 Usage = tuple[dict[str, UsageSum], UsageSum]  # by key, and of all together
@@ -35,25 +33,13 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
 
     def add(queue: OpenQueue) -> None:
         name = queues.queue_name(queue.queue_dir, known)
-        for job_id, number, tags, began, ended, outcome, code, devices, energy_j, others in attempt_table.spent(
-            queue.store
-        ):
-            labels = _device_labels(devices)
-            job_s = _open_s(queue, job_id, number, began) if ended is None else max(0.0, ended - began)
-            is_failed = outcome is not None and outcome not in NO_FAILURES and (outcome, code) != ("exited", 0)
-            share = UsageSum(
-                {(name, job_id)},
-                attempts=1,
-                failed=int(is_failed),
-                job_s=job_s,
-                gpu_s=job_s * len(labels),
-                energy_j=energy_j or 0.0,
-                foreign_use=others,
-            )
+        for tags, row in attempt_table.spent(queue.store):
+            share = _share_of(queue, name, row)
             together.add(share)
             if by == "day":
-                parts = list(_days(began, job_s))
+                parts = list(_days(row.started_at, share.job_s))
             elif by == "device":
+                labels = [f"GPU {device.index}  {device.uuid}  {device.name}" for device in row.devices]
                 parts = [(label, 1 / len(labels)) for label in labels] or [("CPU", 1.0)]
             else:
                 parts = [(key, 1.0) for key in ([name] if by == "queue" else tags.split(","))]
@@ -64,17 +50,28 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
     return ({key: sums[key] for key in sorted(sums, key=natural_key)}, together), broken
 
 
-def _open_s(queue: OpenQueue, job_id: int, number: int, began: float) -> float:
+def _share_of(queue: OpenQueue, name: str, row: AttemptRow) -> UsageSum:
+    """Return what one attempt has used; `name` is that of its queue."""
+    outcome, usage = row.outcome, row.usage
+    job_s = _open_s(queue, row) if row.ended_at is None else max(0.0, row.ended_at - row.started_at)
+    gpu_s = job_s * len(row.devices)
+    return UsageSum(
+        {(name, row.job_id)},
+        attempts=1,
+        failed=int(outcome is not None and not outcome.ok and outcome.kind not in NO_FAILURES),
+        job_s=job_s,
+        gpu_s=gpu_s,
+        idle_s=gpu_s * (usage.idle_share or 0.0),
+        energy_j=usage.energy_j or 0.0,
+        foreign_use=usage.foreign_use,
+    )
+
+
+def _open_s(queue: OpenQueue, row: AttemptRow) -> float:
     """Return how long an attempt has run whose end is not noted; 0 if it is not seen running any more."""
-    status = read_attempt(queue.queue_dir, job_id, number)
+    status = read_attempt(queue.queue_dir, row.job_id, row.number)
     is_seen = status.alive or status.ended or queue.dispatcher.alive
-    return status.elapsed_s(began, queue.now) if is_seen else 0.0
-
-
-@stored_value()
-def _device_labels(devices: str) -> list[str]:
-    """Return what people call each device of an attempt, with its UUID."""
-    return [] if devices == "[]" else [f"GPU {index}  {uuid}  {name}" for uuid, index, name, *_ in json.loads(devices)]
+    return status.elapsed_s(row.started_at, queue.now) if is_seen else 0.0
 
 
 def _days(began: float, lasted_s: float) -> Iterator[tuple[str, float]]:

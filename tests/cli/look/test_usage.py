@@ -6,11 +6,16 @@ import json
 
 import pytest
 
+from gpusched.api import Queue
 from gpusched.cli import main as front
+from gpusched.common import libraries
+from gpusched.common.errors import GpuschedError
 from gpusched.core.model import DeviceUse, JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
 from gpusched.host.store import submission
 from gpusched.host.store.attempt_table import devices_text
+from gpusched.operations.look import frame as frame_module
+from gpusched.operations.look.frame import COLUMNS
 from tests.support.command_line import Capture, call
 from tests.support.sample import EXIT_3, NOW, OK, Sample9, gpu
 
@@ -95,3 +100,44 @@ def test_history_as_json_and_in_part(sample: Sample9, capsys: Capture, monkeypat
     assert (found["schema_version"], found["ended"], [job["id"] for job in found["jobs"]]) == (1, 5, [1, 2, 8, 9, 4])
     assert front.run(["history", "--since", "soon"]) == 2
     assert "'soon' is no time" in capsys.readouterr().err
+
+
+def test_a_parquet_file_has_a_row_for_each_attempt(sample: Sample9, capsys: Capture) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert call(capsys, "usage", "--parquet", "attempts.parquet") == "attempts.parquet: 11 rows\n"
+    table = parquet.read_table(sample.home / "attempts.parquet")
+    rows = table.to_pylist()
+    assert [(row["id"], row["attempt"]) for row in rows] == [
+        *[(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (5, None), (6, None), (7, 1), (8, None), (9, None)]
+    ]
+    assert (rows[0]["queue"], rows[0]["energy_j"], rows[0]["outcome"], rows[0]["devices"]) == (
+        *("commands", 7200.0, "exited"),
+        gpu(0).uuid,
+    )
+    assert rows[1]["exit_code"] == 3 and rows[1]["started_at"].timestamp() == NOW - 3600 + 70
+    assert "hf_" not in rows[3]["command"] and str(table.schema.field("signal").type) == "int64"
+    assert sorted(path.name for path in sample.home.glob("attempts*")) == ["attempts.parquet"]
+
+
+def test_parquet_names_its_extra_and_a_wrong_place(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    assert front.run(["usage", "--parquet", "no/such/place.parquet"]) == 3
+    assert "no/such/place.parquet" in capsys.readouterr().err
+    monkeypatch.setattr(libraries, "missing", list)
+    assert front.run(["usage", "--parquet", "x.parquet"]) == 3
+    assert "pyarrow (the extra parquet)" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*pyarrow.*")
+def test_a_queue_is_a_data_frame(sample: Sample9, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    queue = Queue(str(sample.place.path))
+    frame = queue.frame()
+    assert len(frame) == 11 and list(frame.columns) == list(COLUMNS)
+    assert frame[frame.state == "failed"].groupby("id").attempt.max().to_dict() == {2: 2, 4: 2}
+    assert frame.started_at.min().timestamp() == NOW - 3600 + 10
+    monkeypatch.setattr(frame_module, "missing", list)
+    with pytest.raises(GpuschedError, match="pandas or polars"):
+        queue.frame()

@@ -1,0 +1,143 @@
+"""The report of a queue: its story as one HTML page that loads nothing. Returns text; writes no file.
+
+Jinja escapes all text; what the script reads stands as JSON in a block that it cannot leave. The policy of the page
+allows this one script and this one style, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from gpusched.common.text import clean
+from gpusched.core.jobs.failure import without_repetition
+from gpusched.core.jobs.outcome import describe
+from gpusched.core.model import MIB, AttemptRow, JobRow
+from gpusched.views.pages import queue_head
+from gpusched.views.report import places
+from gpusched.views.story import charts
+from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
+from gpusched.views.story.words import gpu_label, idle_text, wait_text
+from gpusched.views.words import command_text, count
+
+# Read at the start: the package may be replaced before a run ends.
+_FILES = {name: resources.files(__package__).joinpath(f"report.{name}").read_text("utf-8") for name in ("css", "js")}
+_PAGE = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+    resources.files(__package__).joinpath("report.html").read_text("utf-8")
+)
+QUEUE_HEIGHT = 90.0
+
+
+def render(story: QueueStory) -> str:
+    """Return the page."""
+    scale = charts.Scale(story.began_at, story.ended_at)
+    tracks = charts.tracks(story, scale)
+    most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
+    times = gpu_times(story.stretches)
+    return _PAGE.render(
+        css=_FILES["css"],
+        js=_FILES["js"],
+        hashes={name: _hash(text) for name, text in _FILES.items()},
+        data=_data(story),
+        story=story,
+        title=clean(story.report.summary.name),
+        head=[line.plain for line in queue_head(story.report)],
+        notes=_notes(story),
+        tracks=tracks,
+        ticks=list(scale.ticks()),
+        charts=charts,
+        queue={"most": most, "areas": areas, "height": QUEUE_HEIGHT},
+        waits=[(wait_text(kind), seconds) for kind, seconds in waits_by_kind(story).items()],
+        times=times,
+        idle_text=idle_text,
+        gpu_label=gpu_label,
+        clean=clean,
+        hours=lambda seconds: f"{seconds / 3600:.{2 if seconds >= 360 else 4}f}",
+        share=lambda part, whole: f"{part / whole:.0%}" if whole else "",
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _notes(story: QueueStory) -> list[str]:
+    """Return what waiting has cost, and what packing has saved."""
+    times = gpu_times(story.stretches)
+    notes = [
+        f"{seconds / 3600:.1f} GPU hours idle while jobs waited for {wait_text(kind)}"
+        for kind, seconds in idle_costs(times.values()).items()
+        if seconds >= 36
+    ]
+    held_s = sum(time.held_s for time in times.values())
+    if held_s >= 36:
+        notes.append(f"{held_s / 3600:.1f} GPU hours held by jobs that did nothing on their GPUs")
+    alone_s = story.report.starts[-1].gpu_s if story.report.starts else 0.0
+    saved_s = story.together.gpu_s - alone_s
+    if saved_s >= max(36.0, 0.01 * alone_s):
+        used = f"{story.together.gpu_s / 3600:.1f} GPU hours of jobs in {alone_s / 3600:.1f} hours of GPUs"
+        notes.append(f"{saved_s / 3600:.1f} GPU hours saved by jobs that shared GPUs ({used})")
+    hidden = story.report.summary.counts.total - len(story.jobs)
+    if hidden > 0:
+        notes.append(f"{count(hidden, 'older job')} not in the table and the timeline")
+    return notes
+
+
+# ---- for the script --------------------------------------------------------------------------------
+
+
+def _data(story: QueueStory) -> str:
+    """Return the rows of the table of jobs, and the curves of jobs, as JSON that cannot end its block."""
+    curves: dict[int, list[list[int]]] = {}
+    numbers: dict[str, int] = {}  # of the GPUs, by their labels
+    for stretch in story.stretches:
+        at = round(stretch.ended_at - story.began_at)
+        for uuid, gpu in stretch.gpus.items():
+            number = numbers.setdefault(gpu_label(uuid, gpu.index), len(numbers))
+            for job, (_, mib) in gpu.jobs.items():
+                curves.setdefault(int(job), []).append([at, number, round(mib), round(100 * (gpu.use or 0.0))])
+    data = {
+        "gpus": list(numbers),
+        "jobs": [_job(job, list(attempts), story) for job, attempts in story.jobs],
+        "curves": {job: points for job, points in curves.items() if len(points) > 1},
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _job(job: JobRow, attempts: list[AttemptRow], story: QueueStory) -> list[Any]:
+    """Return one job as the script expects it: the cells of its row, then its attempts."""
+    last = attempts[-1] if attempts else None
+    usage = last.usage if last else None
+    peak, idle = (usage.peak_memory_bytes, usage.idle_share) if usage else (None, None)
+    energy = sum(each.usage.energy_j or 0.0 for each in attempts)
+    return [
+        job.id,
+        job.state.value,
+        clean(job.name),
+        command_text(job.command),
+        clean(",".join(job.tags)),
+        places(last.devices) if last else "",
+        len(attempts),
+        round(waited_s(job, attempts, story.ended_at), 1),
+        last and round(last.started_at, 1),
+        round(sum((each.ended_at or story.ended_at) - each.started_at for each in attempts), 1),
+        peak if peak is None else round(peak / MIB),
+        usage and usage.mean_utilisation,
+        idle,
+        round(energy) or None,
+        _how(last) if last else clean(job.cause),
+        [
+            [each.number, each.started_at, each.ended_at, places(each.devices), _how(each), each.log]
+            for each in attempts
+        ],
+    ]
+
+
+def _how(attempt: AttemptRow) -> str:
+    return clean(describe(without_repetition(attempt.outcome))) if attempt.outcome else ""

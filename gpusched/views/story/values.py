@@ -1,0 +1,91 @@
+"""The story of a queue as values, and the sums over it. Every view of a queue's past draws these. Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.samples import NOTHING_WAITS, Stretch
+from gpusched.views.failures import FailureGroup
+from gpusched.views.values import QueueReport, UsageSum
+
+UNRECORDED = "unrecorded"  # the kind of a wait that no dispatcher saw
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStory:
+    """Everything that a queue did, from `began_at` on. `report` is its present state, as `status` shows it."""
+
+    report: QueueReport
+    began_at: float
+    ended_at: float  # the present, while it is dispatched
+    jobs: Sequence[tuple[JobRow, Sequence[AttemptRow]]]  # the newest ones, the first one first
+    stretches: Sequence[Stretch]
+    by_tag: Mapping[str, UsageSum]
+    by_device: Mapping[str, UsageSum]
+    together: UsageSum
+    failures: Sequence[tuple[FailureGroup, Sequence[str]]]  # each with the last lines of its log
+
+
+@dataclass(slots=True)
+class GpuTime:
+    """The recorded time of one GPU in seconds: ours with work and without, that of others, and idle by reason."""
+
+    index: int
+    working_s: float = 0.0
+    held_s: float = 0.0
+    others_s: float = 0.0
+    idle: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def free_s(self) -> float:
+        return sum(self.idle.values())
+
+
+def gpu_times(stretches: Iterable[Stretch]) -> dict[str, GpuTime]:
+    """Return the time of each GPU by UUID, in the order of their indices."""
+    times: dict[str, GpuTime] = {}
+    for stretch in stretches:
+        for uuid, gpu in stretch.gpus.items():
+            time = times.setdefault(uuid, GpuTime(gpu.index))
+            time.working_s += gpu.working_s
+            time.held_s += gpu.ours_s - gpu.working_s
+            time.others_s += gpu.others_s
+            for why, seconds in gpu.idle.items():
+                time.idle[why] = time.idle.get(why, 0.0) + seconds
+    return dict(sorted(times.items(), key=lambda item: item[1].index))
+
+
+def idle_costs(times: Iterable[GpuTime]) -> dict[str, float]:
+    """Return the seconds in which GPUs were free although jobs waited, by the kind of the first one's reason."""
+    costs: dict[str, float] = {}
+    for time in times:
+        for why, seconds in time.idle.items():
+            if why.startswith(f"{NOTHING_WAITS}: "):
+                kind = why.removeprefix(f"{NOTHING_WAITS}: ")
+                costs[kind] = costs.get(kind, 0.0) + seconds
+    return _largest_first(costs)
+
+
+def waits_by_kind(story: QueueStory) -> dict[str, float]:
+    """Return for how many seconds jobs waited, by the kind of their reason: as recorded, and the rest."""
+    waits: dict[str, float] = {}
+    for stretch in story.stretches:
+        for kind, jobs in stretch.waits.items():
+            waits[kind] = waits.get(kind, 0.0) + jobs * stretch.seconds
+    total = sum(waited_s(job, attempts, story.ended_at) for job, attempts in story.jobs)
+    waits[UNRECORDED] = max(0.0, total - sum(waits.values()))
+    return _largest_first(waits)
+
+
+def waited_s(job: JobRow, attempts: Sequence[AttemptRow], now: float) -> float:
+    """Return how long a job has waited in all: before its attempts, between them, and since the last one."""
+    ends = [job.submitted_at, *(each.ended_at or now for each in attempts)]
+    until = now if job.state in (JobState.QUEUED, JobState.HELD) else job.ended_at or ends[-1]
+    starts = [*(each.started_at for each in attempts), until if job.state is not JobState.RUNNING else ends[-1]]
+    return sum(max(0.0, start - end) for end, start in zip(ends, starts, strict=True))
+
+
+def _largest_first(sums: Mapping[str, float]) -> dict[str, float]:
+    return {key: sums[key] for key in sorted(sums, key=sums.__getitem__, reverse=True) if sums[key] >= 0.5}
