@@ -17,13 +17,13 @@ from collections.abc import Callable
 from gpusched.pool.messages import (
     SOCKET,
     TO_WORKER,
+    Acknowledged,
     Answer,
     Answers,
     FrameReader,
     Hello,
     Leave,
     Message,
-    Stored,
     Work,
     frame,
     peer_of,
@@ -95,7 +95,7 @@ class Link:
         for message in self._frames.feed(data):
             if isinstance(message, Work):
                 self._items.extend(message.items)
-            elif isinstance(message, Stored):
+            elif isinstance(message, Acknowledged):
                 while self._answers and self._answers[0].number <= message.number:
                     self._answers.popleft()
             elif isinstance(message, Leave):

@@ -75,7 +75,7 @@ class Work(Message):
     items: list[tuple[int, bytes]]
 
 
-class Stored(Message):
+class Acknowledged(Message):
     """The answers up to this number are stored; the worker may forget them."""
 
     number: int
@@ -87,7 +87,7 @@ class Leave(Message):
 
 _encoder = msgspec.msgpack.Encoder()
 TO_COORDINATOR = msgspec.msgpack.Decoder(Hello | Ready | Answers | Broken)
-TO_WORKER = msgspec.msgpack.Decoder(Work | Stored | Leave)
+TO_WORKER = msgspec.msgpack.Decoder(Work | Acknowledged | Leave)
 
 
 def frame(message: Message) -> bytes:

@@ -141,16 +141,16 @@ class PoolOptions:
 
     @property
     def capacity(self) -> int:
-        """How many items a worker works on at once."""
+        """The number of items that a worker works on at once."""
         return self.threads * max(1, int(self.settings.get("batch_size", 1)))
 
     @property
     def cpu_count(self) -> int:
-        """How many workers to run on the CPU; 0: none, they run on GPUs."""
+        """The number of workers on the CPU; 0: none, they run on GPUs."""
         return len(os.sched_getaffinity(0)) if self.cpu_workers == "auto" else int(self.cpu_workers or 0)
 
     def error_limit(self, total: int) -> float:
-        """Return how many items may end in an error before the pool stops."""
+        """Return the number of errors that is still no reason to stop."""
         if not self.max_errors:
             return float("inf")
         number = int(self.max_errors.removesuffix("%"))

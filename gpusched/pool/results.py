@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gpusched.common.files import private_name
-from gpusched.host.store.items import ItemStore
+from gpusched.host.store.pool.items import ItemStore
 from gpusched.pool.options import PoolOptions
 
 RESULTS, JOINED, ERRORS = "results.jsonl", "results.json", "errors.jsonl"

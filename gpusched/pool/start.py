@@ -15,18 +15,18 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
 from gpusched.core.model import ENDED_STATES, Attributes, JobSpec
 from gpusched.host.store import job_table
-from gpusched.host.store.items import ItemCounts, ItemStore
+from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.queues import ignore
 from gpusched.operations.run.list_queue import make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
+from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.files import PoolPlan, items_path, writing
 from gpusched.pool.inline import run_inline
 from gpusched.pool.items import read_items
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import write_results
-from gpusched.pool.worker_jobs import WorkerJobs
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 COORDINATOR = "coordinator"
@@ -114,7 +114,7 @@ class PoolStart:
                 run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
             return EXIT_OK
         plan = PoolPlan(self.options, self.queue_dir.path, gpus)
-        script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool", self.queue_dir.state]
+        script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool.coordinator", self.queue_dir.state]
         command = shlex.join(script).encode()
         spec = JobSpec(command, command, 1, attributes=Attributes(gpus=0, name=COORDINATOR, retries=1000))
         return run_jobs(

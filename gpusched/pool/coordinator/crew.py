@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable
 
 from gpusched.common.quantities import format_size
 from gpusched.core.model import JobState
-from gpusched.pool.growth import DeviceLoad, Growth
+from gpusched.pool.coordinator.growth import DeviceLoad, Growth
+from gpusched.pool.coordinator.peers import Peer
+from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.messages import Broken, Ready
-from gpusched.pool.peers import Peer
-from gpusched.pool.worker_jobs import WorkerJobs
 
 LOADS_LIMIT = 3  # failed loads in a row, with no worker that is ready: the pool stops
 EARLY_ENDS_LIMIT = 20  # workers in a row that end by themselves before they are ready
