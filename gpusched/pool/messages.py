@@ -102,7 +102,7 @@ class FrameReader:
         self._buffer = bytearray()
         self._decode = decoder.decode
 
-    def feed(self, data: bytes) -> list[Any]:
+    def feed(self, data: bytes | memoryview) -> list[Any]:
         """Return the messages that are complete with this piece. Raises msgspec.DecodeError for what is none."""
         self._buffer += data
         found: list[Any] = []

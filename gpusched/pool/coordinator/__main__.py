@@ -46,13 +46,14 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
     crew = Crew(jobs, growth, capacity=options.capacity, report=lambda text: print(text, flush=True))
     try:
         with Peers(queue_dir.state) as peers:
-            coordinator = Coordinator(options, Ledger(store, options), peers, crew)
+            ledger = Ledger(store, options)
+            coordinator = Coordinator(options, ledger, peers, crew)
             coordinator.run()
             if coordinator.is_stopped:
                 return EXIT_TERMINATED
         store.write("problem", coordinator.problem)
         store.write("stable", json.dumps(crew.stable))
-        store.write("workers", crew.summary())
+        store.write("workers", crew.summary(work_s=ledger.work_s))
     except Exception as error:
         traceback.print_exc()
         store.write("problem", f"the coordinator failed: {type(error).__name__}: {error}")

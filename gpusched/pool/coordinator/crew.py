@@ -102,9 +102,9 @@ class Crew:
         if others := self._jobs.open_jobs().keys() - set(jobs):
             self._jobs.cancel(others)
 
-    def summary(self) -> str:
-        """Return what is known of the workers of this run, for the summary."""
-        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1)})
+    def summary(self, **more: float) -> str:
+        """Return what is known of the workers of this run, for the summary, as JSON."""
+        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1), **more})
 
     @property
     def stable(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from gpusched.host.store import TransientError
 from gpusched.host.store.pool.items import ItemOutcome, ItemStore, OpenItem
 from gpusched.pool.coordinator.backlog import Backlog
 from gpusched.pool.coordinator.verdicts import ItemVerdict, NextTry, after_death, after_failure, error_outcome
-from gpusched.pool.messages import Answer, Failure
+from gpusched.pool.messages import Failure
 from gpusched.pool.options import PoolOptions
 
 
@@ -18,10 +18,20 @@ class Ledger:
 
     def __init__(self, store: ItemStore, options: PoolOptions) -> None:
         self.backlog = Backlog(store.open_items)
-        self.counts = store.counts()
+        self.total, self.results, self.errors = store.counts()
         self._store, self._options = store, options
         self._outcomes: dict[int, ItemOutcome] = {}  # that are not stored yet
         self._trials: dict[int, OpenItem] = {}
+        self._begun_s, self._newest_s = 0.0, 0.0  # the first item was given out, the newest outcome came
+
+    def note_begin(self) -> None:
+        """Take note that items are given out."""
+        self._begun_s = self._begun_s or time.monotonic()
+
+    @property
+    def work_s(self) -> float:
+        """The time from the first item that was given out to the newest outcome."""
+        return max(0.0, self._newest_s - self._begun_s)
 
     def find(self, item: int) -> OpenItem | None:
         """Return an item that is not in the backlog from now on, since a worker has it; None if it has an outcome."""
@@ -30,15 +40,17 @@ class Ledger:
             self.backlog.exclude(item)
         return row
 
-    def settle(self, item: OpenItem, answer: Answer, *, worker: int, had_own_gpu: bool) -> None:
-        """Take in the outcome of a try."""
-        if answer.failure is None:
-            self._outcomes[item.id] = ItemOutcome(item.id, "result", answer.result)
-            self.counts = self.counts._replace(results=self.counts.results + 1)
-        else:
-            retries = self._options.item_retries
-            verdict = after_failure(item, answer.failure, retries=retries, had_own_gpu=had_own_gpu)
-            self._apply(verdict, answer.failure, worker)
+    def note_result(self, item: int, result: bytes) -> None:
+        """Take in the result of an item."""
+        self._newest_s = time.monotonic()
+        self._outcomes[item] = ItemOutcome(item, "result", result)
+        self.results += 1
+
+    def note_failure(self, item: OpenItem, failure: Failure, *, worker: int, had_own_gpu: bool) -> None:
+        """Take in that a try has brought no result."""
+        self._newest_s = time.monotonic()
+        verdict = after_failure(item, failure, retries=self._options.item_retries, had_own_gpu=had_own_gpu)
+        self._apply(verdict, failure, worker)
 
     def suspect(self, item: OpenItem, why: str, *, worker: int) -> None:
         """Take note that a worker has died while it worked on the item."""
@@ -55,7 +67,7 @@ class Ledger:
             self.backlog.put_back(item, verdict.next_try)
         else:
             self._outcomes[item.id] = error_outcome(item, failure, worker=worker, at=time.time())
-            self.counts = self.counts._replace(errors=self.counts.errors + 1)
+            self.errors += 1
 
     def commit(self) -> bool:
         """Store what has come. Return False if there is no room for it now."""
@@ -71,8 +83,13 @@ class Ledger:
         return True
 
     @property
+    def left(self) -> int:
+        """The number of items without an outcome."""
+        return self.total - self.results - self.errors
+
+    @property
     def problem(self) -> str:
         """The reason to stop before the end; empty if there is none."""
-        if self.counts.errors > self._options.error_limit(self.counts.total):
+        if self.errors > self._options.error_limit(self.total):
             return f"more than {self._options.max_errors} items ended in an error (--max-errors)"
         return ""

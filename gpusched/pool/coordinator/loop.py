@@ -90,11 +90,13 @@ class Coordinator:
 
     def _take_answers(self, peer: Peer, message: Answers) -> None:
         peer.note(message, time.monotonic())
-        had_own_gpu = self._crew.is_only_one(peer, self._peers.all)
         for answer in message.answers:
             item = peer.lease.pop(answer.item, None) or self._find_elsewhere(answer.item)
-            if item is not None:
-                self._ledger.settle(item, answer, worker=peer.job, had_own_gpu=had_own_gpu)
+            if item is not None and answer.failure is None:
+                self._ledger.note_result(item.id, answer.result)
+            elif item is not None and answer.failure is not None:
+                had_own_gpu = self._crew.is_only_one(peer, self._peers.all)
+                self._ledger.note_failure(item, answer.failure, worker=peer.job, had_own_gpu=had_own_gpu)
         peer.is_alone &= bool(peer.lease)
 
     def _find_elsewhere(self, item: int) -> OpenItem | None:
@@ -127,7 +129,8 @@ class Coordinator:
                 self._send(peer, NextTry.ALONE, 1)
         elif self._backlog.has(NextTry.ANYWHERE):
             ahead = min(self._options.in_flight - 1, int(SHORT_S / max(peer.item_s, 1e-6)))
-            self._send(peer, NextTry.ANYWHERE, self._options.capacity + ahead - len(peer.lease))
+            if len(peer.lease) < self._options.capacity + ahead / 2:  # several in one message
+                self._send(peer, NextTry.ANYWHERE, self._options.capacity + ahead - len(peer.lease))
         elif not peer.lease:
             if self._backlog.has(NextTry.OWN_GPU) and self._crew.is_only_one(peer, self._peers.all):
                 self._send(peer, NextTry.OWN_GPU, 1)
@@ -144,6 +147,7 @@ class Coordinator:
         """Send up to so many items, which are the worker's from now on."""
         items = [item for _ in range(count) if (item := self._backlog.take(place)) is not None]
         if items:
+            self._ledger.note_begin()
             if not peer.lease:
                 peer.idle_until = time.monotonic()
             peer.is_alone = place is not NextTry.ANYWHERE
@@ -175,12 +179,12 @@ class Coordinator:
             self._take_back(self._lost.popleft()[1])
         if now >= self._returning_until:
             self._returning.clear()
-        counts = self._ledger.counts
+        left, total = self._ledger.left, self._ledger.total
         self.problem = self.problem or self._ledger.problem
-        if counts.open and not self._returning and not self.problem:
+        if left and not self._returning and not self.problem:
             has_more = self._backlog.has(NextTry.ANYWHERE) or self._backlog.has(NextTry.ALONE)
-            self.problem = self._crew.add_missing(self._peers.all, counts.open if has_more else 1, now)
-        self._progress(counts.total - counts.open, counts.total)
+            self.problem = self._crew.add_missing(self._peers.all, left if has_more else 1, now)
+        self._progress(total - left, total)
         for peer in self._peers.all:
             self._give(peer)
 

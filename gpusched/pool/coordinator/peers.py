@@ -73,6 +73,7 @@ class Peers:
         self._listener.listen(256)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
         self.all: dict[Peer, None] = {}  # in the order in which they came
 
     def __enter__(self) -> Peers:
@@ -101,12 +102,14 @@ class Peers:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Send a message, as soon as the worker takes it."""
-        was_empty = not peer.out
-        peer.out += frame(message)
-        if was_empty:
-            self._flush(peer)
-            if peer.out:
-                self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        data = frame(message)
+        if not peer.out:
+            with suppress(OSError):  # it takes no more now, or the connection has ended, as the next read finds
+                data = data[peer.connection.send(data) :]
+            if not data:
+                return
+            self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        peer.out += data
 
     def _accept(self) -> None:
         with suppress(BlockingIOError):
@@ -122,9 +125,8 @@ class Peers:
 
     def _read(self, peer: Peer) -> list[Message] | None:
         try:
-            data = peer.connection.recv(_PIECE_BYTES)
-            if data:
-                return peer.frames.feed(data)
+            if size := peer.connection.recv_into(self._piece):
+                return peer.frames.feed(self._piece[:size])
         except BlockingIOError:
             return []
         except (OSError, msgspec.DecodeError):
