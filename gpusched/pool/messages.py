@@ -31,11 +31,9 @@ class Hello(Message):
 
 
 class Ready(Message):
-    """The worker has loaded its models: how often and how long that took, and the memory that it holds by itself."""
+    """The worker has loaded its models, and how long that took."""
 
     load_s: float
-    memory_bytes: int
-    memory_source: str
 
 
 class Failure(Message):

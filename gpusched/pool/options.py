@@ -70,7 +70,6 @@ class PoolOptions:
     cpu_workers: str = option(
         "", "Use no GPU, but N workers (auto: one per core).", metavar="N|auto", check=_check_cpu_workers
     )
-    safety_factor: float = option(0.9, "Plan with this share of a GPU's memory.", metavar="X", least=0.1)
     in_flight: int = option(16, "Send a worker at most N short items ahead.", metavar="N", least=1)
     item_timeout: str = option("", "End a worker whose item runs longer.", metavar="TIME", check=parse_duration)
     item_retries: int = option(1, "Try an item that failed N times again.", metavar="N", least=0)

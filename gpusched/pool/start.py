@@ -27,6 +27,7 @@ from gpusched.pool.inline import run_inline
 from gpusched.pool.items import read_items
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import write_results
+from gpusched.pool.summary import PoolSummary, read_summary
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 COORDINATOR = "coordinator"
@@ -35,7 +36,7 @@ _AGAIN = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 0.2; done'
 
 
 class PoolStart:
-    """One start of a pool. After `run`, `counts` and `files` say what there is."""
+    """One start of a pool. After `run`, `summary` says what there is."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class PoolStart:
         self.items_path = items_path(options, self.queue_dir)
         self._stated = loaded.stated()
         self.counts = ItemCounts()
-        self.files: list[str] = []
+        self.summary = PoolSummary(options.output)
 
     def run(self, session: RunSession = QUIET_SESSION) -> int:
         """Work on the items until each has an outcome, and return the exit code: 1 if an item has no result."""
@@ -154,9 +155,7 @@ class PoolStart:
             self.counts = store.counts()
             if not is_alone:
                 return EXIT_DISPATCHED_ELSEWHERE
-            if problem := store.read("problem"):
-                self._notify(f"the pool has stopped: {problem}")
-            self.files = write_results(store, self.options)
+            self.summary = read_summary(store, self.options, write_results(store, self.options))
         return EXIT_OK if self.counts.results == self.counts.total else EXIT_SOME_FAILED
 
 

@@ -51,9 +51,10 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
             coordinator.run()
             if coordinator.is_stopped:
                 return EXIT_TERMINATED
+            ledger.parts.add(0, is_end=True)
         store.write("problem", coordinator.problem)
         store.write("stable", json.dumps(crew.stable))
-        store.write("workers", crew.summary(work_s=ledger.work_s))
+        store.write("workers", crew.summary(**ledger.facts))
     except Exception as error:
         traceback.print_exc()
         store.write("problem", f"the coordinator failed: {type(error).__name__}: {error}")

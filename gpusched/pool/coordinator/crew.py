@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from gpusched.common.quantities import format_size
 from gpusched.core.model import JobState
 from gpusched.pool.coordinator.growth import DeviceLoad, Growth
 from gpusched.pool.coordinator.peers import Peer
@@ -42,8 +41,7 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        memory = f", {format_size(message.memory_bytes)} ({message.memory_source})" if message.memory_source else ""
-        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s{memory}")
+        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""

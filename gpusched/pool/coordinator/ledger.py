@@ -8,6 +8,7 @@ from gpusched.common.text import clean
 from gpusched.host.store import TransientError
 from gpusched.host.store.pool.items import ItemOutcome, ItemStore, OpenItem
 from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.parts import Parts
 from gpusched.pool.coordinator.verdicts import ItemVerdict, NextTry, after_death, after_failure, error_outcome
 from gpusched.pool.messages import Failure
 from gpusched.pool.options import PoolOptions
@@ -17,9 +18,11 @@ class Ledger:
     """The items of a pool as its coordinator sees them: what has ended, and in `backlog` what is to be given out."""
 
     def __init__(self, store: ItemStore, options: PoolOptions) -> None:
+        self.parts = Parts(store, options.checkpoint_dir or f"{options.output}/results", options.checkpoint_every)
         self.backlog = Backlog(store.open_items)
         self.total, self.results, self.errors = store.counts()
         self._store, self._options = store, options
+        self._done_before = self.results + self.errors
         self._outcomes: dict[int, ItemOutcome] = {}  # that are not stored yet
         self._trials: dict[int, OpenItem] = {}
         self._begun_s, self._newest_s = 0.0, 0.0  # the first item was given out, the newest outcome came
@@ -29,9 +32,10 @@ class Ledger:
         self._begun_s = self._begun_s or time.monotonic()
 
     @property
-    def work_s(self) -> float:
-        """The time from the first item that was given out to the newest outcome."""
-        return max(0.0, self._newest_s - self._begun_s)
+    def facts(self) -> dict[str, float]:
+        """What this run has done: items with an outcome, in the time from the first that was given out to the last."""
+        done = self.results + self.errors - self._done_before
+        return {"done": done, "work_s": max(0.0, self._newest_s - self._begun_s)}
 
     def find(self, item: int) -> OpenItem | None:
         """Return an item that is not in the backlog from now on, since a worker has it; None if it has an outcome."""
@@ -78,6 +82,7 @@ class Ledger:
             except TransientError as error:
                 print(clean(str(error)), flush=True)
                 return False
+            self.parts.add(sum(each.kind == "result" for each in self._outcomes.values()))
             self._outcomes.clear()
             self._trials.clear()
         return True
