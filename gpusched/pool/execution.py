@@ -164,8 +164,11 @@ class ItemRunner:
         self._release_memory()
         if len(items) == 1:
             return [Answer(items[0][0], b"", Failure("oom", "out of memory, with nothing else in this process"))]
-        half = self.batch_size = max(1, min(self.batch_size, len(items)) // 2)
-        return [answer for at in range(0, len(items), half) for answer in self._retry(items[at : at + half])]
+        self.batch_size = max(1, min(self.batch_size, len(items)) // 2)
+        found: list[Answer] = []
+        while len(found) < len(items):
+            found += self._retry(items[len(found) : len(found) + self.batch_size])
+        return found
 
     def _attempt(self, items: Items) -> list[Answer] | None:
         """Call the worker. Return the outcomes; None if memory was missing."""

@@ -1,4 +1,4 @@
-"""A pool whose processes are killed: every item gets exactly one result or one error, nothing hangs, nothing is left."""
+"""A pool whose processes are killed: every item gets one result or one error, nothing hangs, nothing is left."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def write_worker(box: Box, body: str, *, setup: str = "pass", **members: Any) ->
     methods = "".join(line for line in lines if not line.startswith("import "))
     text = "".join(["import gpusched\n", *imports, "class Work(gpusched.Worker):\n"])
     text += "".join(f"    {name} = {value!r}\n" for name, value in members.items())
-    text += f"    def setup(self, device, settings):\n        self.device, self.settings = device, settings\n        {setup}\n"
+    text += "    def setup(self, device, settings):\n        self.device, self.settings = device, settings\n"
+    text += f"        {setup}\n"
     (box.work / "work.py").write_text(text + textwrap.indent(methods, "    "))
 
 
