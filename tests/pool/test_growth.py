@@ -13,17 +13,37 @@ from tests.support.box import Box
 from tests.support.pool import errors, pool, results, write_items, write_worker
 
 WORK = """\
-import argparse, time, os
+import os, time
+from gpusched.common import simulation
+
+class Memory:
+    # of this process on its simulated GPU, as a job of simjob has it
+    def __init__(self, mib):
+        self.mib, self.directory = mib, os.environ["GPUSCHED_SIMULATION"]
+        uuid, numbers = os.environ["GPUSCHED_DEVICES"], simulation.gpu_numbers(self.directory)
+        paths = {n: simulation.gpu_path(self.directory, n) for n in numbers}
+        states = {n: simulation.read_keys(f"{path}/state") for n, path in paths.items()}
+        self.gpu = next(n for n, state in states.items() if state["uuid"] == uuid)
+        with simulation.locked(self.directory):
+            others = simulation.holders(self.directory, self.gpu)
+            if sum(each.mib for each in others) + mib > int(states[self.gpu]["total"]):
+                simulation.log(self.directory, "oom", gpu=self.gpu)
+                raise RuntimeError("CUDA out of memory. Tried to allocate 7.00 GiB")
+            job = "/".join(os.environ[f"GPUSCHED_{word}"] for word in ("QUEUE", "JOB_ID", "ATTEMPT"))
+            keys = {"mib": mib, "user": "me", "program": "work", "kind": "C", "util": 50, "job": job, "foreign": 0}
+            simulation.write_keys(f"{paths[self.gpu]}/p/{simulation.own_name()}", keys)
+
+    def is_alone(self):
+        return len(simulation.holders(self.directory, self.gpu)) == 1
+
+def memory_bytes(self):
+    return self.memory.mib << 20
+
 def __call__(self, item):
     time.sleep(0.05)
     return [os.environ["GPUSCHED_DEVICES"], os.getpid()]
 """
-TAKE = (
-    "from gpusched.commands.simjob.__main__ import SimulatedJob, visible_devices; "
-    "d = os.environ['GPUSCHED_SIMULATION']; "
-    "a = argparse.Namespace(mem=7168, device=None, user='me', util=50); "
-    "self.job = SimulatedJob(d, visible_devices(d, os.environ), a); self.job.take()"
-)
+TAKE = "self.memory = self.Memory(7168)"
 
 
 # ---- decided ---------------------------------------------------------------------------------------
@@ -132,11 +152,8 @@ def test_an_item_that_wants_the_gpu_for_itself_gets_it_at_the_end(box: Box) -> N
         WORK
         + """\
 def __call__(self, item):
-    from gpusched.common import simulation
-    gpu = self.job.gpus[0]
-    others = len(simulation.holders(os.environ['GPUSCHED_SIMULATION'], gpu)) - 1
     time.sleep(0.05)
-    if item == '5' and others:
+    if item == '5' and not self.memory.is_alone():
         raise RuntimeError('CUDA out of memory. Tried to allocate 9.00 GiB')
     return [os.environ["GPUSCHED_DEVICES"], os.getpid()]
 """
@@ -162,13 +179,16 @@ def test_a_stable_count_is_had_at_once_by_the_next_run(box: Box) -> None:
 @pytest.mark.slow
 def test_a_worker_that_finds_no_memory_is_not_added_again_and_the_pool_goes_on(box: Box) -> None:
     write_items(box, 400)
-    body = WORK + """\
+    body = (
+        WORK
+        + """\
 def fail_as_third(self):
     with open('loads.txt', 'a') as file:
         file.write('x')
     if os.path.getsize('loads.txt') > 2:
         raise RuntimeError('CUDA out of memory. Tried to allocate 7.00 GiB')
 """
+    )
     write_worker(box, body, setup="self.fail_as_third(); " + TAKE)
     ended = pool(box, "--mem", "7G", "--max-gpus", "1").wait(120)
     assert ended.code == 0, ended.text
