@@ -95,6 +95,11 @@ class Crew:
                 self._jobs.add(count, device)
         return ""
 
+    def cancel_waiting(self) -> None:
+        """Cancel the workers that have not started: there is nothing left for them."""
+        if waiting := self._jobs.waiting():
+            self._jobs.cancel(waiting)
+
     def cancel_all_but(self, jobs: Iterable[int]) -> None:
         """Cancel the workers that are not among these."""
         if others := self._jobs.open_jobs().keys() - set(jobs):

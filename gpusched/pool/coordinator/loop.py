@@ -184,6 +184,8 @@ class Coordinator:
         if left and not self._returning and not self.problem:
             has_more = self._backlog.has(NextTry.ANYWHERE) or self._backlog.has(NextTry.ALONE)
             self.problem = self._crew.add_missing(self._peers.all, left if has_more else 1, now)
+            if not has_more and self._peers.all:
+                self._crew.cancel_waiting()
         self._progress(total - left, total)
         for peer in self._peers.all:
             self._give(peer)
