@@ -11,6 +11,7 @@ from gpusched.common.processes import all_pids, name_of
 from gpusched.common.quantities import format_duration
 from gpusched.common.text import clean, count
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
+from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
 _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
@@ -44,7 +45,7 @@ class PoolSummary:
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
             lines.append(f"models   loaded {loads} times, ready after {_shown(self.workers['ready_s'])}")
-        if gpus := {device: number for device, number in self.stable.items() if device}:
+        if gpus := {device: number for device, number in self.stable.items() if device != CPU}:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             lines.append(f"workers  {', '.join(f'{number} on {device}' for device, number in gpus.items())}; {mps}")
         return [*lines, *(f"written  {path}" for path in self.files)]
