@@ -12,6 +12,7 @@ from gpusched.cli.features.table import TableCommand, table_options
 from gpusched.cli.options import print_json, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
+from gpusched.common.errors import EXIT_OK
 from gpusched.pool.options import PoolOptions
 
 
@@ -40,6 +41,9 @@ def pool(options: RunOptions, config: str | None, **values: Any) -> int:
         stated = {name: value for name, value in values.items() if source(name) is not ParameterSource.DEFAULT}
         pool_options, loaded = with_config(config, stated, loaded)
     start = PoolStart(pool_options, loaded, notify=(lambda text: None) if options.quiet else say)
+    if options.dry_run:
+        click.echo("\n".join(start.dry_run()))
+        return EXIT_OK
     code = start.run(replace(session(options), summarize=lambda queue, code: None))
     if options.as_json:
         print_json(start.summary.document(code))

@@ -111,7 +111,8 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1), **more})
+        facts = {"gpus": len(self._devices), "held": len(self._growth.by_device), "ready_s": round(self.ready_s, 1)}
+        return json.dumps({**self.facts, **facts, **more})
 
     @property
     def stable(self) -> dict[str, int]:
