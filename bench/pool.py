@@ -33,8 +33,8 @@ class PoolRun:
 def run(directory: Path, worker: str, items: Sequence[object], *options: str, workers: int, gpus: int = 0) -> PoolRun:
     """Run a pool to its end."""
     box = Box(directory, gpus, 0.2, {"PYTHONPATH": str(ROOT)})
-    (directory / "items.txt").write_text("".join(f"{item}\n" for item in items))
-    words = [f"{ROOT}/bench/pool_workers.py:{worker}", "--items", "items.txt", "--output-dir", "out"]
+    (directory / "items.csv").write_text("".join(f"{item}\n" for item in ["value", *items]))
+    words = [f"{ROOT}/bench/pool_workers.py:{worker}", "--items", "items.csv", "--output-dir", "out"]
     words += ["--set", f"workers={workers}", "--checkpoint-every", "1000", *options]
     box.pool([*words, *([] if gpus else ["--cpu-workers", str(workers)])])
     with ItemStore(str(directory / "out" / "items.db")) as store:
@@ -125,13 +125,13 @@ def _unequal(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list
         return run(directory, "Sleeper", [each_s] * equal, "--set", f"slow={uuid}", workers=2, gpus=2)
 
     contestants = {
-        "unequal": lambda directory: run(directory, "Sleeper", items, workers=workers),
+        "unequal": lambda directory: run(directory, "Sleeper", items, "--size-key", "value", workers=workers),
         "slow": slow,
     }
     found = interleaved(work_dir, 1, contestants, report)
     return [
         Row(
-            f"pool: log-normal times, {workers} workers",
+            f"pool: log-normal times, longest first, {workers} workers",
             found["unequal"][0].took_s,
             "s",
             "the ideal",
