@@ -77,7 +77,8 @@ def _trivial(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list
     found = interleaved(work_dir, rounds, {**contestants, **peer}, report)
     rates = {name: [count / each.took_s for each in runs] for name, runs in found.items()}
     theirs = rates.pop("multiprocessing")
-    targets = {"1 in flight": 0.5, "2 in flight": 0.5, "16 in flight": 1.2}
+    # two in flight: one runs, one waits, each in a message of its own; with one the worker waits for each answer
+    targets = {"1 in flight": None, "2 in flight": 0.5, "16 in flight": 1.2}
     return [
         Row(
             f"pool: trivial items, {WORKERS} workers, {name}",

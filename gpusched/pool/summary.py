@@ -19,7 +19,7 @@ _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
 
 @dataclass(frozen=True)
 class PoolSummary:
-    """What a pool has done. `workers`: the facts that its last coordinator has left."""
+    """The work of a pool. `workers`: the facts that its last coordinator has left."""
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)
