@@ -1,0 +1,100 @@
+"""`python -m gpusched.commands.worker DIRECTORY`: load the worker of the pool there, and work on the items it gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+
+from gpusched.commands.worker.link import Link
+
+from gpusched.common.files import write_atomically
+from gpusched.common.quantities import parse_duration
+from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of
+from gpusched.pool.messages import CPU, Broken, Hello, Ready
+from gpusched.pool.options import OPTIONS, PoolOptions
+
+REPORT_S = 2.0
+
+
+def main() -> int:
+    directory = sys.argv[1]
+    with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
+        options = PoolOptions.from_json(file.read())
+    device = os.environ.get("GPUSCHED_DEVICES") or CPU
+    hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
+    link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
+    runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
+    report = SelfReport(runner)
+    begin_s = time.monotonic()
+    try:
+        report(is_ready=False)
+        runner.load()
+    except BaseException as error:
+        return end_broken(link, "load", error)
+    link.send(Ready(time.monotonic() - begin_s), is_ready=True)
+    for _ in range(options.threads - 1):
+        threading.Thread(target=serve_or_end, args=(link, runner, report), daemon=True).start()
+    code = serve(link, runner, report)
+    if code == 0:
+        runner.close()
+    return code
+
+
+def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
+    """Work on items until there are no more; return the exit code of this process."""
+    try:
+        runner.prepare_thread()
+        while items := link.take(runner.batch_size):
+            link.answer(runner.run(items), runner.batch_size)
+            report(is_ready=True)
+    except SpoiledError as error:
+        return end_broken(link, "item", error.cause)
+    except BaseException as error:
+        return end_broken(link, "load", error)
+    return 0
+
+
+def serve_or_end(link: Link, runner: ItemRunner, report: SelfReport) -> None:
+    """Serve in one more thread, whose failure ends the process as that of the first one does."""
+    if code := serve(link, runner, report):
+        os._exit(code)
+
+
+def end_broken(link: Link, stage: str, error: BaseException) -> int:
+    """Tell the coordinator why this worker ends, print it, and return the exit code."""
+    traceback.print_exception(type(error), error, error.__traceback__)
+    sys.stderr.flush()
+    link.send(Broken(stage, failure_of(error)))
+    return 1
+
+
+class SelfReport:
+    """The report of this worker to the dispatcher, which learns from it how much memory a job needs."""
+
+    def __init__(self, runner: ItemRunner) -> None:
+        self._runner = runner
+        self._path = os.environ.get("GPUSCHED_PROGRESS", "")
+        self._again_at = 0.0
+
+    def __call__(self, *, is_ready: bool) -> None:
+        """Report whether everything is loaded and an item is done, and the memory in use, every few seconds."""
+        if self._path and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + REPORT_S if is_ready else 0.0
+            memory = {"memory_bytes": used} if (used := self._runner.memory_bytes()) else {}
+            with suppress(OSError):
+                write_atomically(self._path, json.dumps({"ready": is_ready, **memory}).encode())
+
+
+def give_up() -> None:
+    """End this process, which nobody wants the results of."""
+    print("gpusched: no coordinator has come back, so this worker ends", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""A pool in this process: one item after the other, for few items, one GPU, and debuggers."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
+from gpusched.host.store.pool.items import ItemOutcome, ItemStore
+from gpusched.operations.interactive.block import gpu
+from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
+from gpusched.pool.execution import ItemRunner
+from gpusched.pool.messages import CPU
+from gpusched.pool.options import PoolOptions
+
+
+def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, settings: Mapping[str, object]) -> None:
+    """Give every item that has no outcome one, on a GPU that this process claims meanwhile. `settings` choose it.
+
+    Raises GpuschedError, from what the user's code raises, if the worker cannot be loaded.
+    """
+    with gpu(**settings) if has_gpu else nullcontext():  # type: ignore[arg-type]
+        runner = ItemRunner(options, "cuda:0" if has_gpu else CPU)
+        try:
+            runner.load()
+            runner.prepare_thread()
+        except Exception as error:
+            traceback.print_exc()
+            problem = f"the worker cannot load: {type(error).__name__}: {error}"
+            raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
+        backlog = Backlog(store.open_items)
+        while not backlog.is_empty:
+            places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)
+            place = next(place for place in places if backlog.has(place))
+            count = runner.batch_size if place is NextTry.ANYWHERE else 1
+            items = [item for _ in range(count) if (item := backlog.take(place)) is not None]
+            outcomes: list[ItemOutcome] = []
+            for item, answer in zip(items, runner.run([(item.id, item.value) for item in items]), strict=True):
+                if answer.failure is None:
+                    outcomes.append(ItemOutcome(item.id, "result", answer.result))
+                    continue
+                verdict = after_failure(item, answer.failure, retries=options.item_retries, had_own_gpu=True)
+                if verdict.next_try is not None:
+                    backlog.put_back(verdict.item, verdict.next_try)
+                else:
+                    outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
+            store.record(outcomes)
+        runner.close()
