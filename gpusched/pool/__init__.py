@@ -1,0 +1,1 @@
+"""Adaptive workers over items, models loaded once."""
