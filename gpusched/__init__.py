@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from gpusched.api import dry_run as dry_run
     from gpusched.api import gpu as gpu
     from gpusched.api import run as run
+    from gpusched.pool.pool import WorkerPool as WorkerPool
+    from gpusched.pool.worker import Worker as Worker
 
 _NAMES = ("Job", "Queue", "dry_run", "gpu", "run")
+_POOL = {"Worker": "worker", "WorkerPool": "pool"}
 
 
 def __getattr__(name: str) -> object:
@@ -30,8 +33,12 @@ def __getattr__(name: str) -> object:
         import gpusched.api
 
         return getattr(gpusched.api, name)
+    if name in _POOL:
+        import importlib
+
+        return getattr(importlib.import_module(f"gpusched.pool.{_POOL[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_NAMES]
+    return [*globals(), *_NAMES, *_POOL]

@@ -88,9 +88,12 @@ TABLE = (
     ),
     Row("esd.report", ("esd.*", "views.*", "core.*", "common.*")),
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("pool.messages", ("common.*",), ("msgspec",)),
+    Row("pool.execution", ("pool.messages", "pool.options", "pool.worker", "common.*"), ("msgspec",)),
+    Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
         "api",
-        ("shards.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+        ("shards.*", "pool.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
     ),
     Row(
         "cli.run.*",
@@ -116,6 +119,11 @@ TABLE = (
             "shards.plan",
             "shards.split",
         ),
+        ANYTHING,
+    ),
+    Row(
+        "commands.worker*",
+        ("commands.worker*", "common.*", "pool.execution", "pool.messages", "pool.options"),
         ANYTHING,
     ),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.option_table import options_of, with_dashes
 from gpusched.esd.model_record import file_stem
-from gpusched.esd.options import AnalysisOptions, options_of, with_dashes
+from gpusched.esd.options import AnalysisOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

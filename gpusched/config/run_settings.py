@@ -1,4 +1,4 @@
-"""The settings of the verbs that run jobs (`run`, `shard`, `esd`), and the defaults that only one of them has."""
+"""The settings of the verbs that run jobs (`run`, `shard`, `esd`, `pool`), and the defaults of only one of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ RUN_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.group
 
 # By verb: values of settings that no layer sets.
 VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "pool": {"gpu_strategy": "round-robin", "max_quick_fails": 0},
     "shard": {"split_streams": True, "on_dep_fail": "hold"},
 }
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusched.common.errors import GpuschedError
-from gpusched.esd.options import AnalysisOptions, option, words_of
+from gpusched.common.option_table import words_of
+from gpusched.esd.options import AnalysisOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpusched.common.libraries import refuse_missing
+from gpusched.common.option_table import option_words, words_of
 from gpusched.core.model import Attributes, JobSpec
 from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
-from gpusched.esd.options import AnalysisOptions, option_words, words_of
+from gpusched.esd.options import AnalysisOptions
 from gpusched.esd.todo import EsdTodo
 from gpusched.lists.attributes import parse_value
 

@@ -6,92 +6,29 @@ model and docs/reference.md are made from them. Reads no argv and knows no model
 
 from __future__ import annotations
 
-import inspect
-import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.option_table import Option, options_of
+from gpusched.common.option_table import option as table_option
 from gpusched.common.quantities import parse_size
 from gpusched.esd.model_record import ADAPTER_RELATIONS
 
-_KEY = "option"  # of the metadata of a field
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EsdOption:
-    """The description of one option. `help` is a sentence; `check` raises ValueError for an invalid value."""
+class EsdOption(Option):
+    """The description of one option, and how far it changes results."""
 
-    help: str
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    check: Callable[[str], object] | None = None
-    default_text: str = ""  # for people, where the default alone does not say it
     changes_numbers: bool = False  # so it is in the record: with another value it is another analysis
     changes_table: bool = False  # so it is in the record unless it is the default
-    name: str = ""
-    default: Any = None
-
-    @property
-    def flag(self) -> str:
-        """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
-        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
-
-    def problem(self, value: Any) -> str:
-        """Return why a value is invalid; an empty string if it is valid."""
-        if self.choices and value not in self.choices:
-            return f"must be one of {', '.join(self.choices)}"
-        if self.least is not None and not self.least <= value < math.inf:
-            return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
-        try:
-            if self.check is not None and value:
-                self.check(value)
-        except ValueError as error:
-            return f"must be {error}"
-        return ""
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
-    """Return a dataclass field with this default that is an option; `details` are fields of EsdOption."""
-    return field(default=default, metadata={_KEY: EsdOption(help=help, **details)})
-
-
+option = partial(table_option, kind=EsdOption)
 recorded = partial(option, changes_numbers=True)
 added = partial(option, changes_table=True)  # recorded only where it is used, so that earlier results stay done
-
-
-def options_of(kind: type) -> Iterator[EsdOption]:
-    """Yield the options of a dataclass with the names and defaults of their fields, those of its base class last."""
-    own = inspect.get_annotations(kind)
-    for each in sorted(fields(kind), key=lambda each: each.name not in own):
-        if _KEY in each.metadata:
-            yield replace(each.metadata[_KEY], name=each.name, default=each.default)
-
-
-def words_of(values: object, kind: type) -> list[str]:
-    """Return the options of the class `kind` that differ from their default in `values`, as words of a command line."""
-    words: list[str] = []
-    for each in options_of(kind):
-        value = getattr(values, each.name)
-        if value != each.default:
-            words += [each.flag] if isinstance(value, bool) else option_words(each.flag, value)
-    return words
-
-
-def option_words(flag: str, value: object) -> list[str]:
-    """Return an option and its value as words of a command line, one word if the value begins with a dash."""
-    text = str(value)
-    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-
-
-def with_dashes(word: str) -> str:
-    """Return an option that is written with underscores as it is called: `--model_list` -> `--model-list`."""
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _check_pattern(text: str) -> None:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gpusched.common.option_table import options_of
 from gpusched.core.model import MIB
 from gpusched.esd import records
 from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_record import TABLES, file_stem
-from gpusched.esd.options import AnalysisOptions, options_of
+from gpusched.esd.options import AnalysisOptions
 from gpusched.esd.records import OLD_RULES, PLOTS, SKIPPED, SUMMARY, ModelResult, has_plots
 from gpusched.views.html import ModelLine, ModelReport, render
 

@@ -1,1 +1,1 @@
-"""Adaptive workers over items, models loaded once."""
+"""Workers over items: each loads its models once, more are added while that pays, and each item gets one outcome."""

@@ -18,6 +18,7 @@ from gpusched.common import libraries
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.file_identity import describe_file
 from gpusched.common.hub_headers import Model
+from gpusched.common.option_table import options_of
 from gpusched.common.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
@@ -27,7 +28,7 @@ from gpusched.esd.config import EsdConfig
 from gpusched.esd.experiment import EsdExperiment
 from gpusched.esd.model_list import ModelRow
 from gpusched.esd.model_record import CONVENTION, file_stem
-from gpusched.esd.options import AnalysisOptions, EsdOption, options_of
+from gpusched.esd.options import AnalysisOptions, EsdOption
 from gpusched.esd.report import read_results
 from gpusched.lists.joblist import JobFile
 

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 from gpusched.commands.esd.__main__ import stage_parser
 
-from gpusched.cli.features.esd import esd_options
+from gpusched.cli.features.table import table_options
 from gpusched.common.errors import GpuschedError
-from gpusched.esd.options import AnalysisOptions, option, options_of, words_of
+from gpusched.common.option_table import options_of, words_of
+from gpusched.esd.options import AnalysisOptions, option
 from tests.docs import test_docs
 
 
@@ -26,7 +27,7 @@ class MoreOptions(AnalysisOptions):
 
 
 @click.command()
-@esd_options(MoreOptions)
+@table_options(MoreOptions)
 def verb(**values: Any) -> None:
     """Print the options that are not the defaults."""
     print(words_of(MoreOptions(**values), MoreOptions))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusched.common.option_table import options_of
 from gpusched.esd.model_record import SHUFFLED, SPECTRA, TABLES, model_name, read_record
-from gpusched.esd.options import AnalysisOptions, options_of
+from gpusched.esd.options import AnalysisOptions
 
 from ..fit.marchenko_pastur import density_of_law
 from ..fit.power_law import fit_without_fingers, kept

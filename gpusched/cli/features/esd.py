@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched.cli.options import SettingsCommand, print_json, print_page, say
+from gpusched.cli.features.table import TableCommand, table_options
+from gpusched.cli.options import print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED
 from gpusched.esd.config import EsdConfig
-from gpusched.esd.options import EsdOption, options_of, with_dashes
 
 if TYPE_CHECKING:
     from gpusched.esd.backend import EsdBackend
     from gpusched.esd.experiment import EsdExperiment
     from gpusched.esd.todo import EsdTodo
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def esd_options(kind: type) -> Callable[[F], F]:
-    """Return a decorator that gives a command the options of the dataclass `kind`."""
-
-    def decorate(callback: F) -> F:
-        for each in reversed(list(options_of(kind))):
-            callback = _click_option(each)(callback)
-        return callback
-
-    return decorate
-
-
-def _click_option(each: EsdOption) -> Callable[[F], F]:
-    if isinstance(each.default, bool):
-        is_off = each.default  # the flag turns it off
-        return click.option(
-            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
-        )
-    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
-    return click.option(
-        each.flag,
-        type=click.Choice(each.choices, case_sensitive=False) if each.choices else type(each.default),
-        metavar="|".join(each.choices) or each.metavar,
-        default=each.default,
-        help=f"{each.help}  [default: {default}]" if default else each.help,
-    )
-
-
-class EsdCommand(SettingsCommand):
-    """The command with its options, which may be written with underscores."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [with_dashes(word) for word in args])
-
 
 @click.command(
-    cls=EsdCommand,
+    cls=TableCommand,
     epilog="\b\nExamples:\n  gpusched esd --model-list atlas.csv --output-dir esd_results --max-gpus 4\n"
     "  gpusched esd --single-model gpt2 --output-dir out --plots",
 )
-@esd_options(EsdConfig)
+@table_options(EsdConfig)
 @run_options
 def esd(options: RunOptions, **values: Any) -> int:
     """Analyse the spectra of the weights of many models.

@@ -78,7 +78,7 @@ class DeviceView:
         return self.availability.state not in (DeviceState.LOST, DeviceState.SET_ASIDE)
 
     def is_model(self, gpu_model: str) -> bool:
-        return not gpu_model or gpu_model.lower() in self.name.lower()
+        return not gpu_model or gpu_model.lower() in self.name.lower() or gpu_model == self.uuid
 
 
 @dataclass(frozen=True, slots=True)

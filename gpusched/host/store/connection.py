@@ -36,34 +36,16 @@ class Busy(TransientError):
     """Another command has been writing for too long to wait for it."""
 
 
-class Store:
-    """One open connection to the database of a queue. As a context manager it closes itself.
+class Database:
+    """One open connection to an SQLite file. As a context manager it closes itself.
 
-    Every method raises StoreError in the place of SQLite's own errors. The functions over it lie in the other modules
-    of this folder.
+    Every method raises StoreError in the place of SQLite's own errors.
     """
 
-    def __init__(
-        self, path: str, *, create: bool = False, read_only: bool = False, patience_s: float = PATIENCE_S
-    ) -> None:
-        """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
-
-        With `read_only`, a database that cannot be written can be read while others work on it. A change waits
-        `patience_s` for another command that writes.
-        """
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         self.path = path
-        self.effects = DependencyEffects()
+        self._db = connection
         self._in_transaction = False
-        if not os.path.exists(path) and not create:
-            hint = "`gpusched status` lists the queues"
-            raise StoreError("there is no queue here", where=os.path.dirname(path), hint=hint)
-        with _errors_in_words(path):
-            if not os.path.exists(path):
-                _make(path)
-            self._db = _open(path, patience_s, read_only=read_only)
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,6 +117,33 @@ class Store:
             if self._db.in_transaction:  # a full disk has rolled back by itself
                 self.execute("ROLLBACK")
 
+
+class Store(Database):
+    """One open connection to the database of a queue. As a context manager it closes itself.
+
+    The functions over it lie in the other modules of this folder.
+    """
+
+    def __init__(
+        self, path: str, *, create: bool = False, read_only: bool = False, patience_s: float = PATIENCE_S
+    ) -> None:
+        """Open `path`. Raises StoreError if it is missing (without `create`), damaged or of another version.
+
+        With `read_only`, a database that cannot be written can be read while others work on it. A change waits
+        `patience_s` for another command that writes.
+        """
+        self.effects = DependencyEffects()
+        if not os.path.exists(path) and not create:
+            hint = "`gpusched status` lists the queues"
+            raise StoreError("there is no queue here", where=os.path.dirname(path), hint=hint)
+        with _errors_in_words(path):
+            if not os.path.exists(path):
+                make_database(path, migration.schema())
+            super().__init__(path, _open(path, patience_s, read_only=read_only))
+
+    def __enter__(self) -> Store:
+        return self
+
     def change_each(self, keys: Sequence[int], change: Callable[[int], object]) -> None:
         """Call `change` with each key, in transactions so short that others can write in between."""
         done = 0
@@ -160,19 +169,40 @@ class Store:
 # ---- opening ---------------------------------------------------------------------------------------
 
 
-def _make(path: str) -> None:
-    """Make the database under a private name and link it in: nobody ever opens half of one."""
+def make_database(path: str, schema: str) -> None:
+    """Make a database under a private name and link it in: nobody ever opens half of one."""
     private = f"{path}.new{os.getpid()}"
     try:
         # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
         os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with closing(sqlite3.connect(private, isolation_level=None)) as db:
-            db.executescript(f"BEGIN IMMEDIATE; {migration.schema()} COMMIT;")
+            db.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
         with suppress(FileExistsError):  # somebody else has just made it
             os.link(private, path, follow_symlinks=False)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(private)
+
+
+def open_database(path: str, schema: str, version: int) -> sqlite3.Connection:
+    """Open a database that is no queue's, made by `schema` if it is missing. Raises StoreError for one of another kind.
+
+    A commit survives every kill of a process; a power cut may undo the newest ones.
+    """
+    with _errors_in_words(path):
+        if not os.path.exists(path):
+            make_database(path, schema)
+        db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
+        try:
+            if db.execute("PRAGMA user_version").fetchone() != (version,):
+                hint = "it is left as it is: choose another directory"
+                problem = "is a database of another program, or of another version of gpusched"
+                raise StoreError(problem, where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+            db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")
+        except (sqlite3.Error, StoreError):
+            db.close()
+            raise
+        return db
 
 
 def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connection:

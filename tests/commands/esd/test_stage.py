@@ -20,8 +20,9 @@ from gpusched.commands.esd.solve.fallback import Poisoned
 from gpusched.commands.esd.write.results import COLUMNS
 from safetensors.torch import save_file
 
+from gpusched.common.option_table import options_of
 from gpusched.esd.model_record import is_of
-from gpusched.esd.options import AnalysisOptions, options_of
+from gpusched.esd.options import AnalysisOptions
 from tests.support.paths import ROOT
 
 torch.set_num_threads(1)  # other tests run beside these

@@ -1,0 +1,37 @@
+"""`gpusched pool`: workers that load their models once, over the items of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpusched.cli.features.table import TableCommand, table_options
+from gpusched.cli.options import print_json, say
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import session
+from gpusched.pool.options import PoolOptions
+
+
+@click.command(
+    cls=TableCommand,
+    epilog="\b\nExamples:\n  gpusched pool captions.py:Caption --items items.txt --output-dir out\n"
+    "  gpusched pool --command ./caption --items 'in/*.mp4' --output-dir out --cpu-workers auto",
+)
+@click.argument("worker", metavar="FILE.py:NAME", default="")
+@table_options(PoolOptions)
+@run_options
+def pool(options: RunOptions, **values: Any) -> int:
+    """Run a worker over many items, on the GPUs that are free.
+
+    NAME is a class that derives from gpusched.Worker, or a function of an item. Each worker is a process that loads its
+    models once; more are added to a GPU while memory and throughput allow. Each item gets one result or one error. The
+    same command again resumes.
+    """
+    from gpusched.pool.start import PoolStart
+
+    start = PoolStart(PoolOptions(**values), options.loaded, notify=(lambda text: None) if options.quiet else say)
+    code = start.run(session(options))
+    if options.as_json:
+        print_json({"exit_code": code, **start.counts._asdict(), "files": start.files})
+    return code

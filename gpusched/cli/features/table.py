@@ -1,0 +1,51 @@
+"""Options of a command from the table of a dataclass, as `gpusched esd` and `gpusched pool` have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gpusched.cli.options import SettingsCommand
+from gpusched.common.option_table import Option, options_of, with_dashes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def table_options(kind: type) -> Callable[[F], F]:
+    """Return a decorator that gives a command the options of the dataclass `kind`."""
+
+    def decorate(callback: F) -> F:
+        for each in reversed(list(options_of(kind))):
+            callback = _click_option(each)(callback)
+        return callback
+
+    return decorate
+
+
+def _click_option(each: Option) -> Callable[[F], F]:
+    if isinstance(each.default, bool):
+        is_off = each.default  # the flag turns it off
+        return click.option(
+            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
+        )
+    is_list = isinstance(each.default, tuple)
+    kind = click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else type(each.default)
+    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
+    return click.option(
+        each.flag,
+        each.name,
+        multiple=is_list,
+        type=kind,
+        metavar="|".join(each.choices) or each.metavar,
+        default=each.default,
+        help=f"{each.help}  [default: {default}]" if default else each.help,
+    )
+
+
+class TableCommand(SettingsCommand):
+    """The command with its options, which may be written with underscores."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [with_dashes(word) for word in args])

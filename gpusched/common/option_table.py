@@ -1,0 +1,81 @@
+"""Options as fields of a dataclass: one table, from which command line, arguments of a stage and docs are made."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Any
+
+_KEY = "option"  # of the metadata of a field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The description of one option. `help` is a sentence; `check` raises ValueError for an invalid value."""
+
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    check: Callable[[str], object] | None = None
+    default_text: str = ""  # for people, where the default alone does not say it
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
+        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+
+    def problem(self, value: Any) -> str:
+        """Return why a value is invalid; an empty string if it is valid."""
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(self.choices)}"
+        if self.least is not None and not self.least <= value < math.inf:
+            return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
+        try:
+            if self.check is not None and value:
+                self.check(value)
+        except ValueError as error:
+            return f"must be {error}"
+        return ""
+
+
+def option(default: Any, help: str, *, kind: type[Option] = Option, **details: Any) -> Any:
+    """Return a dataclass field with this default that is an option; `details` are fields of `kind`."""
+    return field(default=default, metadata={_KEY: kind(help=help, **details)})
+
+
+def options_of(kind: type) -> Iterator[Any]:
+    """Yield the options of a dataclass with the names and defaults of their fields, those of its base class last."""
+    own = inspect.get_annotations(kind)
+    for each in sorted(fields(kind), key=lambda each: each.name not in own):
+        if _KEY in each.metadata:
+            yield replace(each.metadata[_KEY], name=each.name, default=each.default)
+
+
+def words_of(values: object, kind: type) -> list[str]:
+    """Return the options of the class `kind` that differ from their default in `values`, as words of a command line."""
+    words: list[str] = []
+    for each in options_of(kind):
+        value = getattr(values, each.name)
+        if value != each.default and isinstance(value, bool):
+            words.append(each.flag)
+        elif value != each.default:
+            words += chain(*(option_words(each.flag, one) for one in (value if isinstance(value, tuple) else (value,))))
+    return words
+
+
+def option_words(flag: str, value: object) -> list[str]:
+    """Return an option and its value as words of a command line, one word if the value begins with a dash."""
+    text = str(value)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def with_dashes(word: str) -> str:
+    """Return an option that is written with underscores as it is called: `--model_list` -> `--model-list`."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word

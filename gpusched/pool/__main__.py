@@ -1,0 +1,62 @@
+"""`python -m gpusched.pool DIRECTORY`: the coordinator of the pool whose queue has its local state there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+
+from gpusched.common.errors import EXIT_TERMINATED
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.store.items import ItemStore
+from gpusched.pool.coordinator import Coordinator
+from gpusched.pool.crew import Crew
+from gpusched.pool.files import PoolPlan, items_path, writing
+from gpusched.pool.growth import Growth
+from gpusched.pool.peers import Peers
+from gpusched.pool.worker_jobs import WorkerJobs
+
+_STEP_S = 0.1
+
+
+def main() -> int:
+    state = sys.argv[1]
+    plan = PoolPlan.read(state)
+    queue_dir = QueueDir(plan.queue, state)
+    path = items_path(plan.options, queue_dir)
+    while True:
+        with writing(path) as is_alone:
+            if is_alone:
+                with ItemStore(path) as store:
+                    return coordinate(plan, queue_dir, store)
+        time.sleep(_STEP_S)  # a start of the pool reads the items
+
+
+def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
+    """Run the coordinator to its end. What it fails at is for people to see; another try would fail as well."""
+    options = plan.options
+    store.write("problem", "")
+    stable = json.loads(store.read("stable") or "{}")
+    jobs = WorkerJobs(queue_dir, on_cpu=not plan.gpus)
+    limit = options.max_workers_per_gpu if jobs.can_share else 1
+    workers = options.cpu_count if options.cpu_workers else options.workers_per_gpu
+    growth = Growth(plan.gpus or 1, max(limit, workers), workers=workers, stable=stable)
+    crew = Crew(jobs, growth, capacity=options.capacity, report=lambda text: print(text, flush=True))
+    try:
+        with Peers(queue_dir.state) as peers:
+            coordinator = Coordinator(options, store, peers, crew)
+            coordinator.run()
+            if coordinator.is_stopped:
+                return EXIT_TERMINATED
+        store.write("problem", coordinator.problem)
+        store.write("stable", json.dumps(crew.stable))
+        store.write("workers", crew.summary())
+    except Exception as error:
+        traceback.print_exc()
+        store.write("problem", f"the coordinator failed: {type(error).__name__}: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The workers of a pool as a crew: which there are, which are missing, what is known of their starts and ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+
+from gpusched.common.quantities import format_size
+from gpusched.core.model import JobState
+from gpusched.pool.growth import DeviceLoad, Growth
+from gpusched.pool.messages import Broken, Ready
+from gpusched.pool.peers import Peer
+from gpusched.pool.worker_jobs import WorkerJobs
+
+LOADS_LIMIT = 3  # failed loads in a row, with no worker that is ready: the pool stops
+EARLY_ENDS_LIMIT = 20  # workers in a row that end by themselves before they are ready
+
+
+class Crew:
+    """The workers of one coordinator. `report` takes lines for its log."""
+
+    def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int, report: Callable[[str], None]) -> None:
+        self._jobs, self._growth, self._capacity, self.report = jobs, growth, capacity, report
+        self._failed_loads = self._early_ends = 0
+        self._last_failure = ""
+        self._began_s = time.monotonic()
+        self.facts: Counter[str] = Counter()  # for the summary: loads, deaths, …
+        self.ready_s = 0.0  # until the first worker of each device was ready
+        self._devices: set[str] = set()
+
+    def running_jobs(self) -> set[int]:
+        """Return the workers that run already, for an earlier coordinator."""
+        return {job.id for job in self._jobs.open_jobs().values() if job.state is JobState.RUNNING}
+
+    # ---- what happens ----
+
+    def note_ready(self, peer: Peer, message: Ready) -> None:
+        self.facts["loads"] += 1
+        self._failed_loads = self._early_ends = 0
+        if peer.device not in self._devices:
+            self._devices.add(peer.device)
+            self.ready_s = time.monotonic() - self._began_s
+        memory = f", {format_size(message.memory_bytes)} ({message.memory_source})" if message.memory_source else ""
+        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s{memory}")
+
+    def note_broken(self, peer: Peer, message: Broken) -> None:
+        """Take note that a worker must end. One that could not load is not added again on its device."""
+        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} ends ({message.stage}): {message.failure.error}")
+        if message.stage == "load":
+            self._failed_loads += 1
+            self._last_failure = message.failure.error
+            if (growth := self._growth.by_device.get(peer.device)) is not None and peer.device in self._devices:
+                growth.refuse(DeviceLoad(growth.target - 1, 0, 0))
+
+    def note_end(self, peer: Peer) -> None:
+        if not peer.is_leaving:
+            self.facts["deaths"] += 1
+            self._early_ends += not peer.is_ready
+
+    # ---- who there is ----
+
+    @staticmethod
+    def is_only_one(peer: Peer, peers: Iterable[Peer]) -> bool:
+        """Return True if no other worker is on its device."""
+        return not any(other.device == peer.device and other is not peer for other in peers)
+
+    @staticmethod
+    def is_first(peer: Peer, peers: Iterable[Peer]) -> bool:
+        """Return True for the one worker of a device that stays longest."""
+        return next(other for other in peers if other.device == peer.device and not other.is_leaving) is peer
+
+    def add_missing(self, peers: Collection[Peer], left: int, now: float) -> str:
+        """Add the workers that `left` items are worth. Return why no worker can start; empty if that is not so."""
+        here = [peer for peer in peers if not peer.is_leaving]
+        if self._failed_loads >= LOADS_LIMIT and not any(peer.is_ready for peer in here):
+            return f"no worker can load: {self._last_failure}"
+        if self._early_ends >= EARLY_ENDS_LIMIT:
+            return "the workers end before they are ready; their logs may say why"
+        jobs = self._jobs.open_jobs()
+        absent = [job for job in jobs.values() if job.id not in {peer.job for peer in peers}]
+        wanted = max(0, -(-left // self._capacity) - len(here) - len(absent))
+        pinned = Counter(job.gpu_model for job in absent)
+        loads = {
+            device: DeviceLoad(
+                sum(peer.done > 0 for peer in here if peer.device == device),
+                sum(not peer.done for peer in here if peer.device == device) + pinned[device] * bool(device),
+                sum(peer.done for peer in peers if peer.device == device),
+            )
+            for device in dict.fromkeys([*(peer.device for peer in here if peer.job), *filter(None, pinned)])
+        }
+        one_by_one = self._jobs.settings.gpu_strategy == "fill-first"
+        anywhere, more = self._growth.missing(loads, pinned[""], wanted, now, one_by_one=one_by_one)
+        for device, count in {"": anywhere, **more}.items() if "" not in more else {"": anywhere + more[""]}.items():
+            if count:
+                self._jobs.add(count, device)
+        return ""
+
+    def cancel_all_but(self, jobs: Iterable[int]) -> None:
+        """Cancel the workers that are not among these."""
+        if others := self._jobs.open_jobs().keys() - set(jobs):
+            self._jobs.cancel(others)
+
+    def summary(self) -> str:
+        """Return what is known of the workers of this run, for the summary."""
+        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1)})
+
+    @property
+    def stable(self) -> dict[str, int]:
+        return self._growth.stable

@@ -1,0 +1,259 @@
+"""The worker of a user, called: loaded, set up, given items one by one or in batches. Exceptions become text.
+
+An out-of-memory is met here as far as this process can: the same items once more with nothing else running, then half
+of them at a time, which is remembered.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gpusched.common.errors import GpuschedError
+from gpusched.pool.messages import Answer, Failure
+from gpusched.pool.options import PoolOptions
+from gpusched.pool.worker import Worker
+
+Items = Sequence[tuple[int, bytes]]
+_STICKY = ("cuda error", "device-side assert", "illegal memory access", "unspecified launch failure")
+_CONTEXT_BYTES = 512 << 20  # of CUDA and its libraries, which torch does not count
+_SPARE_BYTES = 64 << 20  # more than before an out-of-memory that may stay in use after it
+
+
+class SpoiledError(Exception):
+    """This process can compute nothing more: a CUDA error that stays, memory that is not freed, a program that is gone.
+
+    `cause` is what was raised.
+    """
+
+    def __init__(self, text: str, cause: BaseException | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause or self
+
+
+def load_worker(options: PoolOptions) -> Worker:
+    """Import the worker and make one. Raises what the import of the user's module raises."""
+    if options.command:
+        return ProgramWorker(options.command)
+    path, _, name = options.worker.rpartition(":")
+    if not path.endswith(".py"):
+        module = importlib.import_module(path)
+    else:
+        sys.path.insert(0, os.path.dirname(path))
+        spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    target: Any = module
+    for part in name.split("."):
+        target = getattr(target, part)
+    if not inspect.isclass(target):
+        return FunctionWorker(target)
+    if not issubclass(target, Worker):
+        raise GpuschedError(f"{name} derives from no gpusched.Worker", where=path)
+    return target()
+
+
+class FunctionWorker(Worker):
+    """A plain function of an item as a worker."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, item: Any) -> Any:
+        return self._function(item)
+
+
+class ProgramWorker(Worker):
+    """A program that reads an item a line on its standard input, as JSON, and answers with a line on its output."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def setup(self, device: str, settings: Mapping[str, Any]) -> None:
+        environment = {**os.environ, "GPUSCHED_POOL_SETTINGS": msgspec.json.encode(settings).decode()}
+        self._program = subprocess.Popen(
+            self._command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+
+    def __call__(self, item: Any) -> Any:
+        program = self._program
+        assert program is not None
+        assert program.stdin is not None
+        assert program.stdout is not None
+        with suppress(BrokenPipeError):
+            program.stdin.write(msgspec.json.encode(item) + b"\n")
+            program.stdin.flush()
+        if not (line := program.stdout.readline()).endswith(b"\n"):
+            raise SpoiledError(f"the program has ended with {program.wait()} in place of an answer")
+        return msgspec.json.decode(line)
+
+    def teardown(self) -> None:
+        if self._program is not None and self._program.stdin is not None:
+            self._program.stdin.close()
+            self._program.wait()
+
+
+class ItemRunner:
+    """A worker that is loaded, and the calls to it, from one thread or from several that share it."""
+
+    def __init__(self, options: PoolOptions, device: str) -> None:
+        self.batch_size = max(1, int(options.settings.get("batch_size", 1)))
+        self._options, self._device = options, device
+        self._worker: Worker = Worker()
+        self._has_batch = False
+        self._turn = threading.Condition()
+        self._calls = 0  # that run now
+        self._is_exclusive = False
+        self._idle_bytes = 0
+
+    def load(self) -> None:
+        """Import the worker and set it up. Raises what the user's code raises."""
+        self._worker = worker = load_worker(self._options)
+        if self._options.threads > 1 and not worker.thread_safe:
+            problem = "wants several threads, and the worker does not say that it is safe: thread_safe = True"
+            raise GpuschedError(problem, where=f"--threads {self._options.threads}")
+        self._has_batch = type(worker).batch is not Worker.batch
+        worker.output_dir = self._options.output
+        worker.setup(self._device, self._options.settings)
+        self._idle_bytes = used_bytes()
+
+    def prepare_thread(self) -> None:
+        self._worker.thread_setup()
+
+    def close(self) -> None:
+        self._worker.teardown()
+
+    def run(self, items: Items) -> list[Answer]:
+        """Return the outcomes of these items. Raises SpoiledError if this process must end."""
+        self._enter(exclusive=False)
+        try:
+            answers = self._attempt(items)
+        finally:
+            self._leave()
+        if answers is not None:
+            return answers
+        self._enter(exclusive=True)
+        try:
+            self._release_memory()
+            return self._retry(items)
+        finally:
+            self._leave()
+
+    def _retry(self, items: Items) -> list[Answer]:
+        """Run the items with nothing else in this process, then in halves."""
+        answers = self._attempt(items)
+        if answers is not None:
+            return answers
+        self._release_memory()
+        if len(items) == 1:
+            return [Answer(items[0][0], b"", Failure("oom", "out of memory, with nothing else in this process"))]
+        half = self.batch_size = max(1, min(self.batch_size, len(items)) // 2)
+        return [answer for at in range(0, len(items), half) for answer in self._retry(items[at : at + half])]
+
+    def _attempt(self, items: Items) -> list[Answer] | None:
+        """Call the worker. Return the outcomes; None if memory was missing."""
+        try:
+            values = [msgspec.json.decode(value) for _, value in items]
+            results = self._worker.batch(values) if self._has_batch else [self._worker(value) for value in values]
+            parts = split_results(results, len(items))
+            return [Answer(item, _encode(part)) for (item, _), part in zip(items, parts, strict=True)]
+        except (KeyboardInterrupt, SpoiledError):
+            raise
+        except BaseException as error:
+            if is_out_of_memory(error):
+                return None
+            if any(text in str(error).lower() for text in _STICKY):
+                raise SpoiledError(str(error), error) from error
+            if len(items) == 1:
+                return [Answer(items[0][0], b"", failure_of(error))]
+        # one of several: each by itself, to find it
+        outcomes = [self._attempt([item]) for item in items]
+        return None if None in outcomes else [answer for each in outcomes for answer in each or ()]
+
+    def _release_memory(self) -> None:
+        """Give back what the calls have left. Raises SpoiledError if it does not come back."""
+        gc.collect()
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+            if used_bytes() > self._idle_bytes * 1.1 + _SPARE_BYTES:
+                raise SpoiledError("memory does not come back after an out-of-memory")
+
+    def _enter(self, *, exclusive: bool) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: not self._is_exclusive and not (exclusive and self._calls))
+            self._calls += 1
+            self._is_exclusive = exclusive
+
+    def _leave(self) -> None:
+        with self._turn:
+            self._calls -= 1
+            self._is_exclusive = False
+            self._turn.notify_all()
+
+
+def split_results(results: Any, count: int) -> Sequence[Any]:
+    """Return the results of each item. A dict of lists for all of them is the first one's, and the others have none."""
+    if isinstance(results, dict):
+        return [results, *({} for _ in range(count - 1))]
+    parts = list(results)
+    if len(parts) != count:
+        raise ValueError(f"batch() has returned {len(parts)} results for {count} items")
+    return parts
+
+
+def _encode(result: Any) -> bytes:
+    return msgspec.json.encode(result, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return an array, a tensor or a number of a library as JSON has it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a result holds a {type(value).__name__}, which JSON has not: write it to a file, return its path")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "out of memory" in text
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an exception as text; also one whose own text fails."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    kind = "oom" if is_out_of_memory(error) else "error"
+    try:
+        return Failure(kind, text, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    except Exception:
+        return Failure(kind, text)
+
+
+def used_bytes() -> int:
+    """Return the GPU memory in use by tensors of this process, as torch counts it; 0 without torch."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.memory_allocated()) if torch is not None and torch.cuda.is_initialized() else 0
+
+
+def own_memory() -> tuple[int, str]:
+    """Return the memory that this process holds on its GPU by its own account, and whose that is; 0 if nobody knows."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, ""
+    return int(torch.cuda.max_memory_reserved()) + _CONTEXT_BYTES, "torch"

@@ -1,0 +1,53 @@
+"""The files of a pool: its items beside the results, its plan for coordinator and workers beside the queue."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from gpusched.common.files import write_atomically
+from gpusched.host import locks
+from gpusched.host.gpus.claims import is_local
+from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.pool.options import OPTIONS, PoolOptions
+
+RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
+
+
+def items_path(options: PoolOptions, queue_dir: QueueDir) -> str:
+    """Return the path of the items' store: in the output directory, or beside the queue if that is no local disk."""
+    return f"{options.output if is_local(options.output) else queue_dir.state}/items.db"
+
+
+@contextmanager
+def writing(path: str) -> Iterator[bool]:
+    """Be the one writer of a store of items; False if there is another one: a coordinator, or a start of a pool."""
+    lock = locks.take_file(f"{path}.lock", 0o600)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """A pool as its coordinator and its workers read it from the local directory of the queue."""
+
+    options: PoolOptions
+    queue: str  # its directory
+    gpus: int  # to use at once; 0: workers on the CPU
+
+    def write(self, queue_dir: QueueDir) -> None:
+        document = {**asdict(self.options), "queue": self.queue, "gpus": self.gpus}
+        write_atomically(f"{queue_dir.state}/{OPTIONS}", json.dumps(document).encode(), sync=True)
+
+    @classmethod
+    def read(cls, directory: str) -> PoolPlan:
+        with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
+            text = file.read()
+        document = json.loads(text)
+        return cls(PoolOptions.from_json(text), document["queue"], document["gpus"])

@@ -1,0 +1,43 @@
+"""A pool in this process: one item after the other, for few items, one GPU, and debuggers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+from gpusched.host.store.items import ItemOutcome, ItemStore
+from gpusched.operations.interactive.block import gpu
+from gpusched.pool.backlog import Backlog
+from gpusched.pool.execution import ItemRunner
+from gpusched.pool.options import PoolOptions
+from gpusched.pool.verdicts import NextTry, after_failure, error_outcome
+
+
+def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, settings: Mapping[str, object]) -> None:
+    """Give every item that has no outcome one, on a GPU that this process claims meanwhile. `settings` choose it.
+
+    Raises what the user's code raises when it is loaded.
+    """
+    with gpu(**settings) if has_gpu else nullcontext():  # type: ignore[arg-type]
+        runner = ItemRunner(options, "cuda:0" if has_gpu else "cpu")
+        runner.load()
+        runner.prepare_thread()
+        backlog = Backlog(store.open_items)
+        while not backlog.is_empty:
+            places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)
+            place = next(place for place in places if backlog.has(place))
+            count = runner.batch_size if place is NextTry.ANYWHERE else 1
+            items = [item for _ in range(count) if (item := backlog.take(place)) is not None]
+            outcomes: list[ItemOutcome] = []
+            for item, answer in zip(items, runner.run([(item.id, item.value) for item in items]), strict=True):
+                if answer.failure is None:
+                    outcomes.append(ItemOutcome(item.id, "result", answer.result))
+                    continue
+                verdict = after_failure(item, answer.failure, retries=options.item_retries, had_own_gpu=True)
+                if verdict.next_try is not None:
+                    backlog.put_back(verdict.item, verdict.next_try)
+                else:
+                    outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
+            store.record(outcomes)
+        runner.close()

@@ -1,0 +1,177 @@
+"""The options of a pool, each described once.
+
+The fields of `PoolOptions` are the table: the command line, the `optimization:` block of a configuration file, the file
+that coordinator and workers read, and docs/reference.md are made from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.option_table import Option, options_of, words_of
+from gpusched.common.option_table import option as table_option
+from gpusched.common.quantities import parse_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOption(Option):
+    """The description of one option. `key` is its name in `optimization:`, where that is another one."""
+
+    key: str = ""
+
+
+OPTIONS = "pool.json"  # the file of them, in the local directory of the queue
+option = partial(table_option, kind=PoolOption)
+
+
+def _check_errors(text: str) -> None:
+    number = text.removesuffix("%")
+    if not number.isdecimal() or (number != text and int(number) > 100):
+        raise ValueError("a number of items, or a percentage such as 5%")
+
+
+def _check_cpu_workers(text: str) -> None:
+    if text != "auto" and not (text.isdecimal() and int(text)):
+        raise ValueError("a number of workers, or auto")
+
+
+def _check_settings(words: tuple[str, ...]) -> None:
+    if any("=" not in word for word in words):
+        raise ValueError("NAME=VALUE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """A worker, its items, and how the pool works on them. It is also the source of the queue's jobs."""
+
+    worker: str = ""  # FILE.py:NAME or MODULE:NAME
+    command: str = option(
+        "", "Run this program as the worker: items as JSON lines on stdin, answers on stdout.", metavar="PROGRAM"
+    )
+    items: str = option("", "Work on the items of this file, or on the files that match.", metavar="FILE")
+    output_dir: str = option("", "Keep results, errors and what is needed to resume here.", metavar="DIR")
+    set: tuple[str, ...] = option((), "Hand a setting to the worker.", metavar="NAME=VALUE", check=_check_settings)
+    key: str = option("", "Tell items apart by this field, not by their content.", metavar="FIELD")
+    size_key: str = option("", "Begin with the items whose FIELD is largest.", metavar="FIELD")
+    collect: str = option("", "Join results that are dicts of lists to one.", choices=("", "dict-of-lists"))
+    batch_size: int = option(0, "Hand N items to `batch` at once.", metavar="N", least=0, default_text="1")
+    threads: int = option(1, "Let N threads of a process share one loaded worker.", metavar="N", least=1)
+    max_workers_per_gpu: int = option(4, "Add workers up to N on each GPU.", metavar="N", least=1)
+    workers_per_gpu: int = option(
+        0, "Run exactly N workers on each GPU.", metavar="N", least=0, default_text="adaptive"
+    )
+    cpu_workers: str = option(
+        "", "Use no GPU, but N workers (auto: one per core).", metavar="N|auto", check=_check_cpu_workers
+    )
+    safety_factor: float = option(0.9, "Plan with this share of a GPU's memory.", metavar="X", least=0.1)
+    in_flight: int = option(16, "Send a worker at most N short items ahead.", metavar="N", least=1)
+    item_timeout: str = option("", "End a worker whose item runs longer.", metavar="TIME", check=parse_duration)
+    item_retries: int = option(1, "Try an item that failed N times again.", metavar="N", least=0)
+    max_errors: str = option("", "Stop after N (or N%) items ended in an error.", metavar="N|P%", check=_check_errors)
+    orphan_timeout: str = option(
+        "60s", "Keep a worker for so long without a coordinator.", metavar="TIME", check=parse_duration
+    )
+    min_items_per_gpu: int = option(4, "With one GPU and fewer items, work in this process.", metavar="N", least=0)
+    checkpoint_every: int = option(
+        100, "Write a part of the results each N items.", metavar="N", least=1, key="save_checkpoint_every"
+    )
+    checkpoint_dir: str = option(
+        "", "Write the parts of the results here.", metavar="DIR", default_text="results in the output directory"
+    )
+    log_errors: bool = option(True, "Write no errors.jsonl.")
+    error_log_dir: str = option("", "Write errors.jsonl here.", metavar="DIR", default_text="in the output directory")
+    inline: bool = option(False, "Work in this process, item by item.")
+    retry_errors: bool = option(False, "Try the items again that ended in an error.")
+    overwrite: bool = option(False, "Forget earlier results in the output directory.")
+
+    def check(self) -> None:
+        """Raise GpuschedError for a value that makes no sense."""
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if problem := each.problem(value):
+                raise GpuschedError(problem, where=f"{each.flag} {value}")
+        if bool(self.worker) == bool(self.command):
+            hint = "gpusched pool captions.py:Caption --items items.txt --output-dir out"
+            raise GpuschedError("name either a worker or --command PROGRAM", hint=hint)
+        if not self.output_dir:
+            raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir out")
+
+    # ---- the source of the jobs ----
+
+    @property
+    def output(self) -> str:
+        """The absolute path of the output directory."""
+        return os.path.abspath(os.path.expanduser(self.output_dir))
+
+    @property
+    def stem(self) -> str:
+        """The default name of the queue."""
+        return os.path.basename(self.output) or "pool"
+
+    @property
+    def owner(self) -> bytes:
+        """The identity of the queue's source; never equal to a file path."""
+        return b"pool " + os.fsencode(self.output)
+
+    @property
+    def words(self) -> list[str]:
+        """The command line after `gpusched`, without the settings of a run."""
+        return ["pool", *filter(None, [self.worker]), *words_of(self, PoolOptions)]
+
+    # ---- for coordinator and workers ----
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the worker. A value that is JSON is taken as that, any other one as text."""
+        pairs = (word.partition("=") for word in self.set)
+        values = {name: _value(text) for name, _, text in pairs}
+        return {**({"batch_size": self.batch_size} if self.batch_size else {}), **values}
+
+    @property
+    def item_timeout_s(self) -> float:
+        """The longest time of an item; 0: no limit."""
+        return parse_duration(self.item_timeout) if self.item_timeout else 0.0
+
+    @property
+    def capacity(self) -> int:
+        """How many items a worker works on at once."""
+        return self.threads * max(1, int(self.settings.get("batch_size", 1)))
+
+    @property
+    def cpu_count(self) -> int:
+        """How many workers to run on the CPU; 0: none, they run on GPUs."""
+        return len(os.sched_getaffinity(0)) if self.cpu_workers == "auto" else int(self.cpu_workers or 0)
+
+    def error_limit(self, total: int) -> float:
+        """Return how many items may end in an error before the pool stops."""
+        if not self.max_errors:
+            return float("inf")
+        number = int(self.max_errors.removesuffix("%"))
+        return total * number / 100 if self.max_errors.endswith("%") else number
+
+    def fingerprint(self, tunable: Collection[str] = ()) -> str:
+        """Return the digest of what the results depend on, beside the items. `tunable` settings are no part of it."""
+        settings = {name: value for name, value in self.settings.items() if name not in {*tunable, "batch_size"}}
+        parts = [self.worker, self.command, self.key, json.dumps(settings, sort_keys=True)]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str) -> PoolOptions:
+        """Return the options of a document, without names that only another version knows."""
+        known = {each.name for each in fields(cls)}
+        values = {name: value for name, value in json.loads(text).items() if name in known}
+        return cls(**{**values, "set": tuple(values.get("set", ()))})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,65 @@
+"""The Python face of a pool: `WorkerPool(Caption, items, output_dir="out").run()`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.config.layers import load
+from gpusched.host.store.items import ItemStore
+from gpusched.operations.run.run import QUIET_SESSION, RunSession
+from gpusched.pool.options import PoolOptions
+from gpusched.pool.results import results
+from gpusched.pool.start import PoolStart
+from gpusched.pool.worker_name import find_worker, name_of
+
+
+class WorkerPool:
+    """Workers over items, which load their models once and resume where they stopped.
+
+    `worker` is a class, a function, or the name of one as text; `options` are those of `gpusched pool`, and settings of
+    `gpusched config` such as max_gpus=2.
+    """
+
+    def __init__(
+        self,
+        worker: type | Callable[[Any], Any] | str,
+        items: Iterable[Any] | str,
+        *,
+        output_dir: str,
+        settings: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """`items`: values as JSON has them, or the name of a file. `settings` are handed to the worker.
+
+        Raises GpuschedError for what cannot be right.
+        """
+        known = PoolOptions.__dataclass_fields__
+        own = {name: options.pop(name) for name in list(options) if name in known}
+        words = tuple(f"{name}={json.dumps(value)}" for name, value in (settings or {}).items())
+        name = find_worker(worker) if isinstance(worker, str) else name_of(worker)
+        is_file = isinstance(items, str)
+        self.options = PoolOptions(
+            worker=name.text, items=str(items) if is_file else "", output_dir=output_dir, set=words, **own
+        )
+        self._start = PoolStart(
+            self.options, load(options), worker=name, values=None if isinstance(items, str) else items
+        )
+
+    def run(self, session: RunSession = QUIET_SESSION) -> list[Any]:
+        """Work until every item has an outcome, and return the results in the order of the items.
+
+        Raises GpuschedError, with the exit code of `gpusched pool`, if an item has no result.
+        """
+        code = self._start.run(session)
+        counts = self._start.counts
+        if code == EXIT_SOME_FAILED:
+            problem = f"{counts.total - counts.results} of {counts.total} items have no result"
+            raise GpuschedError(problem, where=self.options.output, hint="errors.jsonl says why", exit_code=code)
+        if code != EXIT_OK:
+            hint = "the same call goes on"
+            raise GpuschedError("the pool was ended", where=self.options.output, hint=hint, exit_code=code)
+        with ItemStore(self._start.items_path) as store:
+            return [result for _, result in results(store)]

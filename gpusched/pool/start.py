@@ -1,0 +1,169 @@
+"""One start of a pool: its items, its queue with the coordinator's job, and its results. Prints nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.config.layers import LoadedSettings
+from gpusched.config.run_settings import with_defaults
+from gpusched.core.model import ENDED_STATES, Attributes, JobSpec
+from gpusched.host.store import job_table
+from gpusched.host.store.items import ItemCounts, ItemStore
+from gpusched.lists.joblist import JobFile
+from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
+from gpusched.operations.queues import ignore
+from gpusched.operations.run.list_queue import make_queue_dir, submit_options
+from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
+from gpusched.pool.files import PoolPlan, items_path, writing
+from gpusched.pool.inline import run_inline
+from gpusched.pool.items import read_items
+from gpusched.pool.options import PoolOptions
+from gpusched.pool.results import write_results
+from gpusched.pool.worker_jobs import WorkerJobs
+from gpusched.pool.worker_name import WorkerName, find_worker
+
+COORDINATOR = "coordinator"
+# Started again when it was killed, at once and without end; whatever else it ends by is an end.
+_AGAIN = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 0.2; done'
+
+
+class PoolStart:
+    """One start of a pool. After `run`, `counts` and `files` say what there is."""
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        loaded: LoadedSettings,
+        *,
+        worker: WorkerName | None = None,
+        values: Iterable[Any] | None = None,
+        notify: Callable[[str], None] = ignore,
+    ) -> None:
+        """`values`: items of Python in the place of a file. Raises GpuschedError for options that make no sense."""
+        options.check()
+        if not options.items and values is None:
+            raise GpuschedError("no items are named", hint="--items items.txt")
+        if options.worker:
+            worker = worker or find_worker(options.worker)
+            options = replace(options, worker=worker.text)
+        self.options, self._notify, self._values = options, notify, values
+        self._fingerprint = options.fingerprint(worker.tunable if worker else ())
+        os.makedirs(options.output, exist_ok=True)
+        self.queue_dir = make_queue_dir(options, loaded.settings)
+        self._submit_options = submit_options(self.queue_dir, _settings_of_pool(loaded, options))
+        self.items_path = items_path(options, self.queue_dir)
+        self._stated = loaded.stated()
+        self.counts = ItemCounts()
+        self.files: list[str] = []
+
+    def run(self, session: RunSession = QUIET_SESSION) -> int:
+        """Work on the items until each has an outcome, and return the exit code: 1 if an item has no result."""
+        with writing(self.items_path) as is_alone:
+            if is_alone:
+                self._take_list()
+            else:
+                self._notify("a coordinator is at work on this pool: its items and options stay as they are")
+        code = EXIT_OK
+        if self.counts.open or not is_alone:
+            with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
+                code = self._work(devices, session, is_alone=is_alone)
+        if code not in (EXIT_OK, EXIT_SOME_FAILED):
+            return code
+        return self._finish(code)
+
+    def _take_list(self) -> None:
+        """Make the items those of the list. Raises GpuschedError for results of other settings."""
+        options = self.options
+        with ItemStore(self.items_path) as store:
+            before = store.read("fingerprint")
+            if options.overwrite:
+                store.clear()
+            elif before not in (None, self._fingerprint):
+                hint = "choose another --output-dir, or forget these results with --overwrite"
+                problem = "holds results of another worker or of other settings, and results are not mixed"
+                raise GpuschedError(problem, where=options.output, hint=hint)
+            known = store.counts().total
+            new = store.replace_list(read_items(options, self._values))
+            if options.retry_errors:
+                store.forget_errors()
+            store.write("fingerprint", self._fingerprint)
+            self.counts = store.counts()
+        if known:
+            done = f"{self.counts.results} of {self.counts.total} items have a result"
+            self._notify(f"{done}, {self.counts.errors} an error; {new} are new")
+
+    # ---- the work ----
+
+    @property
+    def _gpus_per_worker(self) -> int:
+        return 0 if self.options.cpu_workers else self._submit_options.settings.gpus_per_job
+
+    def _work(self, devices: BoxDevices, session: RunSession, *, is_alone: bool) -> int:
+        gpus = self._count_gpus(devices)
+        few = self.counts.open < self.options.min_items_per_gpu and gpus == 1 and not self.options.cpu_workers
+        if is_alone and (self.options.inline or few):
+            devices.close()
+            with writing(self.items_path), ItemStore(self.items_path) as store:
+                run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
+            return EXIT_OK
+        plan = PoolPlan(self.options, self.queue_dir.path, gpus)
+        script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool", self.queue_dir.state]
+        command = shlex.join(script).encode()
+        spec = JobSpec(command, command, 1, attributes=Attributes(gpus=0, name=COORDINATOR, retries=1000))
+        return run_jobs(
+            self.options,
+            JobFile((spec,)),
+            self._submit_options,
+            devices,
+            prepare=lambda queue: self._prepare(queue, plan),
+            session=session,
+        )
+
+    def _count_gpus(self, devices: BoxDevices) -> int:
+        """Return how many GPUs the pool uses at once."""
+        settings = self._submit_options.settings
+        if not self._gpus_per_worker:
+            return 0
+        seen = devices.look(self.queue_dir)
+        return settings.jobs_at_once(len(check_devices(settings, seen).uuids)) if seen else settings.gpus_at_once
+
+    @contextmanager
+    def _prepare(self, queue: RunQueue, plan: PoolPlan) -> Iterator[None]:
+        """Have the coordinator run, again if it has ended; forget workers that waited for an earlier one."""
+        with writing(self.items_path) as is_alone:
+            if is_alone:
+                plan.write(self.queue_dir)
+                jobs = WorkerJobs(self.queue_dir)
+                jobs.cancel(jobs.waiting())
+                jobs.close()
+                for job in job_table.jobs(queue.store):
+                    if job.name == COORDINATOR and job.state in ENDED_STATES:
+                        job_table.requeue(queue.store, job.id, again=True)
+        yield
+
+    def _finish(self, code: int) -> int:
+        """Write the results, and return the exit code."""
+        with writing(self.items_path) as is_alone, ItemStore(self.items_path) as store:
+            self.counts = store.counts()
+            if not is_alone:
+                return EXIT_DISPATCHED_ELSEWHERE
+            if problem := store.read("problem"):
+                self._notify(f"the pool has stopped: {problem}")
+            self.files = write_results(store, self.options)
+        return EXIT_OK if self.counts.results == self.counts.total else EXIT_SOME_FAILED
+
+
+def _settings_of_pool(loaded: LoadedSettings, options: PoolOptions) -> LoadedSettings:
+    """Return the settings of the queue: room for the workers, and for the coordinator beside them."""
+    loaded = with_defaults(loaded, "pool")
+    settings = replace(loaded.settings, max_jobs_per_gpu=max(options.workers_per_gpu, options.max_workers_per_gpu))
+    if options.cpu_workers:
+        settings = replace(settings, cpu_jobs=options.cpu_count + 1)
+    return replace(loaded, settings=settings)

@@ -1,0 +1,82 @@
+"""The worker that a user names, found without importing it: a dispatcher must never open a CUDA context."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.quantities import nearest
+from gpusched.common.text import clean
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerName:
+    """A worker: its name for other processes, FILE.py:NAME or MODULE:NAME, and its tunable settings."""
+
+    text: str
+    tunable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def find_worker(text: str) -> WorkerName:
+    """Return the worker of this name. Raises GpuschedError if the file does not define it."""
+    path, colon, name = text.rpartition(":")
+    if not colon:
+        raise GpuschedError("names no worker", where=text, hint="FILE.py:NAME, such as captions.py:Caption")
+    if not path.endswith(".py"):
+        return WorkerName(text)
+    path = os.path.abspath(os.path.expanduser(path))
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(), path)
+    except OSError as error:
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=path) from None
+    except (SyntaxError, ValueError) as error:
+        raise GpuschedError(f"is no Python: {error}", where=path) from None
+    named = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    imported = {alias.asname or alias.name for node in tree.body for alias in getattr(node, "names", ())}
+    targets = (target for node in tree.body for target in getattr(node, "targets", ()))
+    names = {*named, *imported, *(target.id for target in targets if isinstance(target, ast.Name))}
+    if name not in names:
+        close = nearest(name, named)
+        hint = f"did you mean {close!r}?" if close else f"it defines {', '.join(named) or 'no class and no function'}"
+        raise GpuschedError(f"defines no {clean(name)!r}", where=path, hint=hint)
+    return WorkerName(f"{path}:{name}", _tunable(named.get(name)))
+
+
+def _tunable(node: ast.AST | None) -> dict[str, Sequence[Any]]:
+    """Return the tunable settings of a class as far as they can be read off its text."""
+    for each in getattr(node, "body", ()) if isinstance(node, ast.ClassDef) else ():
+        targets = [each.target] if isinstance(each, ast.AnnAssign) else getattr(each, "targets", ())
+        if any(isinstance(target, ast.Name) and target.id == "tunable" for target in targets):
+            try:
+                value = ast.literal_eval(each.value)
+            except ValueError:
+                return {}
+            return value if isinstance(value, dict) else {}
+    return {}
+
+
+def name_of(worker: Any) -> WorkerName:
+    """Return the name of a class or a function for other processes. Raises GpuschedError if they cannot import it."""
+    module, name, tunable = worker.__module__, worker.__qualname__, getattr(worker, "tunable", {})
+    if "<" in name:
+        raise GpuschedError(f"{name} is defined inside a function, where no other process finds it", hint=_MOVE)
+    if module != "__main__" and "." in module:
+        return WorkerName(f"{module}:{name}", tunable)
+    file = getattr(sys.modules[module], "__file__", None)
+    try:
+        is_there = file is not None and os.path.isfile(inspect.getfile(worker))
+    except (OSError, TypeError):
+        is_there = False
+    if not is_there or file is None:
+        raise GpuschedError(f"{name} is defined in a notebook, or typed, so no other process can import it", hint=_MOVE)
+    return WorkerName(f"{os.path.abspath(file)}:{name}", tunable)
+
+
+_MOVE = "move it to a file, and import it from there"
