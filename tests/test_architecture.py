@@ -93,7 +93,18 @@ TABLE = (
     Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
         "api",
-        ("shards.*", "pool.*", "esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
+        (
+            "shards.*",
+            "pool.*",
+            "esd.*",
+            "operations.*",
+            "dispatcher.*",
+            "lists.*",
+            "host.*",
+            "config.*",
+            "core.*",
+            "common.*",
+        ),
     ),
     Row(
         "cli.run.*",

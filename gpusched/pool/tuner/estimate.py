@@ -22,16 +22,19 @@ class TimeEstimate:
     items_to_halve: int
 
 
-def estimate_time(item_seconds: Sequence[float], items: int, at_once: int) -> TimeEstimate | None:
+def estimate_time(
+    item_seconds: Sequence[float], items: int, at_once: int, *, items_each: int = 1
+) -> TimeEstimate | None:
     """Return the time that `items` take when `at_once` are worked on, by the seconds of some; None for fewer than two.
 
-    The interval is that of the mean: it does not know what a longest item at the very end adds.
+    Each of `item_seconds` is the mean of a batch of `items_each`. The interval is that of the mean: it does not know
+    what a longest item at the very end adds.
     """
     if len(item_seconds) < 2:
         return None
     scale = items / at_once
     low, high = mean_interval(item_seconds)
-    return TimeEstimate(scale * fmean(item_seconds), scale * low, scale * high, 3 * len(item_seconds))
+    return TimeEstimate(scale * fmean(item_seconds), scale * low, scale * high, 3 * len(item_seconds) * items_each)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

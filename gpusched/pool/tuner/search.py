@@ -15,6 +15,7 @@ ENOUGH = 0.95  # of the best rate: the smallest count of workers or threads that
 ENOUGH_OF_BATCH = 0.98  # the same for the batch size, where the next step costs only memory
 STEP = 4  # from one batch size to the next, until the rate no longer rises
 CLOSE = 1.125  # a limit of memory is known when what fits and what does not are this close
+GAIN = 1.005  # a larger batch must promise this much
 PAST_BEST = 2  # counts of workers that are tried beyond the best one
 
 
@@ -45,6 +46,7 @@ class Trial:
     error: float = 0.0
     peak_bytes: int | None = None
     message: str = ""
+    batch_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _next_size(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace)
         return None if too_large == 1 else max(1, too_large // (2 * STEP))
     top = max(fitting)
     rates = {size: trial.items_per_s for size, trial in fitting.items()}
-    if _promised_rate(rates, top * STEP) > _promised_rate(rates, top) and _counts_past_best(fitting) < PAST_BEST:
+    if _promised_rate(rates, top * STEP) > GAIN * _promised_rate(rates, top) and _counts_past_best(fitting) < PAST_BEST:
         most = min(too_large - 1, memory_limit(fitting, space.memory_bytes))
         if most >= top * STEP:
             return top * STEP

@@ -1,0 +1,103 @@
+"""`gpusched tune`: the batch size, workers and threads of a pool, found by trials."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched.cli.features.table import TableCommand, table_options
+from gpusched.cli.options import print_json, print_page, say
+from gpusched.cli.run.options import RunOptions, run_options
+from gpusched.cli.run.session import session
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
+from gpusched.pool.tuner.options import TuneOptions
+from gpusched.views.lines import EventLines
+
+if TYPE_CHECKING:
+    from gpusched.dispatcher import Observer
+    from gpusched.pool.tuner.start import Tuning
+
+
+class TrialLines(EventLines):
+    """Event lines with a line for each trial, when it has ended."""
+
+    refresh_s: float | None = 0.5
+
+    def __init__(self, tell: Callable[[], None], *, quiet: bool) -> None:
+        super().__init__(sys.stderr, quiet=quiet)
+        self._tell = tell
+
+    def frame(self, frame: object) -> None:
+        self._tell()
+
+
+@click.command(
+    cls=TableCommand,
+    epilog="\b\nExample:\n  gpusched tune captions.py:Caption --items items.txt --dataset-size 50000 -o captions.yaml\n"
+    "  gpusched pool --config captions.yaml",
+)
+@click.argument("worker", metavar="FILE.py:NAME", default="")
+@click.option("-o", "--output", metavar="FILE", default="pool.yaml", help="Write the settings into this YAML file.")
+@table_options(TuneOptions)
+@run_options
+def tune(options: RunOptions, **values: Any) -> int:
+    """Find the batch size, the workers per GPU and the threads that handle most items a second.
+
+    Each batch size is tried in a fresh process on a GPU of its own. The result is written into the `optimization:`
+    block of FILE; nothing else in it changes. Whatever ends it, the same command goes on with what was measured.
+    """
+    from gpusched.pool.tuner.report import report_document, report_lines
+    from gpusched.pool.tuner.start import Tuning
+
+    tuning = Tuning(TuneOptions(**values), options.loaded, notify=(lambda text: None) if options.quiet else say)
+    if options.dry_run:
+        return _dry_run(tuning, options)
+    own = session(options)
+    code, report = tuning.run(
+        replace(
+            own,
+            watch=lambda queue: _watch(tuning),
+            summarize=lambda queue, code: own.summarize(queue, code) if code == EXIT_SOME_FAILED else None,
+        )
+    )
+    if report is None:
+        return code or EXIT_SOME_FAILED
+    if options.as_json:
+        print_json(report_document(report))
+    else:
+        print_page(report_lines(report, tuning.options.path))
+    return EXIT_OK if report.result.best else EXIT_SOME_FAILED
+
+
+@contextmanager
+def _watch(tuning: Tuning) -> Iterator[Observer | None]:
+    from gpusched.pool.tuner.report import trial_line
+
+    shown = set(tuning.trials())
+
+    def tell() -> None:
+        for setting, trial in tuning.trials().items():
+            if setting not in shown:
+                shown.add(setting)
+                say(trial_line(trial))
+
+    with closing(TrialLines(tell, quiet=True)) as lines:
+        yield lines
+    tell()
+
+
+def _dry_run(tuning: Tuning, options: RunOptions) -> int:
+    """Print what would be tried, and change nothing."""
+    from gpusched.pool.tuner.report import dry_run_document, dry_run_lines
+
+    plan, known = tuning.plan_only()
+    if options.as_json:
+        print_json(dry_run_document(plan, known))
+    else:
+        print_page(dry_run_lines(plan, known))
+    return EXIT_OK

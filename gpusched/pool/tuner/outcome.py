@@ -1,0 +1,98 @@
+"""What a tuning has found, and the YAML file that gets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.common.errors import GpuschedError
+from gpusched.common.files import write_atomically
+from gpusched.pool.tuner.estimate import TimeEstimate, estimate_time
+from gpusched.pool.tuner.options import TuneOptions
+from gpusched.pool.tuner.record import TunePlan
+from gpusched.pool.tuner.search import SearchResult, Setting
+from gpusched.pool.tuner.settings_block import replace_block
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """What a tuning has found. `times`: how long the data set takes, by the number of GPUs; 0 GPUs: on the CPU."""
+
+    result: SearchResult
+    device: str
+    items: int  # of the data set
+    measured_items: int
+    times: dict[int, TimeEstimate]
+    kept_keys: Sequence[str] = ()  # of the file, whose values refer to other places
+
+
+def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, items: int, gpus: int) -> TuneReport:
+    """Return the report of a search over a list of `items`, for a pool on `gpus` GPUs."""
+    items = options.dataset_size or items
+    best = next((trial for trial in result.trials if trial.setting == result.best), None)
+    if best is None:
+        return TuneReport(result, plan.device, items, 0, {})
+    setting = best.setting
+    seconds = [each / setting.batch_size for each in best.batch_seconds]
+    times = {}
+    for count in (0,) if options.cpu_workers else sorted({1, gpus}):
+        at_once = setting.workers * setting.threads * max(1, count)
+        estimate = estimate_time(seconds, items, at_once, items_each=setting.batch_size)
+        if estimate is not None:
+            times[count] = estimate
+    return TuneReport(result, plan.device, items, len(seconds) * setting.batch_size, times)
+
+
+def write_file(report: TuneReport, options: TuneOptions, gpu_strategy: str) -> Sequence[str]:
+    """Write the block of the YAML file, and return the keys that were left alone. Raises GpuschedError."""
+    path = options.path
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        text = "".join(f"{key}: {_quoted(value)}\n" for key, value in _head(options).items())
+    except (OSError, ValueError) as error:
+        raise GpuschedError(f"cannot be read: {error}", where=path) from None
+    best = report.result.best
+    assert best is not None
+    trials = f"{len(report.result.trials)} trials of {options.trial_items} items"
+    measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.device}) by {trials}"
+    try:
+        text, kept = replace_block(text, (), _values(best, options, gpu_strategy), measured)
+    except GpuschedError as error:
+        raise GpuschedError(error.what, where=path, hint=error.hint) from None
+    write_atomically(path, text.encode(), mode=0o666)
+    return kept
+
+
+def _head(options: TuneOptions) -> dict[str, str]:
+    """Return the keys of a new file, by which it runs alone."""
+    worker = {"command": options.command} if options.command else {"worker": options.worker}
+    items = os.path.abspath(os.path.expanduser(options.items))
+    return {**worker, "items": items, "output_dir": options.for_pool.output_dir}
+
+
+def _values(best: Setting, options: TuneOptions, gpu_strategy: str) -> dict[str, Any]:
+    pool = options.for_pool
+    per_gpu = {"max_workers_per_gpu": best.workers, "gpu_strategy": gpu_strategy}
+    return {
+        "use_adaptive_workers": True,
+        **({"cpu_workers": best.workers} if options.cpu_workers else per_gpu),
+        "batch_size": best.batch_size,
+        "threads": best.threads,
+        "safety_factor": options.safety_factor,
+        "save_checkpoint_every": pool.checkpoint_every,
+        "checkpoint_dir": f"{pool.output_dir}/results",
+        "log_errors": pool.log_errors,
+        "error_log_dir": pool.output_dir,
+        "wandb": {"enabled": False, "project": None},
+    }
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # which YAML reads as text too
