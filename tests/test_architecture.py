@@ -29,7 +29,7 @@ class Row:
 
 # The first row that matches counts. Names are without the leading "gpusched.".
 TABLE = (
-    Row("", ("api",)),  # its names, when they are first used
+    Row("", ("api", "pool.pool", "pool.worker")),  # its names, when they are first used
     Row("__main__", ("cli.main",)),
     Row("common.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
     Row("common.*", ("common.*",)),
@@ -90,6 +90,9 @@ TABLE = (
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("pool.messages", ("common.*",), ("msgspec",)),
     Row("pool.execution", ("pool.messages", "pool.options", "pool.worker", "common.*"), ("msgspec",)),
+    Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
+    Row("pool.results", ("pool.options", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
         "api",

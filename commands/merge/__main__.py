@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from gpusched.common import errors
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
 
 from .merge import merge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -13,9 +14,11 @@ from gpusched.commands.worker.link import Link
 
 from gpusched.common.files import write_atomically
 from gpusched.common.quantities import parse_duration
-from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of, own_memory
+from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of
 from gpusched.pool.messages import Broken, Hello, Ready
 from gpusched.pool.options import OPTIONS, PoolOptions
+
+REPORT_S = 2.0
 
 
 def main() -> int:
@@ -26,27 +29,29 @@ def main() -> int:
     hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
     runner = ItemRunner(options, "cuda:0" if device else "cpu")
+    report = Reporter(runner)
     begin_s = time.monotonic()
     try:
+        report(is_ready=False)
         runner.load()
     except BaseException as error:
         return end_broken(link, "load", error)
-    link.send(Ready(time.monotonic() - begin_s, *own_memory()), is_ready=True)
-    report_ready()
+    link.send(Ready(time.monotonic() - begin_s), is_ready=True)
     for _ in range(options.threads - 1):
-        threading.Thread(target=serve_or_end, args=(link, runner), daemon=True).start()
-    code = serve(link, runner)
+        threading.Thread(target=serve_or_end, args=(link, runner, report), daemon=True).start()
+    code = serve(link, runner, report)
     if code == 0:
         runner.close()
     return code
 
 
-def serve(link: Link, runner: ItemRunner) -> int:
+def serve(link: Link, runner: ItemRunner, report: Reporter) -> int:
     """Work on items until there are no more; return the exit code of this process."""
     try:
         runner.prepare_thread()
         while items := link.take(runner.batch_size):
             link.answer(runner.run(items), runner.batch_size)
+            report(is_ready=True)
     except SpoiledError as error:
         return end_broken(link, "item", error.cause)
     except BaseException as error:
@@ -54,9 +59,9 @@ def serve(link: Link, runner: ItemRunner) -> int:
     return 0
 
 
-def serve_or_end(link: Link, runner: ItemRunner) -> None:
+def serve_or_end(link: Link, runner: ItemRunner, report: Reporter) -> None:
     """Serve in one more thread, whose failure ends the process as that of the first one does."""
-    if code := serve(link, runner):
+    if code := serve(link, runner, report):
         os._exit(code)
 
 
@@ -68,11 +73,21 @@ def end_broken(link: Link, stage: str, error: BaseException) -> int:
     return 1
 
 
-def report_ready() -> None:
-    """Report to the dispatcher, which learns what memory a job needs, that this one has all that it loads."""
-    if path := os.environ.get("GPUSCHED_PROGRESS"):
-        with suppress(OSError):
-            write_atomically(path, b'{"ready": true}')
+class Reporter:
+    """What this worker reports to the dispatcher, which learns from it how much memory a job needs."""
+
+    def __init__(self, runner: ItemRunner) -> None:
+        self._runner = runner
+        self._path = os.environ.get("GPUSCHED_PROGRESS", "")
+        self._again_at = 0.0
+
+    def __call__(self, *, is_ready: bool) -> None:
+        """Report whether everything is loaded and an item is done, and the memory in use, every few seconds."""
+        if self._path and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + REPORT_S if is_ready else 0.0
+            memory = {"memory_bytes": used} if (used := self._runner.memory_bytes()) else {}
+            with suppress(OSError):
+                write_atomically(self._path, json.dumps({"ready": is_ready, **memory}).encode())
 
 
 def give_up() -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from gpusched.pool.messages import (
     SOCKET,
     TO_WORKER,
+    Acknowledged,
     Answer,
     Answers,
     FrameReader,
     Hello,
     Leave,
     Message,
-    Stored,
     Work,
     frame,
     peer_of,
@@ -46,6 +46,7 @@ class Link:
         self._running: set[int] = set()
         self._answers: deque[Answers] = deque()  # that are not stored yet
         self._number = 0
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
         self._is_over = self._is_ready = False
         self._socket, self._frames = self._connect(), FrameReader(TO_WORKER)
         self._send(hello)
@@ -86,16 +87,16 @@ class Link:
     def _receive(self) -> None:
         """Wait for messages, and take them in."""
         try:
-            data = self._socket.recv(_PIECE_BYTES)
+            size = self._socket.recv_into(self._piece)
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._reconnect()
             return
-        for message in self._frames.feed(data):
+        for message in self._frames.feed(self._piece[:size]):
             if isinstance(message, Work):
                 self._items.extend(message.items)
-            elif isinstance(message, Stored):
+            elif isinstance(message, Acknowledged):
                 while self._answers and self._answers[0].number <= message.number:
                     self._answers.popleft()
             elif isinstance(message, Leave):

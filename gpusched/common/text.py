@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 MASK = "***"
 STEM_BYTES = 80
 
+_DIGITS = re.compile(r"([0-9]+)")
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 
 
@@ -226,3 +227,11 @@ def log_stem(command: bytes, limit: int = STEM_BYTES) -> str:
         if len(stem) > limit:
             break
     return stem[1 : limit + 1].strip("-._=+") or "job"
+
+
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Return the sort key of a name. Numbers are compared by value, of any length; leading zeros decide last."""
+    texts = _DIGITS.split(name)
+    words: list[str | tuple[int, str]] = [*texts]
+    words[1::2] = [(len(digits), digits) for digits in (text.lstrip("0") for text in texts[1::2])]
+    return words, name

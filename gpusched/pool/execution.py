@@ -28,7 +28,6 @@ from gpusched.pool.worker import Worker
 
 Items = Sequence[tuple[int, bytes]]
 _STICKY = ("cuda error", "device-side assert", "illegal memory access", "unspecified launch failure")
-_CONTEXT_BYTES = 512 << 20  # of CUDA and its libraries, which torch does not count
 _SPARE_BYTES = 64 << 20  # more than before an out-of-memory that may stay in use after it
 
 
@@ -131,6 +130,9 @@ class ItemRunner:
         worker.output_dir = self._options.output
         worker.setup(self._device, self._options.settings)
         self._idle_bytes = used_bytes()
+
+    def memory_bytes(self) -> int:
+        return self._worker.memory_bytes()
 
     def prepare_thread(self) -> None:
         self._worker.thread_setup()
@@ -249,11 +251,3 @@ def used_bytes() -> int:
     """Return the GPU memory in use by tensors of this process, as torch counts it; 0 without torch."""
     torch = sys.modules.get("torch")
     return int(torch.cuda.memory_allocated()) if torch is not None and torch.cuda.is_initialized() else 0
-
-
-def own_memory() -> tuple[int, str]:
-    """Return the memory that this process holds on its GPU by its own account, and whose that is; 0 if nobody knows."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0, ""
-    return int(torch.cuda.max_memory_reserved()) + _CONTEXT_BYTES, "torch"

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 
-from gpusched.host.store.items import ItemOutcome, ItemStore
+from gpusched.host.store.pool.items import ItemOutcome, ItemStore
 from gpusched.operations.interactive.block import gpu
-from gpusched.pool.backlog import Backlog
+from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
 from gpusched.pool.execution import ItemRunner
 from gpusched.pool.options import PoolOptions
-from gpusched.pool.verdicts import NextTry, after_failure, error_outcome
 
 
 def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, settings: Mapping[str, object]) -> None:

@@ -14,10 +14,9 @@ import msgspec
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import refuse_missing
-from gpusched.common.natural_order import natural_key
-from gpusched.common.text import clean
+from gpusched.common.text import clean, natural_key
 from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
-from gpusched.host.store.items import NewItem
+from gpusched.host.store.pool.items import NewItem
 from gpusched.pool.options import PoolOptions
 
 

@@ -31,11 +31,9 @@ class Hello(Message):
 
 
 class Ready(Message):
-    """The worker has loaded its models: how often and how long that took, and the memory that it holds by itself."""
+    """The worker has loaded its models, and how long that took."""
 
     load_s: float
-    memory_bytes: int
-    memory_source: str
 
 
 class Failure(Message):
@@ -75,7 +73,7 @@ class Work(Message):
     items: list[tuple[int, bytes]]
 
 
-class Stored(Message):
+class Acknowledged(Message):
     """The answers up to this number are stored; the worker may forget them."""
 
     number: int
@@ -87,7 +85,7 @@ class Leave(Message):
 
 _encoder = msgspec.msgpack.Encoder()
 TO_COORDINATOR = msgspec.msgpack.Decoder(Hello | Ready | Answers | Broken)
-TO_WORKER = msgspec.msgpack.Decoder(Work | Stored | Leave)
+TO_WORKER = msgspec.msgpack.Decoder(Work | Acknowledged | Leave)
 
 
 def frame(message: Message) -> bytes:
@@ -102,7 +100,7 @@ class FrameReader:
         self._buffer = bytearray()
         self._decode = decoder.decode
 
-    def feed(self, data: bytes) -> list[Any]:
+    def feed(self, data: bytes | memoryview) -> list[Any]:
         """Return the messages that are complete with this piece. Raises msgspec.DecodeError for what is none."""
         self._buffer += data
         found: list[Any] = []

@@ -70,7 +70,6 @@ class PoolOptions:
     cpu_workers: str = option(
         "", "Use no GPU, but N workers (auto: one per core).", metavar="N|auto", check=_check_cpu_workers
     )
-    safety_factor: float = option(0.9, "Plan with this share of a GPU's memory.", metavar="X", least=0.1)
     in_flight: int = option(16, "Send a worker at most N short items ahead.", metavar="N", least=1)
     item_timeout: str = option("", "End a worker whose item runs longer.", metavar="TIME", check=parse_duration)
     item_retries: int = option(1, "Try an item that failed N times again.", metavar="N", least=0)
@@ -141,16 +140,16 @@ class PoolOptions:
 
     @property
     def capacity(self) -> int:
-        """How many items a worker works on at once."""
+        """The number of items that a worker works on at once."""
         return self.threads * max(1, int(self.settings.get("batch_size", 1)))
 
     @property
     def cpu_count(self) -> int:
-        """How many workers to run on the CPU; 0: none, they run on GPUs."""
+        """The number of workers on the CPU; 0: none, they run on GPUs."""
         return len(os.sched_getaffinity(0)) if self.cpu_workers == "auto" else int(self.cpu_workers or 0)
 
     def error_limit(self, total: int) -> float:
-        """Return how many items may end in an error before the pool stops."""
+        """Return the number of errors that is still no reason to stop."""
         if not self.max_errors:
             return float("inf")
         number = int(self.max_errors.removesuffix("%"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.config.layers import load
-from gpusched.host.store.items import ItemStore
+from gpusched.host.store.pool.items import ItemStore
 from gpusched.operations.run.run import QUIET_SESSION, RunSession
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import results

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gpusched.common.files import private_name
-from gpusched.host.store.items import ItemStore
+from gpusched.host.store.pool.items import ItemStore, ListedOutcome
 from gpusched.pool.options import PoolOptions
 
 RESULTS, JOINED, ERRORS = "results.jsonl", "results.json", "errors.jsonl"
@@ -27,14 +27,18 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
         _write(path, [msgspec.json.encode(join_lists(result for _, result in results(store)))])
     else:
         path = f"{options.output}/{RESULTS}"
-        rows = store.listed("result")
-        _write(path, (b'{"item":%b,"result":%b}' % (row.value, row.document or b"null") for row in rows))
+        _write(path, map(line_of, store.listed("result")))
     paths = [path]
     if options.log_errors and store.counts().errors:
         os.makedirs(os.path.dirname(errors), exist_ok=True)
         _write(errors, (bytes(row.document or b"") for row in store.listed("error")))
         paths.append(errors)
     return paths
+
+
+def line_of(row: ListedOutcome) -> bytes:
+    """Return an item and its result as a line of JSON."""
+    return b'{"item":%b,"result":%b}' % (row.value, row.document or b"null")
 
 
 def results(store: ItemStore) -> Iterator[tuple[int, Any]]:

@@ -15,18 +15,19 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
 from gpusched.core.model import ENDED_STATES, Attributes, JobSpec
 from gpusched.host.store import job_table
-from gpusched.host.store.items import ItemCounts, ItemStore
+from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.queues import ignore
 from gpusched.operations.run.list_queue import make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
+from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.files import PoolPlan, items_path, writing
 from gpusched.pool.inline import run_inline
 from gpusched.pool.items import read_items
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import write_results
-from gpusched.pool.worker_jobs import WorkerJobs
+from gpusched.pool.summary import PoolSummary, read_summary
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 COORDINATOR = "coordinator"
@@ -35,7 +36,7 @@ _AGAIN = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 0.2; done'
 
 
 class PoolStart:
-    """One start of a pool. After `run`, `counts` and `files` say what there is."""
+    """One start of a pool. After `run`, `summary` says what there is."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class PoolStart:
         self.items_path = items_path(options, self.queue_dir)
         self._stated = loaded.stated()
         self.counts = ItemCounts()
-        self.files: list[str] = []
+        self.summary = PoolSummary(options.output)
 
     def run(self, session: RunSession = QUIET_SESSION) -> int:
         """Work on the items until each has an outcome, and return the exit code: 1 if an item has no result."""
@@ -114,7 +115,7 @@ class PoolStart:
                 run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
             return EXIT_OK
         plan = PoolPlan(self.options, self.queue_dir.path, gpus)
-        script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool", self.queue_dir.state]
+        script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool.coordinator", self.queue_dir.state]
         command = shlex.join(script).encode()
         spec = JobSpec(command, command, 1, attributes=Attributes(gpus=0, name=COORDINATOR, retries=1000))
         return run_jobs(
@@ -154,9 +155,7 @@ class PoolStart:
             self.counts = store.counts()
             if not is_alone:
                 return EXIT_DISPATCHED_ELSEWHERE
-            if problem := store.read("problem"):
-                self._notify(f"the pool has stopped: {problem}")
-            self.files = write_results(store, self.options)
+            self.summary = read_summary(store, self.options, write_results(store, self.options))
         return EXIT_OK if self.counts.results == self.counts.total else EXIT_SOME_FAILED
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+
+_CONTEXT_BYTES = 512 << 20  # of CUDA and its libraries, which torch does not count
 
 
 class Worker:
@@ -30,6 +33,16 @@ class Worker:
     def batch(self, items: Sequence[Any]) -> Any:
         """Return the results of several items, in their order."""
         return [self(item) for item in items]
+
+    def memory_bytes(self) -> int:
+        """Return the GPU memory that this process holds by its own account; 0 if it does not know.
+
+        It counts where the driver tells processes not apart. This one asks torch, if that is used.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return 0
+        return int(torch.cuda.max_memory_reserved()) + _CONTEXT_BYTES
 
     def teardown(self) -> None:
         """Release what `setup` has loaded. Called once at the end, unless the process is killed."""

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import install_command
-from gpusched.common.natural_order import natural_key
-from gpusched.common.text import clean
+from gpusched.common.text import clean, natural_key
 from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
 
 Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 from gpusched.shards.files import read_plan, write_items, write_plan
 from gpusched.shards.items import NumberItems, open_items
 from gpusched.shards.outputs import check_formats, output_matcher

@@ -305,7 +305,7 @@ class Box:
 
     def commands(self) -> list[str]:
         """The command lines of the processes of this box."""
-        return [_command(pid) for pid in self.processes()]
+        return [command_of(pid) for pid in self.processes()]
 
     # ---- ending ----
 
@@ -334,7 +334,7 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 
 Key = tuple[Any, ...]
 

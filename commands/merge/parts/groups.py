@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 from gpusched.shards.on_disk import CLOCKS_DIFFER_S, ShardRun
 from gpusched.shards.patterns import split_pattern
 

@@ -9,7 +9,7 @@ from datetime import time as midnight
 from typing import Any
 
 from gpusched.common.errors import stored_value
-from gpusched.common.natural_order import natural_key
+from gpusched.common.text import natural_key
 from gpusched.core.documents import job_document
 from gpusched.core.model import OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir

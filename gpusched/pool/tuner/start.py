@@ -16,7 +16,7 @@ from gpusched.common.files import write_atomically
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import job_table
-from gpusched.host.store.items import NewItem
+from gpusched.host.store.pool.items import NewItem
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.queues import ignore

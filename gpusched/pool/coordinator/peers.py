@@ -14,8 +14,8 @@ import msgspec
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.processes import process_start
-from gpusched.host.store.items import OpenItem
-from gpusched.pool.messages import SOCKET, TO_COORDINATOR, FrameReader, Message, frame, peer_of
+from gpusched.host.store.pool.items import OpenItem
+from gpusched.pool.messages import SOCKET, TO_COORDINATOR, Answers, FrameReader, Message, frame, peer_of
 
 _PIECE_BYTES = 1 << 18
 
@@ -35,15 +35,24 @@ class Peer:
     lease: dict[int, OpenItem] = field(default_factory=dict)
     done: int = 0  # items
     item_s: float = 1.0  # the mean time of an item lately; at first nothing is sent ahead
-    answered_at: float = 0.0  # or idle until then
+    idle_until: float = 0.0  # or busy with the items before
     begun: dict[int, float] = field(default_factory=dict)  # the items that run now, and since when
     batch_size: int = 0  # once an out-of-memory has made it smaller
     answers: int = 0  # the number of its newest message, and of the newest one that is stored
     stored: int = 0
     ended_by: str = ""  # the reason for its end, where that is known
-    blamed: int | None = None  # the item for which it was ended
+    late_item: int | None = None  # for which it was ended
     frames: FrameReader = field(default_factory=lambda: FrameReader(TO_COORDINATOR))
     out: bytearray = field(default_factory=bytearray)
+
+    def note(self, message: Answers, now: float) -> None:
+        """Take note of the time that the answers took."""
+        self.answers, self.batch_size = message.number, message.batch_size
+        self.done += len(message.answers)
+        self.item_s += 0.2 * ((now - self.idle_until) / len(message.answers) - self.item_s)
+        self.idle_until = now
+        for answer in message.answers:
+            self.begun.pop(answer.item, None)
 
 
 class Peers:
@@ -64,6 +73,7 @@ class Peers:
         self._listener.listen(256)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
         self.all: dict[Peer, None] = {}  # in the order in which they came
 
     def __enter__(self) -> Peers:
@@ -92,12 +102,14 @@ class Peers:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Send a message, as soon as the worker takes it."""
-        was_empty = not peer.out
-        peer.out += frame(message)
-        if was_empty:
-            self._flush(peer)
-            if peer.out:
-                self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        data = frame(message)
+        if not peer.out:
+            with suppress(OSError):  # it takes no more now, or the connection has ended, as the next read finds
+                data = data[peer.connection.send(data) :]
+            if not data:
+                return
+            self._selector.modify(peer.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        peer.out += data
 
     def _accept(self) -> None:
         with suppress(BlockingIOError):
@@ -113,9 +125,8 @@ class Peers:
 
     def _read(self, peer: Peer) -> list[Message] | None:
         try:
-            data = peer.connection.recv(_PIECE_BYTES)
-            if data:
-                return peer.frames.feed(data)
+            if size := peer.connection.recv_into(self._piece):
+                return peer.frames.feed(self._piece[:size])
         except BlockingIOError:
             return []
         except (OSError, msgspec.DecodeError):

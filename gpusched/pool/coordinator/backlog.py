@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from gpusched.host.store.items import OpenItem
-from gpusched.pool.verdicts import NextTry
+from gpusched.host.store.pool.items import OpenItem
+from gpusched.pool.coordinator.verdicts import NextTry
 
 PAGE = 1000
 ReadPage = Callable[[tuple[float, int], int], list[OpenItem]]

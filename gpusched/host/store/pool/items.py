@@ -31,11 +31,16 @@ CREATE INDEX items_position ON items (position) WHERE position IS NOT NULL;
 CREATE TABLE outcomes (
     item INTEGER PRIMARY KEY REFERENCES items (id),
     kind TEXT NOT NULL CHECK (kind IN ('result', 'error')),
-    document BLOB NOT NULL       -- JSON: the result, or what went wrong
+    document BLOB NOT NULL,      -- JSON: the result, or what went wrong
+    part INTEGER                 -- of the results, in which it is written; NULL: in none
 );
+CREATE INDEX outcomes_unwritten ON outcomes (item) WHERE part IS NULL AND kind = 'result';
+CREATE INDEX outcomes_part ON outcomes (part) WHERE part IS NOT NULL;
 CREATE TABLE incoming (position INTEGER PRIMARY KEY, identity BLOB NOT NULL, rank REAL NOT NULL, value BLOB NOT NULL);
 """
 _OPEN = "items LEFT JOIN outcomes ON item = id WHERE position IS NOT NULL AND item IS NULL"
+
+_UNWRITTEN = "part IS NULL AND kind = 'result'"
 
 
 class NewItem(NamedTuple):
@@ -167,6 +172,27 @@ class ItemStore(Database):
             f"WHERE position IS NOT NULL {where} ORDER BY position"
         )
         return (ListedOutcome(*row) for row in self.stream(query))
+
+    # ---- the results in parts ----
+
+    def newest_part(self) -> int:
+        return int(self.scalar("SELECT coalesce(max(part), 0) FROM outcomes WHERE part IS NOT NULL"))
+
+    def count_unwritten(self) -> int:
+        """Count the results that are in no part."""
+        return int(self.scalar(f"SELECT count(*) FROM outcomes WHERE {_UNWRITTEN}"))
+
+    def assign_part(self, number: int, limit: int) -> None:
+        """Put up to so many results that are in no part into this one."""
+        chosen = f"SELECT item FROM outcomes WHERE {_UNWRITTEN} ORDER BY item LIMIT ?"
+        self.execute(f"UPDATE outcomes SET part = ? WHERE item IN ({chosen})", (number, limit))
+
+    def part(self, number: int) -> Iterator[ListedOutcome]:
+        """Yield the results in a part."""
+        query = (
+            "SELECT position, value, kind, document FROM outcomes JOIN items ON item = id WHERE part = ? ORDER BY item"
+        )
+        return (ListedOutcome(*row) for row in self.stream(query, (number,)))
 
     # ---- facts about the pool ----
 

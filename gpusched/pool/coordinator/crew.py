@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from gpusched.common.quantities import format_size
 from gpusched.core.model import JobState
-from gpusched.pool.growth import DeviceLoad, Growth
+from gpusched.pool.coordinator.growth import DeviceLoad, Growth
+from gpusched.pool.coordinator.peers import Peer
+from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.messages import Broken, Ready
-from gpusched.pool.peers import Peer
-from gpusched.pool.worker_jobs import WorkerJobs
 
 LOADS_LIMIT = 3  # failed loads in a row, with no worker that is ready: the pool stops
 EARLY_ENDS_LIMIT = 20  # workers in a row that end by themselves before they are ready
@@ -42,8 +41,7 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        memory = f", {format_size(message.memory_bytes)} ({message.memory_source})" if message.memory_source else ""
-        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s{memory}")
+        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
@@ -102,9 +100,9 @@ class Crew:
         if others := self._jobs.open_jobs().keys() - set(jobs):
             self._jobs.cancel(others)
 
-    def summary(self) -> str:
-        """Return what is known of the workers of this run, for the summary."""
-        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1)})
+    def summary(self, **more: float) -> str:
+        """Return what is known of the workers of this run, for the summary, as JSON."""
+        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1), **more})
 
     @property
     def stable(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`python -m gpusched.pool DIRECTORY`: the coordinator of the pool whose queue has its local state there."""
+"""`python -m gpusched.pool.coordinator DIRECTORY`: coordinate the pool whose queue has its local state there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import traceback
 
 from gpusched.common.errors import EXIT_TERMINATED
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store.items import ItemStore
-from gpusched.pool.coordinator import Coordinator
-from gpusched.pool.crew import Crew
+from gpusched.host.store.pool.items import ItemStore
+from gpusched.pool.coordinator.crew import Crew
+from gpusched.pool.coordinator.growth import Growth
+from gpusched.pool.coordinator.ledger import Ledger
+from gpusched.pool.coordinator.loop import Coordinator
+from gpusched.pool.coordinator.peers import Peers
+from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.files import PoolPlan, items_path, writing
-from gpusched.pool.growth import Growth
-from gpusched.pool.peers import Peers
-from gpusched.pool.worker_jobs import WorkerJobs
 
 _STEP_S = 0.1
 
@@ -45,13 +46,15 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
     crew = Crew(jobs, growth, capacity=options.capacity, report=lambda text: print(text, flush=True))
     try:
         with Peers(queue_dir.state) as peers:
-            coordinator = Coordinator(options, store, peers, crew)
+            ledger = Ledger(store, options)
+            coordinator = Coordinator(options, ledger, peers, crew)
             coordinator.run()
             if coordinator.is_stopped:
                 return EXIT_TERMINATED
+            ledger.parts.add(0, is_end=True)
         store.write("problem", coordinator.problem)
         store.write("stable", json.dumps(crew.stable))
-        store.write("workers", crew.summary())
+        store.write("workers", crew.summary(**ledger.facts))
     except Exception as error:
         traceback.print_exc()
         store.write("problem", f"the coordinator failed: {type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpusched.host.store.items import ItemOutcome, OpenItem
+from gpusched.host.store.pool.items import ItemOutcome, OpenItem
 from gpusched.pool.messages import Failure
 
 DEATHS = 2  # workers that may die with an item before it is in quarantine

@@ -1,0 +1,1 @@
+"""The database of a pool, which is none of a queue."""

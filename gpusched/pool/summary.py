@@ -1,0 +1,60 @@
+"""The end of a pool in a few lines: its items, its files, and what is known of its workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gpusched.common.processes import all_pids, name_of
+from gpusched.common.quantities import format_duration
+from gpusched.common.text import clean, count
+from gpusched.host.store.pool.items import ItemCounts, ItemStore
+from gpusched.pool.options import PoolOptions
+
+_MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
+
+
+@dataclass(frozen=True)
+class PoolSummary:
+    """What a pool has done. `workers`: the facts that its last coordinator has left."""
+
+    output: str
+    counts: ItemCounts = field(default_factory=ItemCounts)
+    files: tuple[str, ...] = ()
+    problem: str = ""
+    workers: Mapping[str, Any] = field(default_factory=dict)
+    stable: Mapping[str, int] = field(default_factory=dict)  # by device: the workers that it is to have
+
+    def document(self, code: int) -> dict[str, Any]:
+        """Return the summary for programs."""
+        return {"exit_code": code, **asdict(self), "counts": self.counts._asdict()}
+
+    def lines(self) -> list[str]:
+        """Return the summary for people."""
+        total, results, errors = self.counts
+        lines = [f"items    {results} of {total} have a result" + (f", {errors} ended in an error" if errors else "")]
+        if self.counts.open:
+            lines[0] += f", {self.counts.open} are left: the same command goes on"
+        if self.problem:
+            lines.append(f"stopped  {clean(self.problem)}")
+        if seconds := self.workers.get("work_s"):
+            done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
+            died = f", {count(deaths, 'worker')} died" if deaths else ""
+            lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
+            lines.append(f"models   loaded {loads} times, ready after {_shown(self.workers['ready_s'])}")
+        if gpus := {device: number for device, number in self.stable.items() if device}:
+            mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
+            lines.append(f"workers  {', '.join(f'{number} on {device}' for device, number in gpus.items())}; {mps}")
+        return [*lines, *(f"written  {path}" for path in self.files)]
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else format_duration(round(seconds))
+
+
+def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> PoolSummary:
+    """Return the summary of a pool from its store."""
+    workers, stable = (json.loads(store.read(key) or "{}") for key in ("workers", "stable"))
+    return PoolSummary(options.output, store.counts(), tuple(files), store.read("problem") or "", workers, stable)
